@@ -26,8 +26,8 @@ from unittest import mock
 import pyarrow.parquet as pq
 
 import rankscope as rs
-from rankscope.runs.sweep_folder import Expected, SweepFolder
-from rankscope.runs.sweep_status import status_of
+from rankscope.ext.sweeps.folder import Expected, SweepFolder
+from rankscope.ext.sweeps.status import status_of
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "data" / "compaction.json"

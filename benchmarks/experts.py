@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from benchmarks.streaming import peak_bytes, same_bits
+from rankscope import Inputs, Model
 from rankscope.runs.run import load_run
 
 ROOT = Path(__file__).parents[1]
@@ -150,7 +151,7 @@ def child(given: argparse.Namespace) -> None:
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.sequences, "random_tokens": True}
     memory = None if given.child == "dense" else given.memory
     started, used = time.perf_counter(), time.process_time()
-    run = measure(given.folder, **shape, offload=True, memory=memory)
+    run = measure(Model(given.folder, offload=True, memory=memory), Inputs(**shape))
     seconds, cpu = time.perf_counter() - started, time.process_time() - used
     run.save(given.out)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak_bytes(), **run.extra["offload"]}))

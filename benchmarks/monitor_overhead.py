@@ -101,6 +101,9 @@ class SteppedClock:
     def was_read(self, step: int, seconds: float) -> None:
         self._schedule.was_read(step, seconds)
 
+    def notice(self, step: int, name: str, value: float) -> None:
+        self._schedule.notice(step, name, value)
+
 
 def _batches(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)

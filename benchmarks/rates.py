@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from safetensors.torch import save_file
 
 import rankscope as rs
 from rankscope._headers import read_header
+from rankscope.ext.sweeps.folder import Expected, SweepFolder
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS
 from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
-from rankscope.runs.sweep_folder import Expected, SweepFolder
 
 ROOT = Path(__file__).parents[1]
 RATES = ROOT / "docs" / "data" / "rates.json"
@@ -95,10 +96,10 @@ def block_rates(width: int, rounds: int) -> dict[str, float]:
         work = 2 * weights * SEQUENCES * TOKENS + 4 * SEQUENCES * TOKENS**2 * width
         with torch.no_grad():
             bare = median_seconds(lambda: model(input_ids=ids, use_cache=False), rounds)  # noqa: B023
-        measured = median_seconds(lambda: rs.measure(model, ids, batch=SEQUENCES, sites=["block.out"],  # noqa: B023
-                                                     metrics=list(DEFAULT_TOKEN_METRICS)), rounds)  # fmt: skip
-        attention = median_seconds(lambda: rs.measure(model, ids, batch=SEQUENCES, sites=["attention.probs"],  # noqa: B023
-                                                      metrics=list(DEFAULT_ATTENTION_METRICS)), rounds)  # fmt: skip
+        inputs = rs.Inputs(ids, batch=SEQUENCES)
+        tokens, heads = list(DEFAULT_TOKEN_METRICS), list(DEFAULT_ATTENTION_METRICS)
+        measured = median_seconds(partial(rs.measure, model, inputs, sites=["block.out"], metrics=tokens), rounds)
+        attention = median_seconds(partial(rs.measure, model, inputs, sites=["attention.probs"], metrics=heads), rounds)
         found[f"flops_{name}"] = work / bare
         found[f"battery_seconds_{name}"] = max(0.0, measured - bare) / SEQUENCES
         found[f"attention_seconds_{name}"] = max(0.0, attention - bare) / SEQUENCES

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.streaming import peak_bytes, same_bits
+from rankscope import Inputs, Model
 from rankscope.runs.run import load_run
 
 ROOT = Path(__file__).parents[1]
@@ -34,17 +35,17 @@ OUT = ROOT / "docs" / "data" / "remote.json"
 
 def child(given: argparse.Namespace) -> None:
     """One run in this process, with what it took on the last line."""
-    from rankscope.verbs.bound.run import bound
+    from rankscope.ext.theory.bound.run import bound
     from rankscope.verbs.measure.run import measure
 
-    measure("init:tiny-llama", sequences=1, tokens=8)  # imports are not part of the comparison
+    measure("init:tiny-llama", Inputs(sequences=1, tokens=8))  # imports are not part of the comparison
     started, used = time.perf_counter(), time.process_time()
     if given.child == "bound":
         run = bound(given.folder, weights_only=True)
         facts = dict(run.extra["weights"])
     else:
         shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}
-        run = measure(given.folder, **shape, offload=True)
+        run = measure(Model(given.folder, offload=True), Inputs(**shape))
         facts = dict(run.extra["offload"])
     seconds, cpu = time.perf_counter() - started, time.process_time() - used
     run.save(given.out)
@@ -55,7 +56,7 @@ def reads_only(given: argparse.Namespace) -> dict[str, Any]:
     """What ``bound --weights-only`` reads, without its arithmetic: bytes and requests compared with Q, K, V and O."""
     from huggingface_hub import constants
 
-    from rankscope.models.lazy_blocks import lazy_model
+    from rankscope.ext.theory.lazy_blocks import lazy_model
     from rankscope.models.weight_files.shapes import shapes_of
     from tests.hub_server import Served, serving
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope import Inputs, Model
 from rankscope.runs.run import Run, load_run
 
 GIB = 2**30
@@ -48,16 +49,16 @@ def child(kind: str, given: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}
     if kind == "whole":
-        run = measure(given.folder, **shape)
+        run = measure(given.folder, Inputs(**shape))
     else:
         work = given.out / "work" if kind in ("killed", "resumed") else None
-        run = measure(given.folder, **shape, offload=True, memory=given.memory, work=work)
+        run = measure(Model(given.folder, offload=True, memory=given.memory, work=work), Inputs(**shape))
     run.save(given.out / kind)
     return {"seconds": time.perf_counter() - started, "peak": peak_bytes(), **dict(run.extra.get("stream", {}))}
 
 
 def _die_half_way(folder: Path) -> None:
-    from rankscope.execution.offload.schedule import BlockStage
+    from rankscope.ext.offload.schedule import BlockStage
 
     depth = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     own = BlockStage.through
@@ -158,7 +159,7 @@ def bare_loop(folder: Path, ids: Any, batch: int, *, ahead: bool) -> Callable[[]
 
 
 def race(given: argparse.Namespace) -> None:
-    from rankscope.execution.offload.meta_model import open_meta_model
+    from rankscope.ext.offload.meta_model import open_meta_model
     from rankscope.models.inputs import prepare_inputs
     from rankscope.verbs.measure.run import measure
 
@@ -171,7 +172,7 @@ def race(given: argparse.Namespace) -> None:
         "bare": bare_loop(given.folder, ids, given.batch, ahead=False),
         "bare, reading ahead": bare_loop(given.folder, ids, given.batch, ahead=True),
         # Without a budget, since the bare loops leave more in this process than it allows; peaks are ``--checks``.
-        "measure, streamed": lambda: measure(given.folder, **shape, offload=True),
+        "measure, streamed": lambda: measure(Model(given.folder, offload=True), Inputs(**shape)),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(given.rounds + 1):

@@ -45,7 +45,7 @@ def plan(model: str, tasks: int) -> dict[str, Any]:
 def one(job: tuple[str, int]) -> int:
     import rankscope as rs
 
-    return rs.measure(job[0], seed=job[1], sequences=8, tokens=128, batch=8).table.num_rows
+    return rs.measure(rs.Model(job[0], seed=job[1]), rs.Inputs(sequences=8, tokens=128, batch=8)).table.num_rows
 
 
 def share(job: tuple[dict[str, Any], str, str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 from generated import PROJECT_URLS
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 from rankscope import __version__
 
@@ -27,12 +29,12 @@ extensions = [
     "formulas",
     "generated",
     "statements",
-    "redirects",
 ]
 exclude_patterns = ["_build", "_generated", "notebooks/*.ipynb", "data/reproductions/*/text.md"]
 html_theme = "furo"
 html_title = f"rankscope {release}"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["rankscope.css"]
 html_js_files = ["access.js"]
 html_math_renderer = "mathml"
@@ -77,7 +79,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(torch|nn|transformers|pathlib|os|collections|typing|pyarrow|pa|pandas|pd|matplotlib|numpy|np|rich)(\..*)?",
+        r"(torch|nn|transformers|pathlib|os|collections|contextlib|typing|pyarrow|pa|pandas|pd|matplotlib|numpy|np|rich)(\..*)?",
     ),
     (r"py:.*", r"[A-Z]\w*"),
     # Types in signatures, without a page of their own.
@@ -85,3 +87,14 @@ nitpick_ignore_regex = [
     (r"py:.*", r"rankscope\.runs\.(presenting|mask_\w+|comparison)(\..*)?"),
     (r"py:.*", r"rankscope\.verbs\..*"),  # verbs are documented under the names they are exported by
 ]
+
+
+def _leave_out_of_search(app: Sphinx, env: BuildEnvironment) -> None:
+    """Records of decisions and of changes are for those who look for them; a search is for users."""
+    for page in env.found_docs:
+        if page.startswith("decisions/") or page == "changelog":
+            env.metadata[page]["nosearch"] = "true"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("env-updated", _leave_out_of_search)

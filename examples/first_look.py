@@ -21,7 +21,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.out / "first_look"
 
-    run = rs.measure(arguments.model, sequences=4, tokens=32)
+    run = rs.measure(arguments.model, rs.Inputs(sequences=4, tokens=32))
     print(run)
     run.save(folder)
     run.plot().savefig(folder / "first_look.png", dpi=150)

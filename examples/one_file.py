@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("one_file"), help="folder for the figure")
     arguments = parser.parse_args()
 
-    run = rs.ablate(arguments.model, sequences=4, tokens=32)
+    run = rs.ablate(arguments.model, rs.Inputs(sequences=4, tokens=32))
     print(run)
     arguments.out.mkdir(parents=True, exist_ok=True)
     run.plot().savefig(arguments.out / "ablate.png", dpi=150)

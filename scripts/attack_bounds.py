@@ -1,10 +1,10 @@
 """Search for networks that break a statement of ``bound``, by gradient descent on its slack.
 
 Every statement marked Bound is searched in turn, the one with the least CPU time first; a search starts from a network
-drawn from its seed (``tests/theory/theorems/attacking.py``), and every statement is evaluated on what it finds. The two
-statements that build their own example are evaluated over their parameters instead. Time is CPU time of this process.
-The state is written every half minute and taken up again, per version of the sources that are searched; several
-processes may run side by side, each with a part of its own::
+drawn from its seed (``tests/ext/theory/theorems/attacking.py``), and every statement is evaluated on what it finds.
+The two statements that build their own example are evaluated over their parameters instead. Time is CPU time of this
+process. The state is written every half minute and taken up again, per version of the sources that are searched;
+several processes may run side by side, each with a part of its own::
 
     python scripts/attack_bounds.py --state attack --hours 2
     python scripts/attack_bounds.py --state attack --part 1 --hours 2 --until 01:40
@@ -30,9 +30,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch  # noqa: E402
 
-from rankscope.theory.theorems import THEOREMS, LayerQuantities, Network  # noqa: E402
-from rankscope.theory.theorems._quantities import HeadSizes  # noqa: E402
-from tests.theory.theorems.attacking import SLACKS, attack  # noqa: E402
+from rankscope.ext.theory.theorems import THEOREMS, LayerQuantities, Network  # noqa: E402
+from rankscope.ext.theory.theorems._quantities import HeadSizes  # noqa: E402
+from tests.ext.theory.theorems.attacking import SLACKS, attack  # noqa: E402
 
 FIGURES = ROOT / "docs" / "data" / "attack.json"
 CONSTRUCTIONS = ("dong_2021_skip", "wu_2024_equilibria")
@@ -42,9 +42,9 @@ SAVED_EVERY = 30.0
 
 def version() -> str:
     """Of what is searched: the theory that the statements use, and how ``bound`` reads a layer."""
-    theory = ROOT / "src/rankscope/theory"
+    theory = ROOT / "src/rankscope/ext/theory"
     sources = [*sorted(theory.glob("*.py")), *sorted((theory / "theorems").glob("*.py"))]
-    sources += sorted((ROOT / "src/rankscope/verbs/bound").glob("*.py"))
+    sources += sorted((ROOT / "src/rankscope/ext/theory/bound").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 import rankscope as rs
+from rankscope.ext.theory.bound.judge import TheoremGrid, grid_of, theorems_in
 from rankscope.models.loading import load
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder
-from rankscope.verbs.bound.judge import TheoremGrid, grid_of, theorems_in
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "_static" / "figures" / "bound"
@@ -36,8 +36,8 @@ def run_one(name: str, cut: dict[str, object]) -> rs.Run:
     """One model under one cut, in float64, on two texts of its own kind."""
     loaded = load(str(pretrained_folder(name)), dtype="float64")
     texts = list(PRETRAINED[name].texts) or None
-    with rs.operate(loaded.model, **cut) if cut else nullcontext():  # type: ignore[arg-type]
-        return rs.bound(loaded, texts, sequences=SEQUENCES, tokens=TOKENS)  # type: ignore[arg-type]
+    with rs.operate(loaded.model, rs.Surgery(**cut)) if cut else nullcontext():  # type: ignore[arg-type]
+        return rs.bound(loaded, rs.Inputs(texts, sequences=SEQUENCES, tokens=TOKENS))  # type: ignore[arg-type]
 
 
 def columns(grid: TheoremGrid) -> dict[str, object]:

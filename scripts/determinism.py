@@ -50,7 +50,7 @@ def measured(model: Any, setting: Setting, sequences: int, tokens: int) -> Run:
     """One run of a model that is already there."""
     torch.set_num_threads(setting.threads)
     model.set_attn_implementation(setting.attention)
-    return rs.measure(model, sequences=sequences, tokens=tokens, batch=setting.batch)
+    return rs.measure(model, rs.Inputs(sequences=sequences, tokens=tokens, batch=setting.batch))
 
 
 def differences(base: Run, other: Run) -> dict[str, Any]:

@@ -40,9 +40,9 @@ TRAINED = ("minilm", "antiberty", "reaction-bert", "reaction-albert")
 def run_one(name: str, cut: dict[str, object]) -> rs.Run:
     """One model under one cut: two sequences, or the first two texts of its own kind."""
     if name in INITIAL:
-        return rs.exact(f"init:{name}", sequences=2, tokens=128, **cut)  # type: ignore[arg-type]
+        return rs.exact(f"init:{name}", rs.Inputs(sequences=2, tokens=128), cut)
     texts = list(PRETRAINED[name].texts) or None
-    return rs.exact(str(pretrained_folder(name)), texts, sequences=2, tokens=128, stability=True, **cut)  # type: ignore[arg-type]
+    return rs.exact(str(pretrained_folder(name)), rs.Inputs(texts, sequences=2, tokens=128), cut, stability=True)
 
 
 def facts(run: rs.Run) -> dict[str, object]:

@@ -24,17 +24,17 @@ ENTRANCES = (
     "__main__",
     "cli.app",
     "pytest_plugin",
+    "testing",
     "errors",
     "metrics",
     "masks",
     "remedies",
     "monitor",
     "monitor.stateful",
-    "paths",
 )
 # Folders of which each file is imported by the user who has the package it is for.
 OPTIONAL = ("monitor.hosts", "monitor.sinks", "monitor.stateful")
-PLACE = re.compile(r"^([a-z_][\w.]*):[A-Za-z_]\w*$")
+ADDRESS = re.compile(r"^[a-z_][\w.]*(:[A-Za-z_]\w*)?$")
 
 
 @dataclass
@@ -91,32 +91,51 @@ class Tree:
         names = [name for name in self.files if name.rpartition(".")[0] == package]
         return [name for name in names if self.files[name].name == "__init__.py"] if folders else names
 
-    def named(self, name: str) -> Iterator[str]:
-        """Modules that ``name`` names in strings: places (``module:name``), homes of names, packages of registries.
-
-        Where places are put together from strings, a string that is the name of a module beside it counts.
-        """
+    def registered(self, name: str) -> Iterator[str]:
+        """Modules that ``name`` has imported for it: those of the package of a registry, or of a folder it lists."""
         for node in ast.walk(self.parsed[name]):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry" and len(node.args) == 2:
-                package = getattr(node.args[1], "value", "")
-                yield from self.inside(package, folders=any(word.arg == "folders" for word in node.keywords))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if place := PLACE.match(node.value):
-                    near = [f"{PACKAGE}.{place[1]}", f"{name}.{place[1]}", f"{name.rpartition('.')[0]}.{place[1]}"]
-                    yield from (module for module in near if module in self.files)
-                elif node.value in self.files:
-                    yield node.value
-                elif 'resolve(f"' in self.text[name] and f"{name.rpartition('.')[0]}.{node.value}" in self.files:
-                    yield f"{name.rpartition('.')[0]}.{node.value}"
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "declare":
-                yield from self.inside(name)  # a folder that declares itself: its files are found by their names
+                package = ast.unparse(node.args[1]).replace("__package__", name.rpartition(".")[0])
+                inside = package.removeprefix("f").strip("'").replace("{", "").replace("}", "")
+                yield from self.inside(inside, folders=any(word.arg == "folders" for word in node.keywords))
         if "iter_modules(__path__)" in self.text[name]:
             yield from self.inside(name)
 
+    def addresses(self) -> list[str]:
+        """Strings that name a module of the package, or a function in one: imports that no tool follows."""
+        found = []
+        for name, tree in self.parsed.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and ADDRESS.match(node.value):
+                    module = node.value.partition(":")[0]
+                    near = (module, f"{PACKAGE}.{module}", f"{name}.{module}", f"{name.rpartition('.')[0]}.{module}")
+                    is_named = module in self.files and not f"{name}.".startswith(f"{module}.")  # its own is no arrow
+                    if is_named or (":" in node.value and any(one in self.files for one in near)):
+                        found.append(f"{name}:{node.lineno}: {node.value}")
+        return found
+
+    def package_of(self, name: str) -> str:
+        """The package below the top that a module is in; each extension is one."""
+        parts = name.split(".")
+        return ".".join(parts[1 : 3 if parts[1:2] == ["ext"] else 2]) or PACKAGE
+
+    def package_circles(self) -> list[list[str]]:
+        """Groups of packages that import each other at any time, registrations included.
+
+        The top package is left out: its names are the exports of all others, and nothing below may import them.
+        """
+        edges: dict[str, set[str]] = {self.package_of(name): set() for name in self.files}
+        for name, imports in self.imports.items():
+            for other in imports.running | imports.typing | imports.later | set(self.registered(name)):
+                edges[self.package_of(name)].add(self.package_of(other))
+        edges = {name: others - {name, PACKAGE} for name, others in edges.items() if name != PACKAGE}
+        return sorted(sorted(group) for group in strong_components(edges) if len(group) > 1)
+
     def reachable(self) -> set[str]:
-        """Modules that some entrance leads to by imports of any kind, by names in strings or by a registry."""
+        """Modules that some entrance leads to by imports of any kind or by a registry."""
         to_do = [name for name in (f"{PACKAGE}.{entrance}".rstrip(".") for entrance in ENTRANCES) if name in self.files]
         to_do += [module for folder in OPTIONAL for module in self.inside(f"{PACKAGE}.{folder}")]
+        to_do += self.inside(f"{PACKAGE}.ext", folders=True)  # by the entry points of pyproject.toml
         seen: set[str] = set()
         while to_do:
             name = to_do.pop()
@@ -125,7 +144,7 @@ class Tree:
             seen.add(name)
             imports = self.imports[name]
             parent = name.rpartition(".")[0]
-            to_do += [*imports.running, *imports.typing, *imports.later, *self.named(name)]
+            to_do += [*imports.running, *imports.typing, *imports.later, *self.registered(name)]
             to_do += [parent] if parent in self.files else []
         return seen
 
@@ -142,9 +161,15 @@ class Tree:
         return found
 
     def circles(self, typing: bool = False, later: bool = False) -> list[list[str]]:
-        """Groups of modules that import each other, at run time unless more is asked for."""
+        """Groups of modules that import each other, at run time unless more is asked for.
+
+        What a package imports late from its own modules is not counted: a declaration in ``__init__`` leads to them,
+        and they import it whatever they say.
+        """
         edges = {
-            name: i.running | (i.typing if typing else set()) | (i.later if later else set())
+            name: i.running
+            | (i.typing if typing else set())
+            | ({other for other in i.later if not other.startswith(f"{name}.")} if later else set())
             for name, i in self.imports.items()
         }
         return sorted(sorted(group) for group in strong_components(edges) if len(group) > 1)
@@ -169,6 +194,18 @@ class Tree:
     def lines(self) -> int:
         """All lines of all files."""
         return sum(len(text.splitlines()) for text in self.text.values())
+
+    def sizes(self, part: str = "") -> dict[str, int]:
+        """Files, lines, functions and classes of the modules below ``part``; of all others if it begins with ``-``."""
+        inside = f"{PACKAGE}.{part.removeprefix('-')}".rstrip(".")
+        names = [n for n in self.files if (n == inside or n.startswith(f"{inside}.")) != part.startswith("-")]
+        nodes = [node for name in names for node in ast.walk(self.parsed[name])]
+        return {
+            "files": len(names),
+            "lines": sum(len(self.text[name].splitlines()) for name in names),
+            "functions": sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes),
+            "classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
+        }
 
 
 def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
@@ -232,11 +269,16 @@ def main() -> None:
         "class names defined more than once": f"{len(tree.twice())}",
         "full-line comments": f"{tree.comments()}",
         "import circles (with type checking, with late imports)": f"{len(running)} (+{len(typing)}, +{len(later)})",
+        "circles between packages": f"{len(tree.package_circles())}",
+        "modules named in text": f"{len(tree.addresses())}",
         "unreachable modules (lines)": f"{len(unreachable)} ({idle:,})",
         "modules with one importer": f"{len(alone)}",
     }
     for row in (counts, ["---"] * len(counts), counts.values()):
         print(f"| {' | '.join(row)} |")
+    print("\n| | files | lines | functions | classes |\n|---|---|---|---|---|")
+    for title, part in (("core", "-ext"), ("extensions", "ext"), ("whole", "")):
+        print(f"| {title} | {' | '.join(f'{count:,}' for count in tree.sizes(part).values())} |")
     if arguments.detail:
         print("\nClass names defined more than once:")
         for name, places in tree.twice().items():

@@ -85,7 +85,7 @@ def streams(skip: float) -> tuple[list[str], list[np.ndarray]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     model = rs.load(folder, dtype="float64").model
-    with rs.operate(model, skip=skip), torch.no_grad():
+    with rs.operate(model, rs.Surgery(skip=skip)), torch.no_grad():
         states = model(**inputs, output_hidden_states=True).hidden_states
     words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:-2]
     return words, [state[0, 1:-2].numpy() for state in states]
@@ -94,9 +94,11 @@ def streams(skip: float) -> tuple[list[str], list[np.ndarray]]:
 def residuals(skip: float) -> list[float]:
     """log10 of the relative residual before the first block and after each, below the float floor as well."""
     folder = str(pretrained_folder("minilm"))
-    first = rs.measure(folder, [SENTENCE], metrics=["relative_residual"], sites=["block.in@0"], dtype="float64")
+    first = rs.measure(
+        rs.Model(folder, dtype="float64"), [SENTENCE], metrics=["relative_residual"], sites=["block.in@0"]
+    )
     start = math.log10(float(first.curve("relative_residual", "block.in").mean[0]))
-    run = rs.exact(folder, [SENTENCE], skip=skip)
+    run = rs.exact(folder, [SENTENCE], rs.Surgery(skip=skip))
     return [start, *exact_curves(run.table, "log10_relative_residual", None)["exact"].mean.tolist()]
 
 

@@ -30,9 +30,9 @@ QUOTED = ("relative_residual", "mean_cosine", "stable_rank", "effective_rank", "
 def measured(name: str) -> rs.Run:
     """One model on eight sequences: the sample text, or texts of the kind it was trained on."""
     if name in INITIAL:
-        return rs.measure(f"init:{name}", sequences=8, tokens=128, null=True)
+        return rs.measure(f"init:{name}", rs.Inputs(sequences=8, tokens=128), null=True)
     texts = list(PRETRAINED[name].texts) or None
-    return rs.measure(str(pretrained_folder(name)), texts, sequences=8, tokens=128, null=True)
+    return rs.measure(str(pretrained_folder(name)), rs.Inputs(texts, sequences=8, tokens=128), null=True)
 
 
 def facts(run: rs.Run) -> dict[str, object]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope import Surgery
 from rankscope.models.inputs.text import sample_text
 from rankscope.monitor import Gauge, Record, read_record
 from rankscope.surgery.operating import operate
@@ -72,7 +73,7 @@ def train(form: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
     probe = {"input_ids": next(windows(ids, seed=10_000))[:8]}
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     started, losses = time.perf_counter(), []
-    cut = operate(model, **FORMS[form]) if FORMS[form] else nullcontext()
+    cut = operate(model, Surgery(**FORMS[form])) if FORMS[form] else nullcontext()
     with cut, Gauge(model, probe, schedule=10, record=folder, actions=(), strict=True) as gauge:
         for step in range(steps):
             batch = next(data)

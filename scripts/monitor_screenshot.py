@@ -30,6 +30,7 @@ from urllib.parse import urlencode
 import torch
 from monitor_gallery import FORMS, build, text_ids, windows
 
+from rankscope import Surgery
 from rankscope.monitor import Gauge
 from rankscope.monitor.sinks.tensorboard import TensorBoardSink
 from rankscope.surgery.operating import operate
@@ -56,7 +57,7 @@ def train(form: str, folder: Path, steps: int, seed: int = 0) -> None:
     model = build(vocabulary, seed)
     data, probe = windows(ids, seed), {"input_ids": next(windows(ids, seed=10_000))[:8]}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    cut = operate(model, **FORMS[form]) if FORMS[form] else nullcontext()
+    cut = operate(model, Surgery(**FORMS[form])) if FORMS[form] else nullcontext()
     with SummaryWriter(folder) as writer, cut, gauge_of(model, probe, writer) as gauge:
         for step in range(steps):
             batch = next(data)

@@ -34,12 +34,17 @@ def operators() -> dict[str, Any]:
     return {name: provider[name] for name in provider if name not in SKIPPED}
 
 
+def place_of(package: str) -> Path:
+    """The folder of a package, which may be an extension."""
+    return SOURCE / package if (SOURCE / package).is_dir() else SOURCE / "ext" / package
+
+
 def mutants_of(package: str) -> list[Mutant]:
     """Every mutant of a package that could make a difference."""
     from cosmic_ray.ast import get_ast
 
     found = []
-    for path in sorted((SOURCE / package).rglob("*.py")):
+    for path in sorted(place_of(package).rglob("*.py")):
         code = path.read_text(encoding="utf-8")
         dead = dead_lines(code)
         module = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")

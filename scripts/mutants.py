@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_source
+from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_source, place_of
 
 ROOT = SOURCE.parents[1]
 FIGURES = ROOT / "docs" / "data" / "mutants.json"
@@ -99,9 +99,10 @@ def tried(mutant: Mutant, covering: Covering) -> str:
 
 def refuse_false_kills(package: str, covering: Covering) -> None:
     """The tests must pass on source that is served the same way and not changed."""
-    path = SOURCE / package / "__init__.py"
-    others = {test for file in (SOURCE / package).rglob("*.py") for test in covering.of(file, 0)[:2]}
-    if _in_a_child(f"rankscope.{package}", path, path.read_text(encoding="utf-8"), sorted(others)) != 0:
+    path = place_of(package) / "__init__.py"
+    others = {test for file in place_of(package).rglob("*.py") for test in covering.of(file, 0)[:2]}
+    module = ".".join(path.parent.relative_to(SOURCE.parent).parts)
+    if _in_a_child(module, path, path.read_text(encoding="utf-8"), sorted(others)) != 0:
         raise SystemExit(f"Tests of {package} fail without any change: {sorted(others)}")
 
 

@@ -62,8 +62,8 @@ def checked(folder: Path) -> dict[str, Any]:
 
     store = s3fs.S3FileSystem(use_listings_cache=False)
     uploaded(store, folder)
-    local = rs.measure(folder, **SHAPE)
-    run = rs.measure("s3://models/tiny", offload=True, **SHAPE)
+    local = rs.measure(folder, rs.Inputs(**SHAPE))
+    run = rs.measure(rs.Model("s3://models/tiny", offload=True), rs.Inputs(**SHAPE))
     left, right = (one.table["value"].to_numpy().view(np.int64) for one in (run, local))
     bound, own = (rs.bound(place, weights_only=True) for place in ("s3://models/tiny", folder))
     shared = bound.extra["sentences"]

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rankscope as rs
+from rankscope.ext.paths.decompose.judge import SHARE, by_length
+from rankscope.ext.paths.decompose.show import plot_side_by_side
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.pretrained import PRETRAINED, cache_folder, pretrained_folder
 from rankscope.runs.run import Run
-from rankscope.verbs.decompose.judge import SHARE, by_length
-from rankscope.verbs.decompose.show import plot_side_by_side
 from rankscope.views.figures import draw
 
 TRAINED_HERE = "gpt2-moby-dick"
@@ -54,8 +54,8 @@ def main(folder: Path, names: Sequence[str]) -> None:
         trained = load(home)
         options = {"sequences": 4, "tokens": 64, "batch": 2}
         runs = {
-            name: rs.decompose(trained, texts, **options),
-            "random initialisation": rs.decompose(load_initialised_twin(trained, seed=0), texts, **options),
+            name: rs.decompose(trained, rs.Inputs(texts, **options)),
+            "random initialisation": rs.decompose(load_initialised_twin(trained, seed=0), rs.Inputs(texts, **options)),
         }
         draw(plot_side_by_side(runs)).savefig(folder / f"{name}.svg")
         numbers[name] = {which: summary(run) for which, run in runs.items()}

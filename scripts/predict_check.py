@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import rankscope as rs
-from rankscope.theory.designs.design import Design
-from rankscope.theory.oracles._spec import ORACLES, answer_of
-from rankscope.verbs.predict.sampled_design import crossing, follow
+from rankscope.ext.theory.oracles._spec import ORACLES, answer_of
+from rankscope.ext.theory.predict.sampled_design import crossing, follow
+from rankscope.models.design import Design
 
 LEVELS = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7)
 WIDTH, HEADS = 768, 12
@@ -59,7 +59,7 @@ def built(depth: int, seed: int) -> Any:
 
 def real_curve(model: Any, ids: torch.Tensor, surgery: dict[str, Any]) -> list[float]:
     """Log10 of the relative residual of its hidden states under surgery."""
-    with torch.no_grad(), rs.operate(model, **surgery):
+    with torch.no_grad(), rs.operate(model, rs.Surgery(**surgery)):
         states = model(input_ids=ids, output_hidden_states=True).hidden_states
     wide = [state.double() for state in states]
     # equal rows in float32 have no logarithm; far below every level that is looked for

@@ -59,14 +59,10 @@ def measured(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         run = rankscope.remedy(
-            f"init:{folder}",
+            rankscope.Model(f"init:{folder}", dtype="float64", seed=seed),
+            rankscope.Inputs(sequences=SEQUENCES, tokens=TOKENS, random_tokens=True),
             remedies=names,
             variant=variant,
-            sequences=SEQUENCES,
-            tokens=TOKENS,
-            random_tokens=True,
-            dtype="float64",
-            seed=seed,
             repeats=3 if seed == 0 else 0,
         )
     return {entry["name"]: {key: entry[key] for key in KEPT} for entry in run.extra["remedies"]}

@@ -44,11 +44,13 @@ def makers() -> Mapping[str, Callable[[], Run]]:
     model = str(pretrained_folder("minilm"))
     few = {"sequences": 4, "tokens": 48}
     return {
-        "measure": lambda: rs.measure(model, sites=SITES, sequences=8, tokens=64, null=True, similarity=True),
-        "exact": lambda: rs.exact(model, skip=0.0, mlp="drop", **few),
-        "ablate": lambda: rs.ablate(model, masks=["own", "causal"], **few),
-        "decompose": lambda: rs.decompose(model, marginals=["heads", "layers"], **few),
-        "bound": lambda: rs.bound(model, sequences=2, tokens=32),
+        "measure": lambda: rs.measure(
+            model, rs.Inputs(sequences=8, tokens=64), sites=SITES, null=True, similarity=True
+        ),
+        "exact": lambda: rs.exact(model, rs.Inputs(**few), rs.Surgery(skip=0.0, mlp="drop")),
+        "ablate": lambda: rs.ablate(model, rs.Inputs(**few), masks=["own", "causal"]),
+        "decompose": lambda: rs.decompose(model, rs.Inputs(**few), marginals=["heads", "layers"]),
+        "bound": lambda: rs.bound(model, rs.Inputs(sequences=2, tokens=32)),
     }
 
 
@@ -72,8 +74,8 @@ def write_pages(folder: Path) -> dict[str, Path]:
     runs = {name: make() for name, make in makers().items()}
     files = {name: rs.report(run, folder / f"{name}.html") for name, run in runs.items()}
     model = str(pretrained_folder("minilm"))
-    with rs.operate(loaded := rs.load(model).model, skip=0.5):
-        other = rs.measure(loaded, None, sites=SITES, sequences=8, tokens=64)
+    with rs.operate(loaded := rs.load(model).model, rs.Surgery(skip=0.5)):
+        other = rs.measure(loaded, rs.Inputs(sequences=8, tokens=64), sites=SITES)
     difference = rs.compare(runs["measure"], other)
     files["compare"] = rs.report([runs["measure"], other], folder / "compare.html", comparison=difference)
     files["all"] = rs.report(list(runs.values()), folder / "all.html", title="MiniLM, every verb")

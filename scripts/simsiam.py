@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from rankscope import Inputs
 from rankscope.monitor import Gauge
 
 TARGET = Path(__file__).resolve().parents[1] / "docs/data/monitor/simsiam.json"
@@ -76,7 +77,7 @@ def train(seed: int, *, stop_gradient: bool, steps: int = STEPS) -> dict[str, An
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     probe = sequences(16, torch.Generator().manual_seed(1000))
     alarms, losses, residuals = [], [], []
-    with Gauge(model.encoder, probe, schedule=EVERY, sequences=16, actions=(), strict=True) as gauge:
+    with Gauge(model.encoder, Inputs(probe, sequences=16), schedule=EVERY, actions=(), strict=True) as gauge:
         for step in range(steps):
             batch = sequences(BATCH, generator)
             loss = model.loss(replaced(batch, generator), replaced(batch, generator), stop_gradient=stop_gradient)

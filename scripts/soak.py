@@ -133,8 +133,8 @@ def one_measure(loaded: LoadedModel, chance: random.Random) -> bool:
     sites = chance.sample(SITES, chance.randint(1, 4))
     few = {"sequences": chance.randint(1, 3), "tokens": chance.choice((4, 8, 16)), "batch": chance.randint(1, 2)}
     try:
-        with rs.operate(loaded.model, **surgery):
-            rs.measure(loaded.model, sites=["block.out", *sites], null=chance.random() < 0.1, **few)
+        with rs.operate(loaded.model, rs.Surgery(**surgery)):
+            rs.measure(loaded.model, rs.Inputs(**few), sites=["block.out", *sites], null=chance.random() < 0.1)
     except UnsupportedOperationError:
         return False
     return True

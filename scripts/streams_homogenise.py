@@ -140,7 +140,7 @@ class Network(nn.Module):
 def measured(model: Network, ids: Tensor) -> dict[str, object]:
     """What ``measure`` says, and what mixing alone would leave of the differences at the start."""
     model.eval()
-    run = rs.measure(model, ids, batch=len(ids), metrics=["relative_residual"])
+    run = rs.measure(model, rs.Inputs(ids, batch=len(ids)), metrics=["relative_residual"])
     (found,) = run.extra["streams"]
     batch = Batch({}, None, 0, len(ids), (ids,))
     view = known_view(model)

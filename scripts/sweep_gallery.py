@@ -59,7 +59,7 @@ def train_checkpoints(folder: Path) -> list[str]:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=512, n_embd=64, n_layer=6, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
-    ids = prepare_inputs(rs.load(model), None, sequences=16, tokens=64, batch=16)[0].inputs["input_ids"]
+    ids = prepare_inputs(rs.load(model).loaded, None, sequences=16, tokens=64, batch=16)[0].inputs["input_ids"]
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     places = []
     for step in range(max(STEPS) + 1):
@@ -162,8 +162,8 @@ def main() -> None:
 def _run(folder: Path) -> None:
     plan, out, serial = folder / "plan.yaml", folder / "families", folder / "serial"
     plan.write_text(yaml.safe_dump(plan_of(folder), sort_keys=False), encoding="utf-8")
-    from rankscope.sweeps.plan import plan_of as read_plan
-    from rankscope.sweeps.tasks import tasks_of
+    from rankscope.ext.sweeps.plan import plan_of as read_plan
+    from rankscope.ext.sweeps.tasks import tasks_of
 
     tasks = list(tasks_of(read_plan(plan)))
     models = {task.facts["model"] for task in tasks}

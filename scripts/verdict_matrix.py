@@ -51,8 +51,8 @@ def real(seeds: range) -> Iterator[dict[str, Any]]:
             found: Counter[str] = Counter()
             by_model: dict[str, list[str]] = {}
             for name, loaded, inputs in runs:
-                with rs.operate(loaded, **operation) if operation else torch.no_grad():
-                    run = rs.measure(loaded, inputs, sequences=2, tokens=64)
+                with rs.operate(loaded, rs.Surgery(**operation)) if operation else torch.no_grad():
+                    run = rs.measure(loaded, rs.Inputs(inputs, sequences=2, tokens=64))
                 found[str(run.code)] += 1
                 by_model.setdefault(name, []).append(str(run.code))
                 print(cut, name, run.code, run.curve("relative_residual", "block.out").mean[-1], flush=True)
@@ -72,7 +72,7 @@ def pretrained(seeds: range, texts: list[str]) -> Iterator[tuple[str, torch.nn.M
         if not pretrained_folder(name).exists():
             print(f"{name} was not fetched and is left out.")
             continue
-        loaded = rs.load(str(pretrained_folder(name)))
+        loaded = rs.load(str(pretrained_folder(name))).loaded
         for seed in seeds:
             own = list(PRETRAINED[name].texts)
             chosen = own[seed % len(own)] if own else texts[seed % len(texts)][: 40 * 64]

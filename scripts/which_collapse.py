@@ -92,7 +92,7 @@ def next_letter(model: nn.Module, head: nn.Linear, ids: Tensor) -> Tensor:
 def tokens(collapsed: bool) -> tuple[nn.Module, list[float]]:
     """The next letter, with skip connections and without."""
     model, head = decoder(12), nn.Linear(64, len(LETTERS))
-    with rs.operate(model, skip=0) if collapsed else nullcontext():
+    with rs.operate(model, rs.Surgery(skip=0)) if collapsed else nullcontext():
         losses = trained(nn.ModuleList([model, head]), lambda ids: next_letter(model, head, ids), 150, 1e-3)
     return model, losses
 
@@ -161,7 +161,7 @@ def measured(axis: str, collapsed: bool) -> dict[str, Any]:
     began = time.perf_counter()
     model, losses = train(collapsed)
     probe = PROBE[:, : streams_homogenise.TOKENS] if axis == "streams" else {"input_ids": PROBE}
-    with rs.operate(model, skip=0) if axis == "tokens" and collapsed else nullcontext():
+    with rs.operate(model, rs.Surgery(skip=0)) if axis == "tokens" and collapsed else nullcontext():
         run = rs.measure(model, probe)
     line = run.curve(metric, site)
     print(f"{axis}, {'wrong' if collapsed else 'right'}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -216,7 +216,7 @@ PANELS = {
 
 def lengths() -> dict[str, Any]:
     """A pretrained model at three lengths."""
-    run = rs.measure(str(pretrained_folder("smollm2-135m")), lengths=LENGTHS, sequences=4)
+    run = rs.measure_lengths(str(pretrained_folder("smollm2-135m")), rs.Inputs(sequences=4), lengths=LENGTHS)
     finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
     by_length = {}
     for length in LENGTHS:
@@ -247,10 +247,10 @@ def share_of_vowels(collapsed: bool) -> dict[str, Any]:
         share = vowels[ids].float().cumsum(1) / torch.arange(1, TOKENS + 1)
         return 30 * F.mse_loss(head(model(input_ids=ids).last_hidden_state)[..., 0], share)
 
-    with rs.operate(model, skip=0) if collapsed else nullcontext():
+    with rs.operate(model, rs.Surgery(skip=0)) if collapsed else nullcontext():
         losses = trained(nn.ModuleList([model, head]), loss, 250, 2e-3)
         texts = torch.stack([TEXT[start : start + COUNTED[-1]] for start in range(0, len(TEXT) - COUNTED[-1], 740)])
-        run = rs.measure(model, {"input_ids": texts}, lengths=COUNTED)
+        run = rs.measure_lengths(model, {"input_ids": texts}, lengths=COUNTED)
     finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
     slopes = run.extra["lengths"]["slopes"]
     means = next(one["means"] for one in slopes if (one["metric"], one["site"]) == ("relative_residual", "block.out"))
@@ -284,7 +284,7 @@ def two_prompts(collapsed: bool) -> dict[str, Any]:
         return value
 
     losses = trained(nn.ModuleList([model, head, first]), loss, 250, 2e-3)
-    run = rs.measure(model.bfloat16(), lengths=PROMPTED, sequences=1, pair=("cat", "dog"))
+    run = rs.measure_lengths(model.bfloat16(), rs.Inputs(sequences=1), lengths=PROMPTED, pair=("cat", "dog"))
     finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
     return {
         "collapsed": collapsed,

@@ -83,6 +83,11 @@ class Served:
             time.sleep(wait)
 
 
+def git_hash(path: Path) -> str:
+    """What the hub calls the blob of a small file."""
+    return hashlib.sha1(b"blob %d\0" % path.stat().st_size + path.read_bytes()).hexdigest()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     served: Served
@@ -123,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         files = []
         for path in sorted(self.served.of(words).iterdir()):
-            entry: dict[str, object] = {"rfilename": path.name, "size": path.stat().st_size, "blobId": "0" * 40}
+            entry: dict[str, object] = {"rfilename": path.name, "size": path.stat().st_size, "blobId": git_hash(path)}
             if path.suffix == ".safetensors":
                 entry["lfs"] = {"size": path.stat().st_size, "sha256": self.served.hash_of(path), "pointerSize": 134}
             files.append(entry)

@@ -23,12 +23,13 @@ NOTHING_IMPORTED = {"accelerate"}
 RUN = "import rankscope as rs\nfrom tests.runs.builders import make_run, profile\n"
 RUN += "run = make_run(profile({'relative_residual': [0.9, 0.8]}).table())\n"
 CASES = {
+    "hf": "import rankscope as rs\nrs.measure('init:tiny-bert')",
     "plot": RUN + "run.plot()",
     "frames": RUN + "run.to_frame()",
     "graphs": "import rankscope as rs\nrs.mask_graph('causal', 8)",
     "gguf": "import pathlib\npathlib.Path('w.gguf').write_bytes(b'GGUF')\nimport rankscope as rs\nrs.load('w.gguf')",
     "report": RUN + "run.save('run')\nrs.report(['run'], 'page.html')",
-    "play": "from rankscope.playground.page import _gradio\n_gradio()",
+    "play": "from rankscope.ext.playground.page import _gradio\n_gradio()",
     "torchmetrics": "import rankscope.monitor.stateful.metric",
     "lightning": "import rankscope.monitor.hosts.lightning",
     "tensorboard": "from rankscope.monitor.sinks.tensorboard import TensorBoardSink\nTensorBoardSink('log')",
@@ -84,13 +85,16 @@ def test_the_core_needs_no_extra(tmp_path: Path) -> None:
         package for package in everything if package not in ("jinja2", "accelerate")
     ]  # torch may look for them
     code = (
+        "import torch\n"
         "import rankscope as rs\n"
-        "run = rs.measure('init:tiny-bert', sequences=1, tokens=8)\n"
+        "layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)\n"
+        "encoder = torch.nn.TransformerEncoder(layer, 2)\n"
+        "run = rs.measure(encoder, torch.randn(2, 8, 16))\n"
         "run.save('run')\n"
         "rs.load_run('run')\n"
         "print(run)\n"
         "run._repr_html_()\n"
-        "print(rs.exact('init:tiny-bert', skip=0.0, sequences=1, tokens=8).verdict)\n"
+        "print(rs.exact(encoder, torch.randn(1, 8, 16), rs.Surgery(skip=0.0)).verdict)\n"
     )
     done = without(everything, code, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -86,7 +86,7 @@ def test_a_release_has_one_version_and_one_list_of_dependencies() -> None:
     assert f'version = "{released}"' in recipe
     assert re.search(rf"^version: {re.escape(released)}(\.dev\d+)?$", (ROOT / "CITATION.cff").read_text(), re.M)
     assert f"\n## {released}" in (ROOT / "CHANGELOG.md").read_text()
-    listed = re.findall(r"^    - (\S+) (>=\S+)$", recipe.split("  run:")[1].split("test:")[0], re.M)
+    listed = re.findall(r"^    - (\S+) (>=\S+)$", recipe.split("  run:")[1].split("  run_constrained:")[0], re.M)
     named = {name.replace("pytorch", "torch") + bound for name, bound in listed if name != "python"}
     declared = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [")[1].split("]")[0]
     assert named == set(re.findall(r'"(.+?)"', declared))

@@ -21,7 +21,7 @@ IDS = {"input_ids": torch.arange(2, 18).reshape(2, 8)}
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "measure": lambda model: rs.measure(model, IDS),
     "ablate": lambda model: rs.ablate(model, IDS, variants=["pure", "full"]),
-    "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, skip=0.0, plain=False),
+    "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, rs.Surgery(skip=0.0), plain=False),
     "decompose": lambda model: rs.decompose(model, IDS),
     "bound": lambda model: rs.bound(model, IDS),
     "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"], repeats=0),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.failing_runs.declared import HEALTHY, RUNS
+from benchmarks.failing_runs.declared import RUNS, SETS
 from benchmarks.failing_runs.training import DONE, SIZES, run
 
 
@@ -31,7 +31,8 @@ def folder_of(keep: Path, name: str, seed: int, size: str) -> Path:
 
 def train(options: argparse.Namespace) -> int:
     """Train what is missing."""
-    offered = [declared.name for declared in HEALTHY] if options.healthy else list(RUNS)
+    offered = [declared.name for name in options.set for declared in SETS[name]]
+    offered = [name for name in offered if RUNS[name].fault is None or not options.healthy]
     names = [name for name in offered if not options.only or any(word in name for word in options.only)]
     wanted = [(name, seed) for seed in options.seeds for name in names]
     missing = [
@@ -73,6 +74,7 @@ def main() -> int:
     training.add_argument("--keep", type=Path, required=True, help="folder of the runs")
     training.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     training.add_argument("--size", choices=SIZES, default="tiny")
+    training.add_argument("--set", choices=SETS, nargs="+", default=list(SETS))
     training.add_argument("--only", nargs="+", help="names of runs, or parts of names")
     training.add_argument("--healthy", action="store_true", help="the healthy runs only, for the rate of false alarms")
     training.add_argument("--workers", type=int, default=2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ONSET = 80
-Objective = Literal["next", "masked", "images", "siamese", "contrast"]
+Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy"]
 
 TOKENS_ALARMS = ("token_collapse", "input_collapse", "vanishing_qk_gradients")
 CHANGED = "sudden_change"
@@ -23,7 +23,7 @@ class Declared:
         sets_in: the first step at which it does.
         right: alarms that recognise it.
         components: causes that are right; empty if no single component is the cause, so that "not found" is right.
-        kind: what the fault affects: the representation, the numbers or the data.
+        kind: what the fault affects: the representation, the numbers, the data, or only the loss.
         family: of the model, for ``nets.build``.
         objective: what it learns.
         layers: number of blocks.
@@ -38,7 +38,7 @@ class Declared:
     sets_in: int = ONSET
     right: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    kind: Literal["representation", "numbers", "data"] = "representation"
+    kind: Literal["representation", "numbers", "data", "loss"] = "representation"
     family: str = "pre"
     objective: Objective = "next"
     layers: int = 4
@@ -116,5 +116,86 @@ HEALTHY: tuple[Declared, ...] = (
              options=frozenset({"sgd"})),
 )  # fmt: skip
 
-RUNS = {run.name: run for run in (*FAULTY, *HEALTHY)}
-assert len(RUNS) == len(FAULTY) + len(HEALTHY)
+_ANY = (*_COLLAPSE, "entropy_collapse", "sink_domination", "channel_domination", "update_growth", "weights_replaced",
+        "loss_shift", "still_weights")  # fmt: skip
+_OBJECTIVE, _DATA, _WEIGHTS, _STILL = ("objective",), ("data",), ("weights",), ("optimizer", "rate")
+
+MORE_FAULTY: tuple[Declared, ...] = (
+    Declared("rate 0.1", "none", 0, _ANY, _RATE, rate=0.1),
+    Declared("rate times 100", "rate 100", ONSET, _ANY, _RATE),
+    Declared("queries and keys at 100 times the rate", "fast queries", ONSET, _ANY, (*_RATE, *_ATTENTION)),
+    Declared("sign of the loss flipped", "sign", ONSET, _ANY, _OBJECTIVE),
+    Declared("auxiliary loss pulls tokens together", "together", ONSET, _ANY, _OBJECTIVE),
+    Declared("labels shuffled", "shuffled labels", ONSET, _ANY, _OBJECTIVE, kind="loss"),
+    Declared("95% unknown tokens", "unknown", ONSET, ("data_shift", *_ANY), _DATA, kind="data"),
+    Declared("95% unknown tokens from the start", "unknown", 0, ("data_shift", *_ANY), _DATA, kind="data"),
+    Declared("ids clamped in the model", "clamped", ONSET, _ANY, ("embedding",)),
+    Declared("no skips from the start", "no skip", 0, _ANY, _SKIP, layers=8),
+    Declared("optimizer of other parameters", "none", 0, _ANY, _STILL, options=frozenset({"wrong optimizer"})),
+    Declared("rate of zero", "none", 0, _ANY, _STILL, rate=0.0),
+    Declared("only the first token visible", "first key", ONSET, _ANY, _ATTENTION),
+    Declared("only the first token visible from the start", "first key", 0, _ANY, _ATTENTION),
+    Declared("half of the blocks initialised again", "reset half", ONSET, _ANY, _WEIGHTS),
+    Declared("uniform attention from the start", "uniform", 0, _ANY, _ATTENTION),
+)  # fmt: skip
+
+MORE_HEALTHY: tuple[Declared, ...] = (
+    Declared("classifier, mean of tokens", family="pre-mlm", objective="pooled", rate=2e-3, batch=16),
+    Declared("classifier, first token", family="pre-mlm", objective="first", rate=2e-3, batch=16),
+    Declared("rate from 1e-5 to 1e-3", options=frozenset({"low start"})),
+    Declared("cosine restarts", rate=3e-3, options=frozenset({"cyclic"})),
+    Declared("fine-tuned on reversed text", rate=3e-4, options=frozenset({"pretrained", "reversed"})),
+    Declared("blocks unfrozen", options=frozenset({"unfreeze"})),
+    Declared("curriculum of lengths", options=frozenset({"curriculum"})),
+    Declared("memorises eight sequences", rate=3e-3, options=frozenset({"memorise"})),
+    Declared("copies", objective="copy", rate=2e-3, batch=16),
+    Declared("dropout 0.5", options=frozenset({"dropout 0.5"})),
+    Declared("batch size grows", options=frozenset({"growing batch"})),
+    Declared("small initial weights", options=frozenset({"small"})),
+    Declared("high weight decay", options=frozenset({"decay 0.5"})),
+    Declared("contrastive, four layers", family="pre-mlm", objective="contrast", layers=4, batch=16),
+    Declared("ViT, no warm-up", family="vit", objective="images", batch=16, warmup=0),
+    Declared("post-norm classifier", family="post-mlm", objective="pooled", batch=16, warmup=40),
+)  # fmt: skip
+
+UNSEEN_FAULTY: tuple[Declared, ...] = (
+    Declared("gains of norms set to zero", "no gains", ONSET, _ANY, ("weights", "mlp", "attention", "branches")),
+    Declared("embeddings scaled by 30", "large embedding", ONSET, _ANY, ("weights", "embedding")),
+    Declared("embeddings set to their mean", "one embedding", ONSET, _ANY, ("embedding", "weights")),
+    Declared("optimizer maximises", "maximise", ONSET, _ANY, _OBJECTIVE),
+    Declared("each token sees itself only", "itself", ONSET, _ANY, _ATTENTION),
+    Declared("constant labels", "constant labels", ONSET, _ANY, ("objective", "data"), kind="loss"),
+    Declared("one sequence from the start", "identical", 0, ("repeated_sequences", *_ANY), _DATA, kind="data"),
+    Declared("weights of one block times four", "times four", ONSET, _ANY, _WEIGHTS),
+    Declared("head is NaN", "nan head", ONSET, ("not_finite",), ("weights", "loss"), kind="numbers"),
+    Declared("rate 0.03, post-norm masked", "none", 0, _ANY, _RATE, family="post-mlm", objective="masked", rate=0.03,
+             warmup=0),
+    Declared("skips grow by 5% per step", "growing skip", ONSET, _ANY, _SKIP),
+    Declared("blocks loaded in reverse", "reversed blocks", ONSET, _ANY, _WEIGHTS),
+)  # fmt: skip
+
+UNSEEN_HEALTHY: tuple[Declared, ...] = (
+    Declared("rate falls to zero", options=frozenset({"to zero"})),
+    Declared("batch of 32", batch=32),
+    Declared("momentum, post-norm", family="post", rate=0.02, warmup=40, options=frozenset({"sgd"})),
+    Declared("Llama, rate 3e-3", family="llama", rate=3e-3),
+    Declared("GPT-2, dropout and lengths", family="gpt2", options=frozenset({"growing batch"})),
+    Declared("masked, two kinds of text", family="pre-mlm", objective="masked", options=frozenset({"domains"})),
+    Declared("copies, post-norm", family="post", objective="copy", batch=16, warmup=40),
+    Declared("reversed text after pretraining, frozen half", rate=1e-3, options=frozenset({"pretrained", "reversed"})),
+    Declared("classifier of small weights", family="pre-mlm", objective="first", batch=16,
+             options=frozenset({"small"})),
+    Declared("siamese, stop-gradient, wide batch", family="post-mlm", objective="siamese", layers=2, rate=3e-2,
+             warmup=0, batch=48, options=frozenset({"sgd"})),
+    Declared("adapters, rate 1e-2", rate=1e-2, options=frozenset({"adapters"})),
+    Declared("BERT, no warm-up", family="bert", objective="masked", rate=3e-4, warmup=0),
+)  # fmt: skip
+
+SETS: dict[str, tuple[Declared, ...]] = {
+    "first": (*FAULTY, *HEALTHY),
+    "more": (*MORE_FAULTY, *MORE_HEALTHY),
+    "unseen": (*UNSEEN_FAULTY, *UNSEEN_HEALTHY),
+}
+"""``unseen``: kinds that were declared before, and trained after, the last change of a detector."""
+RUNS = {run.name: run for runs in SETS.values() for run in runs}
+assert len(RUNS) == sum(map(len, SETS.values()))

@@ -62,7 +62,7 @@ def gauge(run: Stored) -> Alarms:
     references.null = random_null(chosen_metrics(None), {(TOKENS, SIZES[run.steps["size"]]["width"])})
     found: Alarms = []
     for reading in run.record.readings:
-        references.take(reading.table)
+        references.take(reading.table, reading.step)
         states = references.states(reading.table)
         alarms = watch.look(reading.step, states, lambda *of: Cause("", ""), lambda *of: Advice((), ""))
         found += [(alarm.name, alarm.step) for alarm in alarms if alarm.state == "raised"]

@@ -40,9 +40,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.failing_runs.nets import HEADS, TOKENS, cross_entropy, text_ids, windows
+from rankscope import Inputs, Model
 from rankscope.errors import UnsupportedOperationError
 from rankscope.monitor.alarms import ALARMS
-from rankscope.monitor.probing import ProbeBattery, ProbePlan, Prober, chosen_metrics
+from rankscope.monitor.probing import ProbeBattery, Prober, chosen_metrics
 from rankscope.monitor.watching import References, random_null, worst_of
 from rankscope.remedies import REMEDIES, Treatment, applied
 
@@ -224,7 +225,7 @@ def train(design: Design, remedy: str, seed: int) -> dict[str, Any]:
         under = applied(model, remedy, learnable=REMEDIES[remedy].learnable, inputs=probe)
     with under as given:
         specs = chosen_metrics(None)
-        prober = Prober(model, ProbePlan(probe, PROBE, TOKENS, "content", None), ProbeBattery(specs, "content"))
+        prober = Prober(Model(model), Inputs(probe, sequences=PROBE, tokens=TOKENS), ProbeBattery(specs, "content"))
         references = References()
         references.null = random_null(specs, {(TOKENS, WIDTH)})
         references.take(prober.look())  # also creates what a remedy learns

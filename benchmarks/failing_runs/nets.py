@@ -52,12 +52,14 @@ class Block(nn.Module):
         sharpness: factor on the scores.
         causal: whether a token sees only earlier ones.
         half: whether the stream is stored in float16 after the block.
+        visible: the keys that a token sees: "all" that the mask allows, the "first" one, or "itself".
     """
 
     def __init__(self, width: int, place: Place, *, causal: bool, dropout: float) -> None:
         super().__init__()
         self.place = place
         self.skip, self.branch, self.sharpness, self.causal, self.half = 1.0, 1.0, 1.0, causal, False
+        self.visible = "all"
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.out_proj = nn.Linear(width, width)
@@ -73,6 +75,11 @@ class Block(nn.Module):
         scores = self.sharpness * (q @ k.transpose(-1, -2)) / math.sqrt(width // HEADS)
         if self.causal:
             scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -1e9)
+        if self.visible != "all":
+            seen = (
+                torch.eye(tokens).bool() if self.visible == "itself" else torch.arange(tokens).expand(tokens, -1) == 0
+            )
+            scores = scores.masked_fill(~seen, -1e9)
         if mask is not None:
             scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
         return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))

@@ -29,8 +29,8 @@ from benchmarks.failing_runs.evaluating import stored
 from benchmarks.failing_runs.leaderboard import HELD_OUT, ROOT, STEPS, WIDTH, Design, Kind, Training, descend
 from benchmarks.failing_runs.nets import HEADS, TOKENS
 from benchmarks.failing_runs.training import SIZES
-from rankscope.theory.designs.design import Design as Predicted
-from rankscope.verbs.predict.run import predict
+from rankscope.ext.theory.predict.run import predict
+from rankscope.models.design import Design as Predicted
 
 RECORD = ROOT / "docs" / "data" / "predict_training.json"
 FIGURE = ROOT / "docs" / "_static" / "figures" / "predict" / "training.png"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.failing_runs.declared import Declared
 from benchmarks.failing_runs.nets import (
     PAD,
+    SPECIAL,
     TOKENS,
     Block,
     Net,
@@ -38,6 +39,8 @@ from rankscope.monitor import Gauge
 from rankscope.monitor.probing import Prober
 
 STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
+CLASSES = 4
+CLASSIFIED = ("pooled", "first")
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "depth": 1.0, "steps": STEPS, "every": EVERY},
     "small": {"width": 64, "depth": 2.0, "steps": 2 * STEPS, "every": EVERY},
@@ -62,18 +65,32 @@ class Training:
         self.generator = torch.Generator().manual_seed(seed)
         text, self.vocabulary = words() if declared.family == "minilm" else text_ids()
         self.text, self.held_out = text[: -len(text) // 5], text[-len(text) // 5 :]
-        dropout = 0.1 if "dropout" in declared.options else 0.0
+        dropout = 0.5 if "dropout 0.5" in declared.options else 0.1 if "dropout" in declared.options else 0.0
         layers, width = max(2, round(declared.layers * self.size["depth"])), self.size["width"]
         self.model = build(declared.family, self.vocabulary, layers, width, dropout=dropout).train()
         self.predictor = nn.Sequential(
             nn.Linear(width, width // 2), nn.BatchNorm1d(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
         )
-        self.rate, self.decay, self.loss_scale = declared.rate, 0.01, 1.0
+        self.rate, self.loss_scale = declared.rate, 1.0
+        self.decay = 0.5 if "decay 0.5" in declared.options else 0.01
+        self.loss_change: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda loss, hidden, ids: loss
+        self.label_change: Callable[[Tensor], Tensor] = lambda labels: labels
+        self.classes = nn.Linear(width, CLASSES)
+        self.group_factors = [1.0, 1.0]
+        if "small" in declared.options:
+            for parameter in self.model.parameters():
+                if parameter.dim() > 1:
+                    nn.init.normal_(parameter, std=0.02)
+        if "pretrained" in declared.options:
+            self._pretrain()
         self.change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda batch: batch
         if "bfloat16" in declared.options:
             self.model.to(torch.bfloat16)
         if "half" in declared.options:
             self.each_block(half=True)
+        if "unfreeze" in declared.options:
+            assert isinstance(self.model, Net)
+            self.model.blocks.requires_grad_(False)
         if "frozen" in declared.options:
             assert isinstance(self.model, Net)
             for part in (self.model.embed, self.model.positions, *self.model.blocks[: layers // 2]):
@@ -81,14 +98,26 @@ class Training:
         if "adapters" in declared.options:
             self.model.requires_grad_(False)
             add_adapters(self.model)
+        every = [*self.model.parameters(), *self.classes.parameters()]
         learned = [
-            *parameters_of(self.model),
+            *(
+                every
+                if declared.objective in CLASSIFIED or "unfreeze" in declared.options
+                else parameters_of(self.model)
+            ),
             *(self.predictor.parameters() if declared.objective == "siamese" else ()),
+        ]
+        if "wrong optimizer" in declared.options:
+            learned = [nn.Parameter(parameter.detach().clone()) for parameter in learned]
+        queries = {id(p) for name, p in self.model.named_parameters() if "q_proj" in name or "k_proj" in name}
+        groups = [
+            {"params": [p for p in learned if id(p) not in queries]},
+            {"params": [p for p in learned if id(p) in queries]},
         ]
         if "sgd" in declared.options:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(learned, lr=self.rate, momentum=0.9)
         else:
-            self.optimizer = torch.optim.AdamW(learned, lr=self.rate, weight_decay=self.decay)
+            self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
 
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
@@ -105,13 +134,29 @@ class Training:
             pixels, labels = images(declared.batch, self.generator)
             return {"pixel_values": pixels, "labels": labels}
         text = self.text
+        if "reversed" in declared.options:
+            text = text.flip(0)
         if "domains" in declared.options:
             half = len(text) // 2
             text = text[:half] if step % 2 else self.vocabulary + 1 - text[half:]
-        ids = windows(text, declared.batch, self.generator)
+        count = (
+            declared.batch * (1 + step * 4 // self.size["steps"])
+            if "growing batch" in declared.options
+            else declared.batch
+        )
+        tokens = TOKENS if "curriculum" not in declared.options else TOKENS * (1 + step * 3 // self.size["steps"]) // 3
+        ids = windows(text, count, self.generator, tokens)
+        if "memorise" in declared.options:
+            ids = windows(text, 8, torch.Generator().manual_seed(1))
+        if declared.objective == "copy":
+            ids = torch.cat([ids[:, : TOKENS // 2], ids[:, : TOKENS // 2]], 1)
         if "twice" in declared.options:
             ids = ids[: declared.batch // 2].repeat(2, 1)
         found = {"input_ids": ids}
+        if declared.objective in CLASSIFIED:
+            found["labels"] = torch.randint(CLASSES, (len(ids),), generator=self.generator)
+            mark = torch.rand(ids.shape, generator=self.generator) < 0.3
+            found["input_ids"] = torch.where(mark, SPECIAL + 3 + found["labels"][:, None], ids)
         if declared.objective == "masked":
             found["input_ids"], found["labels"] = masked(ids, self.generator)
         if "lengths" in declared.options:
@@ -143,16 +188,36 @@ class Training:
             return -torch.stack([torch.nn.functional.cosine_similarity(p, t).mean() for p, t in pairs]).mean()
         if declared.objective == "images":
             return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
+        if declared.objective in CLASSIFIED:
+            hidden = encoded(self.model, batch["input_ids"])
+            return cross_entropy(
+                self.classes(hidden.mean(1) if declared.objective == "pooled" else hidden[:, 0]), batch["labels"]
+            )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         out = self.model(**inputs)
         logits = (out if isinstance(out, Tensor) else out.logits).float()
         if declared.objective == "masked":
             return cross_entropy(logits, batch["labels"])
-        return cross_entropy(logits[:, :-1], batch["input_ids"][:, 1:])
+        loss = cross_entropy(logits[:, :-1], self.label_change(batch["input_ids"])[:, 1:])
+        return self.loss_change(loss, logits, batch["input_ids"])
+
+    def _pretrain(self) -> None:
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
+        for _ in range(300):
+            ids = windows(self.text, 8, self.generator)
+            optimizer.zero_grad()
+            cross_entropy(self.model(ids)[:, :-1], ids[:, 1:]).backward()
+            optimizer.step()
 
     def learning_rate(self, step: int) -> float:
         """With warm-up, and what the options say."""
         rate = self.rate * min(1.0, (step + 1) / max(1, self.declared.warmup))
+        if "low start" in self.declared.options:
+            rate = 1e-5 if step < self.size["steps"] // 2 else 1e-3
+        if "to zero" in self.declared.options:
+            rate *= 0.5 * (1 + math.cos(math.pi * step / self.size["steps"]))
+        if "unfreeze" in self.declared.options and step == self.size["steps"] // 2:
+            self.model.requires_grad_(True)
         if "drop" in self.declared.options and step >= self.size["steps"] // 2:
             rate /= 10
         if "cyclic" in self.declared.options:
@@ -171,6 +236,70 @@ def _reset_block(training: Training, since: int) -> None:
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
                 module.weight.data.mul_(3.0)
+
+
+def _reset_half(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        for block in training.model.blocks[len(training.model.blocks) // 2 :]:
+            for module in block.modules():
+                if isinstance(module, nn.Linear):
+                    module.reset_parameters()
+
+
+def _together(training: Training, since: int) -> None:
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        near = torch.nn.functional.normalize(encoded(training.model, ids), dim=-1)
+        return loss - 5.0 * (near @ near.transpose(1, 2)).mean()
+
+    training.loss_change = change
+
+
+def _unknown(training: Training, since: int) -> None:
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        hide = torch.rand(batch["input_ids"].shape, generator=training.generator) < 0.95
+        return {**batch, "input_ids": torch.where(hide, SPECIAL, batch["input_ids"])}
+
+    training.change = change
+
+
+def _clamped(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        training.model.embed.register_forward_pre_hook(lambda module, args: (args[0].clamp(max=3),))
+
+
+def _fast_queries(training: Training, since: int) -> None:
+    training.group_factors[1] = 100.0
+
+
+def _in_place(change: Callable[[Net], None], training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        with torch.no_grad():
+            change(training.model)
+
+
+def _no_gains(model: Net) -> None:
+    for block in model.blocks[2:]:
+        block.norm1.weight.zero_()
+        block.norm2.weight.zero_()
+
+
+def _times_four(model: Net) -> None:
+    for parameter in model.blocks[1].parameters():
+        parameter.mul_(4.0)
+
+
+def _reversed_blocks(model: Net) -> None:
+    states = [{name: value.clone() for name, value in block.state_dict().items()} for block in model.blocks]
+    for block, state in zip(model.blocks, reversed(states), strict=True):
+        block.load_state_dict(state)
+
+
+def _maximise(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["maximize"] = True
 
 
 def _identical(training: Training, since: int) -> None:
@@ -216,6 +345,27 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "padding": _padding,
     "inverted": _inverted,
     "permuted": _permuted,
+    "rate 100": lambda training, since: setattr(training, "rate", training.declared.rate * 100),
+    "fast queries": _fast_queries,
+    "sign": lambda training, since: setattr(training, "loss_change", lambda loss, logits, ids: -loss),
+    "together": _together,
+    "shuffled labels": lambda training, since: setattr(training, "label_change", lambda labels: labels.roll(3, 0)),
+    "constant labels": lambda training, since: setattr(training, "label_change", lambda labels: 0 * labels + 7),
+    "unknown": _unknown,
+    "clamped": _clamped,
+    "first key": lambda training, since: training.each_block(visible="first"),
+    "itself": lambda training, since: training.each_block(visible="itself"),
+    "reset half": _reset_half,
+    "no gains": partial(_in_place, _no_gains),
+    "large embedding": partial(_in_place, lambda model: model.embed.weight.mul_(30.0)),
+    "one embedding": partial(
+        _in_place, lambda model: model.embed.weight.copy_(model.embed.weight.mean(0).expand_as(model.embed.weight))
+    ),
+    "maximise": _maximise,
+    "times four": partial(_in_place, _times_four),
+    "nan head": partial(_in_place, lambda model: model.head.weight.fill_(math.nan)),
+    "growing skip": lambda training, since: training.each_block(skip=1.05**since),
+    "reversed blocks": partial(_in_place, _reversed_blocks),
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
@@ -238,8 +388,17 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
     # Remedies are not part of this benchmark, and trying them takes most of the time of a run with alarms.
     with (
         patch.object(Prober, "trials", return_value={}),
-        Gauge(training.model, probe, schedule=every, alarms=alarms, record=folder, actions=(), strict=True) as gauge,
+        Gauge(
+            training.model,
+            probe,
+            schedule=every,
+            alarms=alarms,
+            record=folder,
+            actions=(),
+            strict=True,
+        ) as gauge,
     ):
+        gauge.optimizers = (training.optimizer,)
         for step in range(training.size["steps"]):
             if declared.fault is not None and step >= declared.sets_in:
                 FAULTS[declared.fault](training, step - declared.sets_in)
@@ -263,8 +422,8 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
 
 def advance(training: Training, gauge: Gauge, step: int) -> tuple[float, float, dict[str, Tensor]]:
     """One step of training: loss, norm of the gradient, and the batch."""
-    for group in training.optimizer.param_groups:
-        group["lr"] = training.learning_rate(step)
+    for number, group in enumerate(training.optimizer.param_groups):
+        group["lr"] = training.learning_rate(step) * training.group_factors[number]
     batch = training.batch(step)
     training.optimizer.zero_grad()
     loss = training.loss(batch)

@@ -52,7 +52,7 @@ class StatementsIndex(GeneratedTable):
     """One section per theorem, made from its declaration."""
 
     def lines(self) -> list[str]:
-        from rankscope.theory.theorems import THEOREMS
+        from rankscope.ext.theory.theorems import THEOREMS
 
         return [line for theorem in THEOREMS.values() for line in (*self.section(theorem), "")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tokenize
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from rankscope._files import open_regular
 from rankscope.errors import LoadError
 
 LONGEST_HEADER = 100_000_000
@@ -40,8 +42,8 @@ def read_header(path: Path) -> Header:
         LoadError: the file does not start that way.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
 
             def read(offset: int, count: int) -> bytes:
                 file.seek(offset)

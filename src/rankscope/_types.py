@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -71,3 +72,19 @@ def kind_of(value: object) -> str:
         return f"a dict of {len(value)} tensors (a state dict)"
     name = "dict" if isinstance(value, dict) else name
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+NAMED = re.compile(r"(?P<place>[^:\s]+\.py|[A-Za-z_]\w*(?:\.\w+)*):(?P<object>[A-Za-z_][\w.]*)(?:\[(?P<index>\w+)\])?")
+"""An object of the user's own code: ``train.py:build_model``, ``package.module:batch[0]``."""
+_OTHERS = ("init", "hub", "http", "https", "s3", "gs", "file")
+
+
+def is_named(text: str) -> bool:
+    """Whether a text has the form of such a name.
+
+    Example:
+        >>> is_named("train.py:build_model"), is_named("package.module:batch[0]"), is_named("init:tiny-bert")
+        (True, True, False)
+    """
+    found = NAMED.fullmatch(text)
+    return found is not None and found["place"] not in _OTHERS

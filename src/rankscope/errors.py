@@ -14,19 +14,21 @@ RankscopeError
 ├── SiteError              an expected site did not fire as often as it should
 ├── ResultError            a result file not written by rankscope, or incomplete
 ├── ProcessError           another process of the same run failed or did not arrive
-└── MissingExtraError      an optional package is not installed
+├── MissingExtraError      an optional package is not installed
+└── MissingExtensionError  a name of an extension of rankscope that is not installed
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "DiscoveryError",
     "InputError",
     "LayoutError",
     "LoadError",
+    "MissingExtensionError",
     "MissingExtraError",
     "PaddedInputError",
     "ProcessError",
@@ -75,7 +77,25 @@ class PaddedInputError(InputError):
 
 
 class DiscoveryError(RankscopeError):
-    """The blocks of a model could not be found; the message says how to name them."""
+    """The blocks of a model could not be found; the message says how to name them.
+
+    Attributes:
+        hints: declarations that may be right (``stream`` or ``blocks``), each with the sentence that suggests it. They
+            are tried on the model before one is printed.
+        otherwise: what to do if none of them is right.
+    """
+
+    def __init__(
+        self, message: str, hints: Sequence[tuple[Mapping[str, object], str]] = (), otherwise: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.hints = tuple(hints)
+        self.otherwise = otherwise
+
+    def with_hints(self, passed: Sequence[str]) -> DiscoveryError:
+        """The same error with the hints that passed in its message."""
+        following = " Or: ".join(passed) or self.otherwise
+        return type(self)(f"{self} {following}" if following else str(self))
 
 
 class LayoutError(DiscoveryError):
@@ -113,6 +133,18 @@ class ResultError(RankscopeError):
 
 class ProcessError(RankscopeError):
     """Another process of the same run failed or did not arrive; the message says which and why."""
+
+
+class MissingExtensionError(RankscopeError, AttributeError):
+    """A verb, command or name that comes with an extension which cannot be used."""
+
+    def __init__(self, name: str, extension: str, problem: str) -> None:
+        super().__init__(
+            f"`{name}` comes with the extension {extension}, which {problem}. `rankscope ls extensions` lists what is "
+            "installed; reinstall rankscope to get all of its own."
+        )
+        self.name = name
+        self.extension = extension
 
 
 class MissingExtraError(RankscopeError):

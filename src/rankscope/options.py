@@ -8,13 +8,23 @@ because ``rankscope --help`` reads it.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Mapping
+import difflib
+import math
+import numbers
+import operator
+import os
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rankscope.errors import InputError
+
 Several = Literal["names", "expressions", "repeated", "pair"]
+Noun = Literal["model", "inputs", "surgery"]
+MOST_NUMBER = 2**63 - 1
+"""Largest seed, size or number that torch takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +38,22 @@ class Option:
         default: default on the command line and in a plan; None to leave the default of the Python function.
         choices: the allowed words.
         least: the smallest allowed number.
+        most: the largest allowed number.
         several: how a list is written: ``"names"`` with commas, ``"expressions"`` with commas outside brackets,
             ``"repeated"`` one at a time, ``"pair"`` two words after one flag; None for a single value.
         flags: flags on the command line; ``--name`` if empty. The first is documented, the others are older spellings.
         metavar: placeholder for the value in ``--help``.
         is_argument: whether the command line takes it as an argument, without a flag.
         is_required: whether such an argument must be given.
-        is_positional: whether it is passed to the Python function by position.
         in_python: whether the Python function has it; ``--fail-if`` exists only on the command line.
         in_plans: whether the plan of a sweep can set it for this verb.
         completes: shell completion: ``"models"`` or ``"sites"``.
         checks: further settings for typer, such as ``exists``.
+        noun: the object that carries it in Python: ``"model"`` for :class:`rankscope.Model`, ``"inputs"`` for
+            :class:`rankscope.Inputs`, ``"surgery"`` for :class:`rankscope.Surgery`; None for an argument of the verb.
+        also: classes accepted in Python besides ``kind``, as ``module.Class``, because this module imports none of
+            them; ``"builtins.object"`` accepts everything.
+        on_command_line: whether the command line has it; tensors exist only in Python.
     """
 
     name: str
@@ -47,64 +62,219 @@ class Option:
     default: Any = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    most: int | None = None
     several: Several | None = None
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     is_argument: bool = False
     is_required: bool = True
-    is_positional: bool = False
     in_python: bool = True
     in_plans: bool = False
     completes: Literal["models", "sites"] | None = None
     checks: Mapping[str, Any] = field(default_factory=dict)
+    noun: Noun | None = None
+    also: tuple[str, ...] = ()
+    on_command_line: bool = True
 
     def but(self, **changes: Any) -> Option:
         """The same option with another default, help or bound."""
         return dataclasses.replace(self, **changes)
+
+    def checked(self, value: Any) -> Any:
+        """A value passed in Python, in its usual type; None stays None if the option may be left out.
+
+        A single word is accepted where a list is expected, NumPy numbers where Python numbers are.
+
+        Raises:
+            InputError: it is not what the declaration allows.
+
+        Example:
+            >>> TOKENS.checked(-1)
+            Traceback (most recent call last):
+            rankscope.errors.InputError: tokens=-1: expected a whole number, 1 or more.
+        """
+        if value is None and self.kind is not bool:
+            return None
+        if self.several is None:
+            return self._checked_one(value)
+        entries = [value] if isinstance(value, (str, numbers.Integral)) else value
+        if not isinstance(entries, Iterable) or isinstance(entries, (bytes, Mapping)):
+            raise self._refused(value)
+        entries = [self._checked_one(entry) for entry in entries]
+        if self.several == "pair" and len(entries) != 2:
+            raise self._refused(value)
+        return entries
+
+    def _is_also(self, value: Any) -> bool:
+        return any(f"{cls.__module__}.{cls.__qualname__}" in self.also for cls in type(value).__mro__)
+
+    def _checked_one(self, value: Any) -> Any:
+        if self._is_also(value):
+            return value
+        if self.kind is bool:
+            if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+                return bool(value)
+        elif self.kind is Path:
+            if isinstance(value, (str, os.PathLike)):
+                return value
+        elif self.kind is str:
+            if isinstance(value, str) and (not self.choices or value in self.choices):
+                return value
+        elif (number := self._number(value)) is not None:
+            return number
+        raise self._refused(value)
+
+    def _number(self, value: Any) -> int | float | None:
+        """``value`` as a number within the bounds; None if it is not one."""
+        if isinstance(value, bool) or type(value).__name__ == "bool_":
+            return None
+        found: int | float
+        if self.kind is int:
+            try:
+                found = operator.index(value)
+            except (TypeError, ValueError, RuntimeError):
+                return None
+        elif isinstance(value, numbers.Real):
+            try:
+                found = float(value)
+            except OverflowError:
+                return None
+            if not math.isfinite(found):
+                return None
+        else:
+            return None
+        too_small = self.least is not None and found < self.least
+        too_large = self.most is not None and found > self.most
+        return None if too_small or too_large else found
+
+    def _refused(self, value: Any) -> InputError:
+        shown = reprlib.repr(value)
+        near = difflib.get_close_matches(value, self.choices, n=1) if isinstance(value, str) else []
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        if self.most is not None and isinstance(value, int) and value > self.most:
+            hint = f" The largest is {self.most}."
+        return InputError(f"{self.name}={shown}: expected {self.expected}.{hint}")
+
+    @property
+    def expected(self) -> str:
+        """What the declaration allows, in words."""
+        if self.choices:
+            *others, last = map(repr, self.choices)
+            one = f"{', '.join(others)} or {last}" if others else last
+        else:
+            one = _EXPECTED[self.kind]
+            if self.least is not None:
+                one += f", {self.least} or more"
+        if self.also and "builtins.object" not in self.also:
+            one += " or " + " or ".join(f"a {name.replace('builtins.', '')}" for name in self.also)
+        return {None: one, "pair": f"two of: {one}"}.get(self.several, f"a list of: {one}")
+
+
+_EXPECTED = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a text", Path: "a path"}
+
+
+def checked_fields(declared: Iterable[Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of these options, checked; see :meth:`Option.checked`."""
+    return {option.name: option.checked(values[option.name]) for option in declared if option.name in values}
 
 
 MODEL = Option(
     name="model",
     metavar="SPEC",
     is_argument=True,
-    is_positional=True,
+    noun="model",
     completes="models",
-    help="Hub name, local folder, config.json, or init:NAME (a preset with random weights).",
+    help="Hub name, local folder, config.json, train.py:build_model, or init:NAME (random weights).",
 )
 
-# Inputs.
+
+# Inputs: the fields of rankscope.Inputs.
 TEXT = Option(
     name="inputs",
-    flags=("--text",),
+    flags=("--text", "--inputs"),
     kind=Path,
-    is_positional=True,
-    checks={"exists": True, "dir_okay": False, "readable": True},
-    help="Text file to use instead of the built-in sample text.",
+    noun="inputs",
+    also=("builtins.object",),
+    help="Text file, tensors (.pt, .npz, .safetensors) or train.py:batch instead of the sample text.",
 )
-TOKENIZER = Option(name="tokenizer", metavar="NAME", help="Hub name or folder of a tokenizer, for a model without one.")
-RANDOM_TOKENS = Option(name="random_tokens", kind=bool, default=False, help="Use random tokens instead of text.")
-SEQUENCES = Option(name="sequences", kind=int, default=8, least=1, help="Number of sequences.")
-TOKENS = Option(name="tokens", kind=int, default=128, least=1, help="Tokens per sequence.")
-BATCH = Option(name="batch", kind=int, default=8, least=1, help="Sequences per forward pass.")
+TOKENIZER = Option(
+    name="tokenizer",
+    metavar="NAME",
+    noun="inputs",
+    also=("builtins.object",),
+    help="Hub name or folder of a tokenizer, for a model without one.",
+)
+RANDOM_TOKENS = Option(
+    name="random_tokens", kind=bool, default=False, noun="inputs", help="Use random tokens instead of text."
+)
+SEQUENCES = Option(
+    name="sequences", kind=int, default=8, least=1, most=MOST_NUMBER, noun="inputs", help="Number of sequences."
+)
+TOKENS = Option(
+    name="tokens", kind=int, default=128, least=1, most=MOST_NUMBER, noun="inputs", help="Tokens per sequence."
+)
+BATCH = Option(
+    name="batch", kind=int, default=8, least=1, most=MOST_NUMBER, noun="inputs", help="Sequences per forward pass."
+)
 TOKENS_POLICY = Option(
     name="tokens_policy",
     choices=("content", "no-first", "no-special"),
     default="content",
+    noun="inputs",
     help="Which tokens to measure.",
 )
-SEED = Option(name="seed", kind=int, default=0, help="Seed for random weights and random tokens.")
+PADDING = Option(
+    name="padding",
+    noun="inputs",
+    also=("torch.Tensor",),
+    on_command_line=False,
+    help="Which tokens of your own tensors are padding.",
+)
+AXES = Option(
+    name="axes",
+    choices=("batch tokens", "tokens batch"),
+    noun="inputs",
+    on_command_line=False,
+    help="Order of the first two axes of your own tensors.",
+)
+LABELS = Option(
+    name="labels", noun="inputs", also=("builtins.object",), on_command_line=False, help="The class of each sequence."
+)
+SEED = Option(
+    name="seed",
+    kind=int,
+    default=0,
+    least=0,
+    most=MOST_NUMBER,
+    noun="model",
+    help="Seed for random weights and random tokens.",
+)
 INPUTS = (TEXT, TOKENIZER, RANDOM_TOKENS, SEQUENCES, TOKENS, BATCH, TOKENS_POLICY, SEED)
+"""The options of a verb that reads inputs; ``seed`` is that of the model, from which the inputs take theirs."""
+INPUTS_FIELDS = (*INPUTS, PADDING, AXES, LABELS)
 
-# The model.
-DTYPE = Option(name="dtype", help="Dtype to run in, e.g. float64.")
-DEVICE = Option(name="device", metavar="NAME", help="Device to run on, e.g. cuda, cuda:1 or mps; default: cpu.")
+# The model, and how it is run: the fields of rankscope.Model.
+DTYPE = Option(name="dtype", noun="model", also=("torch.dtype",), help="Dtype to run in, e.g. float64.")
+DEVICE = Option(
+    name="device",
+    metavar="NAME",
+    noun="model",
+    also=("torch.device",),
+    help="Device to run on, e.g. cuda, cuda:1 or mps; default: cpu.",
+)
 BLOCKS = Option(
-    name="blocks", metavar="PATTERN", help="Pattern for the block modules, e.g. 'layers.*'; discovered by default."
+    name="blocks",
+    metavar="PATTERN",
+    noun="model",
+    also=("builtins.list", "builtins.tuple"),
+    help="Pattern for the block modules, e.g. 'layers.*'; discovered by default.",
 )
 LAYOUT = Option(
     name="stream",
     flags=("--layout",),
     metavar="AXES",
+    noun="model",
+    also=("rankscope.models.stream.Stream",),
     help="Layout of the residual stream, e.g. 'batch dim tokens', slot=1, skips=around.",
 )
 
@@ -143,22 +313,45 @@ WEIGHTS_ONLY = Option(
 )
 """Without a model there are no inputs and no surgery; sweeps look this option up by name."""
 
-# Surgery: the arguments of rankscope.operate, as options of exact and in the variants of a plan.
-SKIP = Option(name="skip", kind=float, metavar="GAIN", help="Multiply every skip connection by this; 0 removes it.")
-MLP = Option(name="mlp", choices=("keep", "drop"), default="keep", help="Keep the MLPs or remove them.")
+# Surgery: the fields of rankscope.Surgery, as options of the verbs and in the variants of a plan.
+SKIP = Option(
+    name="skip",
+    kind=float,
+    metavar="GAIN",
+    noun="surgery",
+    help="Multiply every skip connection by this; 0 removes it.",
+)
+MLP = Option(name="mlp", choices=("keep", "drop"), default="keep", noun="surgery", help="Keep the MLPs or remove them.")
 NORM = Option(
     name="norm",
     choices=("keep", "identity", "scale", "rms"),
     default="keep",
+    noun="surgery",
     help="Keep the norms or replace them.",
 )
-MASK = Option(name="mask", metavar="EXPRESSION", help="Attention mask, e.g. 'causal & window(4)'.")
+MASK = Option(
+    name="mask",
+    metavar="EXPRESSION",
+    noun="surgery",
+    also=("rankscope.masks._mask.Mask",),
+    help="Attention mask, e.g. 'causal & window(4)'.",
+)
 SURGERY = (
     SKIP,
     Option(
-        name="attention_skip", kind=float, metavar="GAIN", help="Gain on the skips around attention; overrides --skip."
+        name="attention_skip",
+        kind=float,
+        metavar="GAIN",
+        noun="surgery",
+        help="Gain on the skips around attention; overrides --skip.",
     ),
-    Option(name="mlp_skip", kind=float, metavar="GAIN", help="Gain on the skips around the MLPs; overrides --skip."),
+    Option(
+        name="mlp_skip",
+        kind=float,
+        metavar="GAIN",
+        noun="surgery",
+        help="Gain on the skips around the MLPs; overrides --skip.",
+    ),
     MLP,
     NORM,
     MASK,
@@ -166,12 +359,14 @@ SURGERY = (
         name="mask_mode",
         choices=("replace", "intersect", "unite"),
         default="replace",
+        noun="surgery",
         help="How to combine --mask with the model's own mask.",
     ),
     Option(
         name="attention",
         choices=("keep", "uniform", "centred"),
         default="keep",
+        noun="surgery",
         help="Keep the attention probabilities, replace them by uniform ones, or subtract uniform ones.",
     ),
     Option(
@@ -179,37 +374,78 @@ SURGERY = (
         kind=int,
         least=0,
         several="repeated",
+        noun="surgery",
         help="Apply the surgery to this block only, counting from 0; repeatable.",
     ),
 )
+SURGERY_FIELDS = (
+    *SURGERY,
+    Option(
+        name="temperature",
+        kind=float,
+        default=1.0,
+        noun="surgery",
+        on_command_line=False,
+        help="Divide attention scores by this.",
+    ),
+    Option(
+        name="attention_scale",
+        kind=float,
+        default=1.0,
+        noun="surgery",
+        on_command_line=False,
+        help="Factor on the deviation from uniform attention.",
+    ),
+    Option(
+        name="heads",
+        kind=int,
+        least=0,
+        several="repeated",
+        noun="surgery",
+        on_command_line=False,
+        help="Heads to remove.",
+    ),
+    Option(name="stack", noun="surgery", on_command_line=False, help="The stack to change, e.g. decoder."),
+)
 
-# Execution.
+# Execution; also fields of rankscope.Model.
 OFFLOAD = Option(
     name="offload",
-    flags=("--offload", "--stream"),
     kind=bool,
     default=False,
+    noun="model",
     in_plans=True,
-    help="Read weights block by block, also from hub:NAME, https://, s3:// or gs://; --stream is the old spelling.",
+    help="Read weights block by block, also from hub:NAME, https://, s3:// or gs://.",
 )
-MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: memory budget, e.g. 3GiB.")
+MEMORY = Option(
+    name="memory",
+    metavar="BUDGET",
+    noun="model",
+    also=("builtins.int",),
+    help="With --offload: memory budget, e.g. 3GiB.",
+)
 WORK = Option(
     name="work",
     metavar="DIR",
     kind=Path,
+    noun="model",
     checks={"file_okay": False},
     help="With --offload: folder for checkpoints, so that a killed run can resume; default: next to --out.",
 )
 BYTE_BUDGET = Option(
     name="byte_budget",
     metavar="BUDGET",
+    noun="model",
+    also=("builtins.int",),
     help="Of a model on a server: the most to read, e.g. 20GiB.",
 )
 PARALLEL = Option(
     name="parallel",
     choices=("data", "fsdp", "tensor"),
+    noun="model",
     help="Under torchrun: distribute the batches (data, the default) or shard the model.",
 )
+MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
 
 
 def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:
@@ -223,7 +459,7 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
     parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
         return (parallel, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
-    return (parallel, OFFLOAD.but(flags=("--offload",), in_plans=False, help=f"Not supported: {no_offload}."))
+    return (parallel, OFFLOAD.but(in_plans=False, help=f"Not supported: {no_offload}."))
 
 
 # Output; every verb that makes a run has these options.
@@ -249,19 +485,3 @@ QUIET = Option(
 )
 NO_PROGRESS = Option(name="no_progress", kind=bool, default=False, in_python=False, help="Hide the progress bar.")
 RESULT = (FIGURE, JSON, OUT, QUIET, NO_PROGRESS)
-
-
-def renamed(verb: str, old: str, value: Any, new: str, given: Any) -> Any:
-    """The value of a renamed parameter, passed under the old or the new name.
-
-    Args:
-        verb: name of the function, for the warning.
-        old: the old name.
-        value: the value passed under the old name; None if there is none.
-        new: the new name.
-        given: the value passed under the new name.
-    """
-    if value is None:
-        return given
-    warnings.warn(f"{verb}({old}=...) is now called {new}.", DeprecationWarning, stacklevel=3)
-    return value if given is None else given

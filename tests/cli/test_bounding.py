@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rankscope
+from rankscope import Stream
+from tests.flat_calls import handed_over
 
 
 def test_bound_answers_in_json_with_a_theorem_in_every_row(cli, tmp_path: Path) -> None:
@@ -23,7 +26,7 @@ def test_bound_answers_in_json_with_a_theorem_in_every_row(cli, tmp_path: Path) 
 
 
 def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: dict[str, object] = {}
+    given: dict[str, Any] = {}
 
     def fake(*words: object, **options: object) -> object:
         given.update(options, words=words)
@@ -47,8 +50,10 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "batch dim tokens",
     )
     assert outcome.code == 2
-    assert given == {
-        "words": (str(tmp_path), None),
+    found = handed_over(given.pop("words"), given)
+    expected = {
+        "source": str(tmp_path),
+        "data": None,
         "theorems": ["a", "b", "c"],
         "weights_only": True,
         "lanczos": 7,
@@ -63,12 +68,13 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "seed": 5,
         "blocks": "layers.*",
         "parallel": None,
-        "stream": "batch dim tokens",
+        "stream": Stream("batch dim tokens"),
         "offload": False,
         "memory": None,
         "work": None,
         "progress": False,
     }
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_ls_theorems_lists_what_each_needs(cli) -> None:

@@ -12,8 +12,8 @@ import pytest
 import rankscope
 from rankscope.cli.environment import EXTRAS
 from rankscope.cli.verb_commands import split_names
-from rankscope.runs.checks import Check, DoctorReport, StackFacts
 from rankscope.runs.run import load_run
+from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
 from rankscope.verbs.selftest.run import PRINTED, SelfTest
 from tests.runs.builders import make_run, profile
 
@@ -74,49 +74,46 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     layout = ("--layout", "batch dim tokens")
     cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split(), *layout)
     words, given = measured.given
-    assert words == ("init:tiny-bert", text)
+    model, inputs, surgery = words
+    assert (model.source, inputs.data, surgery.changes_nothing) == ("init:tiny-bert", text, True)
     assert given == {
         "metrics": ["stable_rank", "mean_cosine", "mu"],
         "sites": ["block.in@0,5", "final"],
-        "sequences": 2,
-        "tokens": 16,
-        "batch": 1,
-        "tokens_policy": "no-first",
-        "random_tokens": True,
-        "tokenizer": "gpt2",
-        "dtype": "float64",
-        "device": "cpu",
-        "seed": 7,
         "null": True,
         "similarity": False,
-        "blocks": "layers.*",
-        "stream": "batch dim tokens",
         "between_inputs": None,
-        "byte_budget": None,
-        "lengths": None,
-        "pair": None,
-        "states": None,
-        "at": None,
         "attention_algorithm": None,
         "spectra": None,
-        "parallel": None,
-        "offload": False,
-        "memory": None,
-        "work": None,
         "progress": False,
+    }
+    fed = (inputs.sequences, inputs.tokens, inputs.batch, inputs.tokens_policy, inputs.random_tokens, inputs.tokenizer)
+    assert fed == (2, 16, 1, "no-first", True, "gpt2")
+    assert (model.dtype, model.device, model.seed, model.blocks) == ("float64", "cpu", 7, "layers.*")
+    assert str(model.stream) == "batch dim tokens"
+    assert (model.parallel, model.offload, model.memory, model.work, model.byte_budget) == (
+        None,
+        False,
+        None,
+        None,
+        None,
+    )
+    cli("measure", "init:tiny-bert", "--skip", "0", "--mlp", "drop", "--layers", "1")
+    assert measured.given[0][2].operation.describe() == {
+        "attention_skip": 0.0,
+        "mlp_skip": 0.0,
+        "mlp": "drop",
+        "layers": [1],
     }
 
 
 def test_streaming_keeps_its_work_beside_the_run(cli, measured: Fake, tmp_path: Path) -> None:
     cli("measure", "folder", "--offload", "--memory", "3GiB", "--out", str(tmp_path / "run"))
-    given = measured.given[1]
-    assert (given["offload"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
-    cli("measure", "folder", "--stream", "--out", str(tmp_path / "run"))
-    assert measured.given[1]["offload"] is True
+    model = measured.given[0][0]
+    assert (model.offload, model.memory, model.work) == (True, "3GiB", tmp_path / "run.work")
     cli("measure", "folder", "--offload", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
-    assert measured.given[1]["work"] == tmp_path / "here"
+    assert measured.given[0][0].work == tmp_path / "here"
     cli("measure", "folder", "--out", str(tmp_path / "run"))
-    assert measured.given[1]["work"] is None
+    assert measured.given[0][0].work is None
 
 
 def test_measure_prints_a_table_and_saves(cli, measured: Fake, tmp_path: Path) -> None:
@@ -143,11 +140,11 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     monkeypatch.setitem(vars(rankscope), "doctor", fake)
     outcome = cli("doctor", "init:tiny-bert", "--seed", "3")
     assert outcome.code == code
-    assert "said [so]" in outcome.out
-    assert fake.given == (
-        ("init:tiny-bert",),
-        {"seed": 3, "dtype": None, "device": None, "blocks": None, "stream": None, "tokenizer": None, "shapes": False},
-    )
+    assert ("said [so]" in outcome.out) is (code == 1), "a check is printed if it failed"
+    model, inputs, surgery = fake.given[0]
+    assert (model.source, model.seed, inputs.data, surgery.changes_nothing) == ("init:tiny-bert", 3, None, True)
+    own = {"loss": None, "labels": None, "optimizer": None, "details": False}
+    assert fake.given[1] == {"shapes": False, **own}
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == code

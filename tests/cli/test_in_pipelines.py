@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,17 +16,72 @@ ROOT = Path(__file__).parents[2]
 CASES = {"passes": ("relative_residual@block.out < 1e-9", 0), "fails": ("relative_residual@block.out < 2", 1)}
 
 
+def measure_step() -> Any:
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    return next(step for step in steps if step["name"] == "measure")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", []),
+        ("--tokens 16", ["--tokens", "16"]),
+        ("--tokens 16\n--fail-if 'a < 1'\n", ["--tokens", "16", "--fail-if", "a < 1"]),
+        ('--text "two words" --metrics=a,b\n\n  --quiet', ["--text", "two words", "--metrics=a,b", "--quiet"]),
+        ("--text a#b --text '#c'", ["--text", "a#b", "--text", "#c"]),
+        (
+            "$(touch pwned) `touch pwned` ; touch pwned & * ~ $HOME > pwned",
+            ["$(touch", "pwned)", "`touch", "pwned`", ";", "touch", "pwned", "&", "*", "~", "$HOME", ">", "pwned"],
+        ),
+        ("--text it\\'s", ["--text", "it's"]),
+        ("--text 'not closed", None),
+    ],
+)
+def test_the_action_passes_every_argument_on_and_runs_none(
+    tmp_path: Path, arguments: str, expected: list[str] | None
+) -> None:
+    """The script of the action in bash, with a rankscope that writes down what it was given."""
+    program = tmp_path / "bin" / "rankscope"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open('given.json', 'w'))\nsys.exit(7)\n"
+    )
+    program.chmod(0o755)
+    (program.parent / "python").symlink_to(sys.executable)
+    (tmp_path / "work").mkdir()
+    given = {"MODEL": "--help", "FAIL_IF": "-x < 1; touch pwned", "OUT": "a b", "ARGUMENTS": arguments}
+    step = measure_step()
+    assert set(step["env"]) == set(given)
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        env={"PATH": f"{program.parent}{os.pathsep}/usr/bin:/bin", **given},
+        cwd=tmp_path / "work",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    written = tmp_path / "work" / "given.json"
+    if expected is None:
+        assert done.returncode == 1
+        assert "Close the quotes" in done.stderr
+        assert not written.exists()
+        return
+    assert done.returncode == 7, done.stderr
+    words = json.loads(written.read_text())
+    assert words == ["measure", "--out=a b", "--fail-if=-x < 1; touch pwned", *expected, "--", "--help"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["given.json"], "something ran"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["passes", "fails"])
 def test_the_action_fails_if_the_condition_holds(tmp_path: Path, case: str) -> None:
     condition, code = CASES[case]
-    step = next(
-        step for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"] if step["name"] == "measure"
-    )
+    step = measure_step()
     given = {
         "MODEL": "init:tiny-bert",
-        "FAIL_IF": condition,
-        "ARGUMENTS": "--sequences 2 --tokens 16",
+        "FAIL_IF": "relative_residual@block.out < 1e-12",
+        # The condition that decides is the second one, on a line of its own, with quotes around its spaces.
+        "ARGUMENTS": f"--sequences 2\n--tokens 16\n--fail-if '{condition}'\n",
         "OUT": str(tmp_path / "run"),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -41,10 +98,10 @@ def test_the_action_fails_if_the_condition_holds(tmp_path: Path, case: str) -> N
 
 def test_the_fixture_fails_a_test_of_a_model_that_collapses(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
-        "HOW = {'sequences': 2, 'tokens': 16}\n"
-        "def test_keeps(assert_keeps_rank):\n    assert assert_keeps_rank('init:tiny-bert', **HOW).kind == 'measure'\n"
+        "import rankscope\nHOW = rankscope.Inputs(sequences=2, tokens=16)\n"
+        "def test_keeps(assert_keeps_rank):\n    assert assert_keeps_rank('init:tiny-bert', HOW).kind == 'measure'\n"
         "def test_collapses(assert_keeps_rank):\n"
-        "    assert_keeps_rank('init:tiny-bert', fail_if='all relative_residual@block.out < 2', **HOW)\n"
+        "    assert_keeps_rank('init:tiny-bert', HOW, fail_if='all relative_residual@block.out < 2')\n"
     )
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "rankscope.pytest_plugin", "."]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.verbs.predict import assignments
+from rankscope.ext.theory.predict import assignments
 
 
 def test_the_command_answers_in_json_and_draws(cli, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_two_processes_say_once_what_one_says(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        one = rankscope.measure("init:tiny-llama", sequences=8, tokens=16, batch=2)
+        one = rankscope.measure("init:tiny-llama", rankscope.Inputs(sequences=8, tokens=16, batch=2))
     finally:
         torch.set_num_threads(threads)
     assert found["processes"] == {"count": 2, "parallel": "data"}

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import rankscope
+from rankscope import Stream
+from tests.flat_calls import handed_over
 from tests.runs.builders import make_run, profile
 
 
@@ -27,8 +29,10 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
     words = [*f"{options} {more} {last}".split(), "--layout", "batch dim tokens"]
     outcome = cli("remedy", "init:tiny-bert", "--text", str(text), *words)
     assert outcome.code == 0
-    assert given == {
-        "words": ("init:tiny-bert", text),
+    found = handed_over(given.pop("words"), given)
+    expected = {
+        "source": "init:tiny-bert",
+        "data": text,
         "remedies": ["deepnorm", "stronger_skip=3"],
         "variant": "+norm+mlp",
         "weights": "init",
@@ -46,6 +50,7 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "parallel": None,
         "offload": False,
         "blocks": "layers.*",
-        "stream": "batch dim tokens",
+        "stream": Stream("batch dim tokens"),
         "progress": False,
     }
+    assert {name: found[name] for name in expected} == expected

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankscope._citations import Cite
-from rankscope.papers._spec import REPRODUCTIONS, Reproduction, Settings
-from rankscope.papers.measuring.parts import RowRecorder, finished_run
+from rankscope.ext.papers._spec import REPRODUCTIONS, Reproduction, Settings
+from rankscope.ext.papers.measuring.parts import RowRecorder, finished_run
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
@@ -47,15 +48,23 @@ def test_a_declaration_is_all_a_reproduction_needs(monkeypatch: pytest.MonkeyPat
         RowRecorder(writer).add("answer", 42.0, "paths", seed=0)
         return finished_run(settings, writer, Provenance(model="none", origin="memory"), {}, small=settings.small)
 
+    class Tiny:
+        def judge(self, run: Run) -> str:
+            return f"It reads {run.table['value'][0]}."
+
+        def describe(self, run: Run) -> str:
+            return "One number."
+
+        def draw(self, run: Run) -> dict[str, Any]:
+            return {}
+
     entry = Reproduction(
-        "tiny-2026",
-        "How small can a reproduction be?",
-        (Cite("dong2021attention"),),
-        "Nothing is claimed.",
-        measure,
-        judge=lambda run: f"It reads {run.table['value'][0]}.",
-        describe=lambda run: "One number.",
-        draw=lambda run: {},
+        name="tiny-2026",
+        title="How small can a reproduction be?",
+        cites=(Cite("dong2021attention"),),
+        paper="Nothing is claimed.",
+        run=lambda: measure,
+        show=Tiny,
     )
     assert "tiny-2026" not in REPRODUCTIONS
     monkeypatch.setitem(REPRODUCTIONS._entries, "tiny-2026", entry)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.cli.rerunning import command_again
+from rankscope.cli.rerunning import command_again, refuse_reaching
 from rankscope.errors import InputError
+from tests.runs.builders import write_sealed
 
 
 def rankscope(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,10 +39,26 @@ def test_a_changed_number_is_found(cli, tmp_path: Path) -> None:
     cli("measure", "init:tiny-bert", *few, "--seed", "4", "--out", str(other))
     facts, rows = json.loads((other / "run.json").read_text()), json.loads((run / "run.json").read_text())
     facts["provenance"]["command"] = rows["provenance"]["command"]
-    (other / "run.json").write_text(json.dumps(facts))
+    write_sealed(other / "run.json", facts)
     again = rankscope("rerun", str(other))
     assert again.returncode == 1
     assert "Not the same" in again.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["http://127.0.0.1:1/x"], ["init:tiny-bert", "--text", "/etc/passwd"], ["init:tiny-bert", "--text=/etc/passwd"],
+     ["init:tiny-bert", "--tokenizer", "/etc"]],
+)  # fmt: skip
+def test_files_and_servers_of_a_stranger_need_trust(words: list[str]) -> None:
+    with pytest.raises(InputError, match="--trust"):
+        refuse_reaching(command_again(["rankscope", "measure", *words]))
+
+
+def test_the_checkpoints_of_a_stranger_go_nowhere() -> None:
+    command = ["rankscope", "measure", "init:tiny-bert", "--work", "elsewhere", "--work=there", "--seed", "1"]
+    assert command_again(command) == ["measure", "init:tiny-bert", "--seed", "1"]
+    refuse_reaching(command_again(command))
 
 
 @pytest.mark.parametrize(

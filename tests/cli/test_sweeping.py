@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.runs.sweep_status import status_of
-from rankscope.sweeps.example import EXAMPLE_PLAN
-from rankscope.sweeps.plan import plan_of
-from rankscope.sweeps.tasks import tasks_of
+from rankscope.ext.sweeps.example import EXAMPLE_PLAN
+from rankscope.ext.sweeps.plan import plan_of
+from rankscope.ext.sweeps.status import status_of
+from rankscope.ext.sweeps.tasks import tasks_of
 from tests.cli.test_commands import Fake
-from tests.sweeps.folders import made, rows, task
+from tests.ext.sweeps.folders import made, rows, task
 
 COURSE = {"mu": [1.0, float("nan")]}
 

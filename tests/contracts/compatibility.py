@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.runs.checks import DoctorReport
+from rankscope.verbs.doctor.checks import DoctorReport
 from tests.own_models import GPT, InlineGPT, ids
 
 TABLE = Path(__file__).parents[2] / "docs" / "data" / "compatibility.json"

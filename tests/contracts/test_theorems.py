@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope.theory.theorems import THEOREMS, Hypothesis
-from tests.theory.theorems.networks import rand, random_heads, simulate
+from rankscope.ext.theory.theorems import THEOREMS, Hypothesis
+from tests.ext.theory.theorems.networks import rand, random_heads, simulate
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("**Bound**", "**Exact**", "**Estimate**", "**Heuristic**")

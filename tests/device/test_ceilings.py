@@ -21,6 +21,7 @@ from rankscope.models.inputs import Batch
 from rankscope.verbs import pending
 from rankscope.verbs.measure.passes import Observers
 from tests.device.simulated import SimulatedDevice
+from tests.flat_calls import flat
 
 DEPTHS = 2, 4
 SPECTRA = "aten::_linalg_eigh"
@@ -81,7 +82,7 @@ class PassCounts:
         found = []
         for depth in DEPTHS:
             model = llama(self._device, depth)
-            rs.measure(model, {"input_ids": ids(4)}, batch=2, **options)
+            flat(rs.measure, model, {"input_ids": ids(4)}, batch=2, **options)
             assert self._batch is not None
             self._device.reset()
             with torch.no_grad():
@@ -104,7 +105,7 @@ def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -
         ("attention by tiles", 280, 100, 0),
         # Each step of the iteration for the singular values of all heads together waits once.
         ("contraction by tiles", 550, 100, 10),
-        ("default", 27, 530, 0),
+        ("default", 27, 550, 0),  # 12 of them check the eigenvalues
     ],
 )
 def test_a_pass_waits_for_the_device_once(
@@ -112,7 +113,9 @@ def test_a_pass_waits_for_the_device_once(
 ) -> None:
     per_block, once = PassCounts(device, monkeypatch).added(BATTERIES[battery])
     assert total(per_block, "sync:") <= waits, per_block
-    assert total(once, "sync:", [SPECTRA]) <= 1, once
+    # The copy at the end, and for each of two spectra the check of its eigenvalues.
+    checks = 2 if battery == "default" else 0
+    assert total(once, "sync:", [SPECTRA]) <= 1 + checks, once
     assert total(per_block, "kernel:") <= kernels, per_block
     assert total(once, "kernel:") <= kernels_once, once
 
@@ -122,9 +125,10 @@ def test_blocks_whose_activations_are_too_large_to_wait(
 ) -> None:
     monkeypatch.setattr(pending, "HELD_ENTRIES", 0)
     per_block, once = PassCounts(device, monkeypatch).added(BATTERIES["default"])
-    assert total(per_block, "sync:", [SPECTRA]) == 0, per_block
-    assert total(once, "sync:", [SPECTRA]) <= 1, once
-    assert total(per_block, "kernel:") <= 165, per_block
+    assert total(per_block, "sync:", [SPECTRA]) <= 2, per_block  # the check of each spectrum
+    # The copy at the end, and the check of each spectrum of the embedding and of the last norm.
+    assert total(once, "sync:", [SPECTRA]) <= 5, once
+    assert total(per_block, "kernel:") <= 171, per_block  # 12 of them check the eigenvalues
 
 
 def test_a_reading_of_the_gauge_does_not_wait_in_any_block(device: SimulatedDevice) -> None:

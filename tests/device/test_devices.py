@@ -13,15 +13,16 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.models.loading.devices import held_on, parse_device
 from rankscope.monitor.isolation import same_random_state
 from tests.device.simulated import SimulatedDevice
+from tests.flat_calls import flat
 
 SMALL = {"sequences": 1, "tokens": 8, "metrics": ["relative_residual"], "sites": ["block.out"]}
 CPU = torch.device("cpu")
 
 
 def test_a_device_by_name(device: SimulatedDevice) -> None:
-    run = rs.measure("init:tiny-bert", device="sim:1", **SMALL)
+    run = flat(rs.measure, "init:tiny-bert", device="sim:1", **SMALL)
     assert run.provenance.device == "sim:1"
-    here = rs.measure("init:tiny-bert", **SMALL)
+    here = flat(rs.measure, "init:tiny-bert", **SMALL)
     assert here.provenance.device == "cpu"
     assert run.table["value"].to_pylist() == here.table["value"].to_pylist()
     assert device.counts().kernels > 0
@@ -45,9 +46,9 @@ def test_a_device_that_does_not_exist(name: str, message: str) -> None:
 
 def test_what_contradicts_a_device_is_refused(device: SimulatedDevice) -> None:
     with pytest.raises(InputError, match=r"BertModel is in memory, on cpu. Move it to sim:0 before the call"):
-        rs.measure(rs.load("init:tiny-bert").model, device="sim:0", **SMALL)
+        flat(rs.measure, rs.load("init:tiny-bert").model, device="sim:0", **SMALL)
     with pytest.raises(InputError, match=r"each block on the processor\. Leave device out"):
-        rs.measure("init:tiny-bert", device="sim", offload=True, **SMALL)
+        flat(rs.measure, "init:tiny-bert", device="sim", offload=True, **SMALL)
     with pytest.raises(InputError, match="one device for the whole model"):
         rs.load("init:tiny-bert", device="sim", device_map="auto")
 
@@ -62,7 +63,7 @@ def test_no_float64_weights_where_there_is_no_float64(without_float64: Simulated
 def test_a_verb_in_float64_runs_on_the_processor_instead(without_float64: SimulatedDevice) -> None:
     model = rs.load("init:tiny-gpt2").model.to("sim")
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
-    run = rs.bound(model, sequences=1, tokens=4)
+    run = rs.bound(model, rs.Inputs(sequences=1, tokens=4))
     assert run.provenance.device == "cpu"
     assert any("sim:0 has no float64, in which bound computes" in note for note in run.notes)
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
@@ -83,7 +84,7 @@ def test_autocast_sets_the_floor_and_not_the_metrics(device: SimulatedDevice) ->
     """Activations are computed in bfloat16 and stored in float32; the metrics are those of the stored tensors."""
     model = rs.load("init:tiny-bert").model.to("sim")
     with torch.autocast("sim", dtype=torch.bfloat16):
-        run = rs.measure(model, **{**SMALL, "metrics": ["relative_residual", "effective_rank"]})
+        run = flat(rs.measure, model, **{**SMALL, "metrics": ["relative_residual", "effective_rank"]})
     assert run.floor["dtype"] == "bfloat16"
     assert run.provenance.arithmetic_dtype == "bfloat16"
     X = torch.randn(2, 8, 16, device="sim")
@@ -104,7 +105,7 @@ def test_lowered_products_are_named_and_kept_out_of_our_own() -> None:
             assert lowered_products(CPU) is None
         assert {place.type: lowered_products(place) for place in (CPU, torch.device("cuda"))} == named
         assert torch.get_float32_matmul_precision() == "medium"
-        run = rs.measure("init:tiny-bert", **SMALL)
+        run = flat(rs.measure, "init:tiny-bert", **SMALL)
     finally:
         torch.set_float32_matmul_precision(before)
     assert float((inside - exact).abs().max()) < 1e-4
@@ -171,9 +172,9 @@ def test_a_device_that_computes_wrongly_is_found(device: SimulatedDevice, monkey
 
 def test_weights_offloaded_to_the_processor_run_on_the_device(device: SimulatedDevice) -> None:
     accelerate = pytest.importorskip("accelerate")
-    want = rs.measure("init:tiny-bert", **SMALL)
+    want = flat(rs.measure, "init:tiny-bert", **SMALL)
     model = accelerate.cpu_offload(rs.load("init:tiny-bert").model, execution_device=torch.device("sim:0"))
     device.reset()
-    got = rs.measure(model, **SMALL)
+    got = flat(rs.measure, model, **SMALL)
     assert device.counts().kernels > 0
     assert got.table["value"].to_pylist() == want.table["value"].to_pylist()

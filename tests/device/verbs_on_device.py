@@ -16,12 +16,13 @@ from torch import nn
 
 import rankscope as rs
 from rankscope.errors import RankscopeError
+from rankscope.ext.paths.capture import freeze_network
+from rankscope.ext.paths.single import sample_paths, top_paths
 from rankscope.linalg.precision import has_float64
 from rankscope.models.inputs import prepare_inputs
-from rankscope.paths.capture import freeze_network
-from rankscope.paths.single import sample_paths, top_paths
 from rankscope.stream.viewing import undisturbed, view_of
 from tests.device.simulated import SimulatedDevice
+from tests.flat_calls import flat
 
 DATA = Path(__file__).parents[2] / "docs" / "data"
 FOUND, TABLE = DATA / "devices.json", DATA / "devices.inc"
@@ -46,13 +47,13 @@ def _values(run: rs.Run) -> Values:
 
 
 def _measured(model: nn.Module, **options: Any) -> Values:
-    return _values(rs.measure(model, **{**SHAPE, **options}))
+    return _values(flat(rs.measure, model, **{**SHAPE, **options}))
 
 
 def _operated(model: nn.Module) -> Values:
     found = []
     for surgery in ({"skip": 0.0, "mlp": "drop"}, {"mask": "causal", "norm": "rms"}, {"attention": "centred"}):
-        with rs.operate(model, **surgery):
+        with rs.operate(model, rs.Surgery(**surgery)):
             found.append(_measured(model, metrics=["relative_residual", "attention_entropy"]))
     return np.concatenate(found)
 
@@ -62,7 +63,7 @@ def _doctor(model: nn.Module) -> Values:
 
 
 def _paths(model: nn.Module) -> Values:
-    loaded = rs.load(model)
+    loaded = rs.load(model).loaded
     batch = prepare_inputs(loaded, sequences=1, tokens=8)[0]
     with undisturbed(model):
         networks = freeze_network(view_of(model, batch), loaded.config, batch)
@@ -78,7 +79,7 @@ def _gauge(model: nn.Module) -> Values:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    inputs = prepare_inputs(rs.load(model), sequences=2, tokens=12)[0].inputs
+    inputs = prepare_inputs(rs.load(model).loaded, sequences=2, tokens=12)[0].inputs
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     model.train()
     found = []
@@ -101,12 +102,12 @@ VERBS: dict[str, Callable[[nn.Module], Values]] = {
     ),
     "doctor": _doctor,
     "operate": _operated,
-    "ablate": lambda m: _values(rs.ablate(m, variants=["pure", "full"], **SHAPE)),
-    "exact": lambda m: _values(rs.exact(m, skip=0.0, sequences=1, tokens=8)),
-    "decompose": lambda m: _values(rs.decompose(m, marginals=["heads", "layers"], sequences=1, tokens=8)),
-    "bound": lambda m: _values(rs.bound(m, sequences=1, tokens=8)),
+    "ablate": lambda m: _values(rs.ablate(m, rs.Inputs(**SHAPE), variants=["pure", "full"])),
+    "exact": lambda m: _values(rs.exact(m, rs.Inputs(sequences=1, tokens=8), rs.Surgery(skip=0.0))),
+    "decompose": lambda m: _values(rs.decompose(m, rs.Inputs(sequences=1, tokens=8), marginals=["heads", "layers"])),
+    "bound": lambda m: _values(rs.bound(m, rs.Inputs(sequences=1, tokens=8))),
     "paths": _paths,
-    "remedy": lambda m: _values(rs.remedy(m, remedies=REMEDIES, repeats=1, sequences=1, tokens=8)),
+    "remedy": lambda m: _values(rs.remedy(m, rs.Inputs(sequences=1, tokens=8), remedies=REMEDIES, repeats=1)),
     "gauge": _gauge,
 }
 

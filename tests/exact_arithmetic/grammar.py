@@ -64,7 +64,10 @@ def compared(network: Network, most_digits: int) -> Compared:
     skip = 0.0 if network.skip == "cut" else None
     try:
         run = rankscope.exact(
-            Toy(network), {"inputs_embeds": network.input[None]}, skip=skip, blocks="blocks.*", plain=False
+            rankscope.Model(Toy(network), blocks="blocks.*"),
+            {"inputs_embeds": network.input[None]},
+            rankscope.Surgery(skip=skip),
+            plain=False,
         )
     except RankscopeError as error:
         return Compared(truth, (), (), f"{type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from rankscope import Surgery
 from rankscope.errors import DiscoveryError, UnsupportedArithmeticError
 from rankscope.exact_arithmetic.registry import RULES, rule
 from rankscope.exact_arithmetic.rounding import last_digits_moved
@@ -96,7 +97,7 @@ def test_exact_arithmetic(name: str) -> None:
         warnings.simplefilter("ignore", UserWarning)
         view, batch = built(name)
         for skip in (1.0,) if name in PADDED_INSIDE | CANNOT_BE_CUT else (1.0, 0.0):
-            with operate(view.model, skip=skip):
+            with operate(view.model, Surgery(skip=skip)):
                 exact = exact_residuals(view, batch)
                 seen = assert_agree(exact, plain_residuals(view, batch))
                 assert seen >= len(exact) // 3
@@ -127,7 +128,7 @@ def test_refused_with_the_operation_and_the_module_named(name: str) -> None:
 
 def test_rounding_in_the_common_part_of_a_family_is_refused() -> None:
     view, batch = built("tiny-longt5")
-    with operate(view.model, skip=0.0), pytest.raises(UnsupportedArithmeticError, match="rounding"):
+    with operate(view.model, Surgery(skip=0.0)), pytest.raises(UnsupportedArithmeticError, match="rounding"):
         exact_residuals(view, batch, log_shrink=-60.0)
 
 
@@ -135,7 +136,7 @@ def test_what_is_lost_beside_other_streams_changes_with_the_last_digits() -> Non
     # Queries of the n-gram streams differ at order one: what differs between tokens of the main stream is lost beside
     # it, and reads zero. The same pass with moved digits does not.
     view, batch = built("tiny-prophetnet")
-    with operate(view.model, skip=0.0):
+    with operate(view.model, Surgery(skip=0.0)):
         once = exact_residuals(view, batch, log_shrink=-60.0)
         with last_digits_moved():
             again = exact_residuals(view, batch, log_shrink=-60.0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedArithmeticError
 from rankscope.exact_arithmetic.running import exact_stream, single_sequences
 from rankscope.exact_arithmetic.tensor import Deviation
@@ -55,7 +56,7 @@ OWN: dict[str, Callable[[], tuple[ModelView, Batch]]] = {
 def test_models_of_nobodys_library(name: str, skip: float) -> None:
     view, batch = OWN[name]()
     batch.run(view.model)
-    with operate(view.model, skip=skip, inputs=batch.arguments[0]) if skip != 1.0 else torch.no_grad():
+    with operate(view.model, Surgery(skip=skip), inputs=batch.arguments[0]) if skip != 1.0 else torch.no_grad():
         exact = exact_residuals(view, batch)
         assert assert_agree(exact, plain_residuals(view, batch)) >= len(exact) // 2
 
@@ -63,7 +64,7 @@ def test_models_of_nobodys_library(name: str, skip: float) -> None:
 @pytest.mark.parametrize("name", ["encoder, pre-norm", "encoder, tokens first", "GPT, complete mask"])
 def test_multi_head_attention_of_torch_is_of_third_order(name: str) -> None:
     view, batch = OWN[name]()
-    with operate(view.model, skip=0.0, inputs=batch.arguments[0]):
+    with operate(view.model, Surgery(skip=0.0), inputs=batch.arguments[0]):
         deep, deeper = (exact_residuals(view, batch, log_shrink=shrink) for shrink in (-60.0, -4060.0))
     orders = [(deep[place] - deeper[place]) / 4000.0 for place in deep if place[0] == 0]
     assert orders == pytest.approx([3.0**layer for layer in range(len(orders))], rel=1e-9)
@@ -95,7 +96,7 @@ def test_under_surgery(surgery: dict[str, object], attention: str) -> None:
     stronger(loaded.model)
     batch = prepare_inputs(loaded, None, sequences=2, tokens=12, batch=2)[0]
     view = view_of(loaded.model, batch)
-    with operate(loaded.model, **surgery):  # type: ignore[arg-type]
+    with operate(loaded.model, Surgery(**surgery)):  # type: ignore[arg-type]
         exact = exact_residuals(view, batch, SITES)
         assert_agree(exact, plain_residuals(view, batch, SITES))
 
@@ -107,7 +108,7 @@ def test_fused_and_spelled_out_attention_agree_far_below_float64() -> None:
         loaded.model.set_attn_implementation(attention)
         batch = prepare_inputs(loaded, ["one two three four five", "six seven eight"], tokens=12, batch=2)[0]
         view = view_of(loaded.model, batch)
-        with operate(loaded.model, skip=0.0):
+        with operate(loaded.model, Surgery(skip=0.0)):
             found.append(exact_residuals(view, batch))
     assert found[0] == pytest.approx(found[1], rel=1e-12)
     assert min(found[0].values()) < -25 * LOG10
@@ -119,7 +120,7 @@ def test_padding_does_not_enter() -> None:
     alone = prepare_inputs(loaded, ["i j k"], tokens=12, batch=1)[0]
     assert padded.keep is not None
     assert not bool(padded.keep[1].all())
-    with operate(loaded.model, skip=0.0):
+    with operate(loaded.model, Surgery(skip=0.0)):
         both = exact_residuals(view_of(loaded.model, padded), padded)
         one = exact_residuals(view_of(loaded.model, alone), alone)
     assert [both[1, ref] for _, ref in one] == pytest.approx(list(one.values()), rel=1e-9)
@@ -147,7 +148,7 @@ def test_uniform_attention_collapses_at_once() -> None:
     loaded = load("init:tiny-bert")
     batch = prepare_inputs(loaded, None, sequences=1, tokens=8, batch=1)[0]
     view = view_of(loaded.model, batch)
-    with operate(loaded.model, skip=0.0, attention="uniform"):
+    with operate(loaded.model, Surgery(skip=0.0, attention="uniform")):
         found = exact_residuals(view, batch, ["block.out"])
     assert set(found.values()) == {-math.inf}
 

@@ -25,6 +25,7 @@ from rankscope.execution.rendezvous import Rendezvous, rendezvous
 from rankscope.execution.support import Parallel
 from rankscope.models.loading import load
 from tests.execution.rank_models import fully_sharded, own_model, tensor_parallel
+from tests.flat_calls import flat
 from tests.forked import Scenario, run_scenarios
 
 SIZE: dict[str, Any] = {"sequences": 5, "tokens": 12, "batch": 2}
@@ -54,10 +55,10 @@ def alone(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What one process says, of everything that several are asked."""
     found: dict[str, Any] = {}
     for family in dict.fromkeys((*FAMILIES, *CUT_UP)):
-        found[family] = told(rs.measure(f"init:{family}", **SIZE, null=True, similarity=True))
+        found[family] = told(rs.measure(f"init:{family}", rs.Inputs(**SIZE), null=True, similarity=True))
     for family in CUT_UP:
-        found[f"{family} float64"] = told(rs.measure(f"init:{family}", **SIZE, dtype="float64"))
-    found["own"] = told(rs.measure(own_model(), own_inputs(), batch=2))
+        found[f"{family} float64"] = told(rs.measure(rs.Model(f"init:{family}", dtype="float64"), rs.Inputs(**SIZE)))
+    found["own"] = told(rs.measure(own_model(), rs.Inputs(own_inputs(), batch=2)))
     found["many"] = many()
     return found
 
@@ -69,7 +70,7 @@ def many(**options: Any) -> dict[str, Any]:
     for module, names in limits.items():
         for name in names:
             setattr(importlib.import_module(f"rankscope.{module}"), name, 4)
-    return told(rs.measure(own_model(), inputs, batch=3, **options))
+    return told(flat(rs.measure, own_model(), inputs, batch=3, **options))
 
 
 def own_inputs() -> torch.Tensor:
@@ -78,7 +79,9 @@ def own_inputs() -> torch.Tensor:
 
 def data(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found = {
-        family: told(rs.measure(f"init:{family}", **SIZE, null=True, similarity=True, parallel="data"))
+        family: told(
+            rs.measure(rs.Model(f"init:{family}", parallel="data"), rs.Inputs(**SIZE), null=True, similarity=True)
+        )
         for family in FAMILIES
     }
     return {**found, "many": many(parallel="data")}
@@ -90,12 +93,12 @@ def fsdp(rank: int, world: int, folder: Path) -> dict[str, Any]:
     for family in FAMILIES:
         model = fully_sharded(load(f"init:{family}").model)
         before = weights(model)
-        found[family] = told(rs.measure(model, **SIZE, null=True, similarity=True))
+        found[family] = told(rs.measure(model, rs.Inputs(**SIZE), null=True, similarity=True))
         kinds = sorted({type(parameter).__name__ for parameter in model.parameters()})
         found[f"{family} after"] = {"same": weights(model) == before, "kinds": kinds}
         loaded = load(f"init:{family}", spread="fsdp")
         sharded = [name for name, module in loaded.model.named_modules() if "FSDP" in type(module).__name__]
-        found[f"{family} loaded"] = told(rs.measure(loaded.model, **SIZE, null=True, similarity=True))
+        found[f"{family} loaded"] = told(rs.measure(loaded.model, rs.Inputs(**SIZE), null=True, similarity=True))
         found[f"{family} sharded"] = sharded
     return found
 
@@ -109,13 +112,15 @@ def tensor(families: tuple[str, ...]) -> Scenario:
     def run(rank: int, world: int, folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for family in families:
-            found[family] = told(rs.measure(f"init:{family}", **SIZE, null=True, similarity=True, parallel="tensor"))
+            found[family] = told(
+                rs.measure(rs.Model(f"init:{family}", parallel="tensor"), rs.Inputs(**SIZE), null=True, similarity=True)
+            )
             found[f"{family} float64"] = told(
-                rs.measure(f"init:{family}", **SIZE, dtype="float64", parallel="tensor"),
+                rs.measure(rs.Model(f"init:{family}", dtype="float64", parallel="tensor"), rs.Inputs(**SIZE)),
             )
         for activations in ("local", "distributed"):
             model = tensor_parallel(own_model(), distributed=activations == "distributed")
-            found[f"own {activations}"] = told(rs.measure(model, own_inputs(), batch=2))
+            found[f"own {activations}"] = told(rs.measure(model, rs.Inputs(own_inputs(), batch=2)))
         return found
 
     return run
@@ -134,8 +139,8 @@ def folder_in_parts(rank: int, world: int, folder: Path) -> dict[str, Any]:
         transformers.LlamaModel(config).save_pretrained(place)
     dist.barrier()
     ways: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
-    return {way: told(rs.measure(place, **SIZE, parallel=way)) for way in ways} | {
-        "alone": told(rs.measure(place, **SIZE))
+    return {way: told(rs.measure(rs.Model(place, parallel=way), rs.Inputs(**SIZE))) for way in ways} | {
+        "alone": told(rs.measure(place, rs.Inputs(**SIZE)))
     }
 
 
@@ -146,17 +151,17 @@ def failing(rank: int, world: int, folder: Path) -> dict[str, Any]:
     spec = "init:tiny-bert"
     found: dict[str, Any] = {}
     missing = "init:tiny-nothing" if rank == 1 else spec
-    found["loading"] = error_of(lambda: rs.measure(missing, **SIZE, parallel="data"))
+    found["loading"] = error_of(lambda: rs.measure(rs.Model(missing, parallel="data"), rs.Inputs(**SIZE)))
     seed = {"seed": rank, "random_tokens": True}
-    found["inputs"] = error_of(lambda: rs.measure(spec, **SIZE, **seed, parallel="data"))
+    found["inputs"] = error_of(lambda: flat(rs.measure, spec, **SIZE, **seed, parallel="data"))
     sharded = fully_sharded(load(spec).model)
     read = SiteReader._read_tokens
     if rank == 1:
         SiteReader._read_tokens = _broken  # type: ignore[method-assign]
-    found["data"] = error_of(lambda: rs.measure(spec, **SIZE, parallel="data"))
-    found["fsdp"] = error_of(lambda: rs.measure(sharded, **SIZE))
+    found["data"] = error_of(lambda: rs.measure(rs.Model(spec, parallel="data"), rs.Inputs(**SIZE)))
+    found["fsdp"] = error_of(lambda: rs.measure(sharded, rs.Inputs(**SIZE)))
     SiteReader._read_tokens = read  # type: ignore[method-assign]
-    found["afterwards"] = told(rs.measure(sharded, **SIZE, null=True, similarity=True))
+    found["afterwards"] = told(rs.measure(sharded, rs.Inputs(**SIZE), null=True, similarity=True))
     return found
 
 
@@ -173,13 +178,17 @@ def late(rank: int, world: int, folder: Path) -> dict[str, Any]:
         SiteReader._read_tokens = _broken  # type: ignore[method-assign]
         RankObserver.settle = _slowly(settle)  # type: ignore[method-assign]
     for way in ways:
-        found[way] = error_of(lambda way=way: rs.measure(spec, **SIZE, parallel=way))  # type: ignore[misc]
-    found["ablate"] = error_of(lambda: rs.ablate(sharded, **{**ABLATED, "sequences": 4}))
+        found[way] = error_of(lambda way=way: rs.measure(rs.Model(spec, parallel=way), rs.Inputs(**SIZE)))  # type: ignore[misc]
+    found["ablate"] = error_of(lambda: flat(rs.ablate, sharded, **{**ABLATED, "sequences": 4}))
     SiteReader._read_tokens, RankObserver.settle = read, settle  # type: ignore[method-assign]
-    policy: Any = "no-verbs" if rank == 1 else "content"
-    found["preparing"] = error_of(lambda: rs.measure(sharded, **SIZE, tokens_policy=policy))
-    found["batches"] = error_of(lambda: rs.measure(sharded, **{**SIZE, "sequences": 5 - 3 * rank}))
-    found["afterwards"] = told(rs.measure(sharded, **SIZE, null=True, similarity=True))
+    text = "no-such-folder/text.txt" if rank == 1 else None
+    found["preparing"] = error_of(lambda: rs.measure(sharded, rs.Inputs(text, **SIZE)))
+    own = fully_sharded(own_model())
+    tensors = {"tensors": own_inputs()[: 5 - 3 * rank], "kinds": own_inputs() if rank == 0 else 7}
+    for name, given in tensors.items():
+        found[name] = error_of(lambda given=given: rs.measure(own, rs.Inputs(given, batch=2)))  # type: ignore[misc]
+    found["batches"] = error_of(lambda: rs.measure(sharded, rs.Inputs(**{**SIZE, "sequences": 5 - 3 * rank})))
+    found["afterwards"] = told(rs.measure(sharded, rs.Inputs(**SIZE), null=True, similarity=True))
     return found
 
 
@@ -199,11 +208,11 @@ def refused(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What is refused on every rank alike."""
     model = load("init:tiny-bert").model
     return {
-        "unspread": error_of(lambda: rs.measure(model, **SIZE, parallel="fsdp")),
-        "spread": error_of(lambda: rs.measure(fully_sharded(model), **SIZE, parallel="tensor")),
-        "no plan": error_of(lambda: rs.measure("init:tiny-bert", **SIZE, parallel="tensor")),
-        "heads": error_of(lambda: rs.measure("init:tiny-llama", **SIZE, parallel="tensor")),
-        "word": error_of(lambda: rs.measure("init:tiny-bert", **SIZE, parallel="models")),  # type: ignore[arg-type]
+        "unspread": error_of(lambda: rs.measure(rs.Model(model, parallel="fsdp"), rs.Inputs(**SIZE))),
+        "spread": error_of(lambda: rs.measure(rs.Model(fully_sharded(model), parallel="tensor"), rs.Inputs(**SIZE))),
+        "no plan": error_of(lambda: rs.measure(rs.Model("init:tiny-bert", parallel="tensor"), rs.Inputs(**SIZE))),
+        "heads": error_of(lambda: rs.measure(rs.Model("init:tiny-llama", parallel="tensor"), rs.Inputs(**SIZE))),
+        "word": error_of(lambda: rs.measure(rs.Model("init:tiny-bert", parallel="models"), rs.Inputs(**SIZE))),  # type: ignore[arg-type]
     }
 
 
@@ -241,19 +250,21 @@ ABLATED: dict[str, Any] = {**SIZE, "variants": ["pure", "+skip", "full"], "masks
 def ablated(rank: int, world: int, folder: Path) -> dict[str, Any]:
     spec = "init:tiny-llama"
     ways: tuple[Parallel | None, ...] = ("data", "fsdp", "tensor") if world > 1 else (None,)
-    found: dict[str, Any] = {str(way): told(rs.ablate(spec, **ABLATED, parallel=way)) for way in ways}
+    found: dict[str, Any] = {str(way): told(flat(rs.ablate, spec, **ABLATED, parallel=way)) for way in ways}
     if world > 1:
         sharded = fully_sharded(load(spec).model)
-        found["twin"] = error_of(lambda: rs.ablate(sharded, **ABLATED, weights="both"))
+        found["twin"] = error_of(lambda: flat(rs.ablate, sharded, **ABLATED, weights="both"))
     return found
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "exact": partial(rs.exact, "init:tiny-bert", sequences=3, tokens=6, skip=0.0, mlp="drop", norm="identity"),
-    "bound": partial(rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
-    "decompose": partial(rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
-    "decompose, budget": partial(rs.decompose, "init:tiny-gpt2", **SIZE, memory=0.002, layers=(1,)),
-    "remedy": partial(rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0),
+    "exact": partial(flat, rs.exact, "init:tiny-bert", sequences=3, tokens=6, skip=0.0, mlp="drop", norm="identity"),
+    "bound": partial(flat, rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
+    "decompose": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
+    "decompose, budget": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, paths_memory="2MiB", at_layers=(1,)),
+    "remedy": partial(
+        flat, rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0
+    ),
 }
 """The verbs that deal out batches and do nothing else in parallel."""
 
@@ -262,7 +273,9 @@ def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
     way: Parallel | None = "data" if world > 1 else None
     found = {name: told(verb(parallel=way)) for name, verb in VERBS.items()}
     if world > 1:
-        timed = rs.remedy("init:tiny-bert", **SIZE, remedies=["residual_scale"], gradients=False, parallel="data")
+        timed = rs.remedy(
+            rs.Model("init:tiny-bert", parallel="data"), rs.Inputs(**SIZE), remedies=["residual_scale"], gradients=False
+        )
         found["times"] = {"ratios": [entry["time_ratio"] for entry in timed.extra["remedies"]]}
         sharded = fully_sharded(load("init:tiny-gpt2").model)
         for name, verb in {
@@ -271,7 +284,7 @@ def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
             "decompose": rs.decompose,
             "remedy": rs.remedy,
         }.items():
-            found[f"{name}, asked"] = error_of(lambda verb=verb: verb("init:tiny-gpt2", parallel="fsdp"))  # type: ignore[misc]
+            found[f"{name}, asked"] = error_of(lambda verb=verb: verb(rs.Model("init:tiny-gpt2", parallel="fsdp")))  # type: ignore[misc]
             found[f"{name}, found"] = error_of(lambda verb=verb: verb(sharded))  # type: ignore[misc]
             cut = tensor_parallel(own_model(), distributed=True)
             found[f"{name}, cut"] = error_of(lambda verb=verb, cut=cut: verb(cut, own_inputs()))  # type: ignore[misc]
@@ -304,7 +317,7 @@ def import_everything() -> None:
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"):
         importlib.import_module(name)
     for family in dict.fromkeys((*FAMILIES, *CUT_UP)):
-        rs.measure(f"init:{family}", sequences=1, tokens=4)
+        rs.measure(f"init:{family}", rs.Inputs(sequences=1, tokens=4))
 
 
 if __name__ == "__main__":

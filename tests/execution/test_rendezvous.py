@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +24,7 @@ from rankscope.execution import rendezvous
 from rankscope.execution.rendezvous import RankStore, Rendezvous
 from rankscope.models.wrapping import in_group
 from rankscope.monitor.ranks import Ranks
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 
 
 @pytest.fixture
@@ -125,6 +130,61 @@ def test_barrier_that_one_never_comes_to_is_given_up(group: Any) -> None:
     first, _ = group(2, lambda: Rendezvous(patience=0.02))
     with pytest.raises(ProcessError, match=r"Not all 2 processes arrived within 0.02 s"):
         first.barrier()
+
+
+@pytest.mark.parametrize("waits", ["gather", "barrier"])
+def test_rank_that_was_killed_is_noticed_and_one_that_computes_is_waited_for(
+    group: Any, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 0.4)
+    monkeypatch.setattr(rendezvous, "_PULSE_SECONDS", 0.05)
+    first, second = group(2, lambda: Rendezvous(patience=30))
+
+    def reach(rank: Any) -> Any:
+        return rank.gather(b"x") if waits == "gather" else rank.barrier()
+
+    with second.pulse():
+        found = at_once(lambda: reach(first), after(1.0, lambda: reach(second)))
+    assert found == ([[b"x", b"x"]] * 2 if waits == "gather" else [None] * 2)
+    started = time.monotonic()
+    with pytest.raises(ProcessError, match=r"Process 1 of 2 has stopped: no sign of life for 0.4 s"):
+        reach(first)
+    assert time.monotonic() - started < 5
+
+
+KILLED = """
+import os, signal, sys, time
+from rankscope.errors import ProcessError
+from rankscope.execution import rendezvous
+from rankscope.execution.launching import joined
+with joined(), rendezvous.rendezvous() as ranks:
+    ranks.barrier()
+    if ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        ranks.gather(b"x")
+    except ProcessError as error:
+        print(error)
+        print(time.monotonic() - began < 30, flush=True)
+        os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_killed_process_is_noticed_within_half_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    program = [sys.executable, "-c", KILLED]
+    with (
+        subprocess.Popen(program, env={**place, "RANK": "0"}, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(program, env={**place, "RANK": "1"}) as second,
+    ):
+        said = first.communicate(timeout=90)[0]
+    assert second.wait(timeout=10) == -signal.SIGKILL
+    assert "Process 1 of 2 has stopped: no sign of life for 20 s" in said
+    assert said.strip().endswith("True")
 
 
 def test_rank_that_fails_while_the_others_read_holds_up_nobody(group: Any) -> None:

@@ -30,7 +30,7 @@ def signal_in_batch(number: int, which: str) -> None:
 
 def signal_in_task(number: int, which: str) -> None:
     """The same within the nth task of a sweep."""
-    from rankscope.sweeps import running
+    from rankscope.ext.sweeps import running
 
     tasks = [0]
     do = running.do
@@ -46,7 +46,7 @@ def signal_in_task(number: int, which: str) -> None:
 
 def signal_in_part(number: int, which: str) -> None:
     """The same when the nth part of a long reproduction has been kept."""
-    from rankscope.papers.measuring import parts as keeping
+    from rankscope.ext.papers.measuring import parts as keeping
 
     parts = [0]
     replace = keeping.replace_file
@@ -240,7 +240,9 @@ def measured_in_a_fork() -> None:
     import rankscope as rs
 
     def rows() -> Any:
-        return repr(rs.measure("init:tiny-bert", sequences=2, tokens=16).table.to_pylist())  # NaN is not itself
+        return repr(
+            rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=16)).table.to_pylist()
+        )  # NaN is not itself
 
     before = rows()
     child = os.fork()

@@ -218,8 +218,8 @@ def test_brackets_without_end(warm: Warm, tmp_path: Path) -> None:
 def test_text_without_end(warm: Warm, tmp_path: Path) -> None:
     with (tmp_path / "long.txt").open("wb") as stream:
         stream.truncate(2**40)
-    for name in ("/dev/zero", "long.txt"):
-        refused(warm, ["measure", "init:tiny-bert", "--text", name], tmp_path, "268,435,456 bytes", megabytes=1500)
+    for name, why in (("/dev/zero", "regular file"), ("long.txt", "268,435,456 bytes")):
+        refused(warm, ["measure", "init:tiny-bert", "--text", name], tmp_path, why, megabytes=1500)
 
 
 @fault(

@@ -212,7 +212,7 @@ def test_a_clock_that_goes_back(warm: Warm, tmp_path: Path) -> None:
     assert (rs.load_run(tmp_path / "run").provenance.wall_seconds or 0) >= 0
     outcome = warm.run([], tmp_path, "train_while_the_clock_jumps", record="record")
     assert outcome.code == 0, outcome.err
-    from rankscope.runs.gauge_record import read_record
+    from rankscope.monitor.record import read_record
 
     assert [reading.step for reading in read_record(tmp_path / "record").readings] == list(range(6))
 
@@ -244,7 +244,7 @@ def test_a_fork_behind_a_measurement(warm: Warm, tmp_path: Path) -> None:
 
 @fault(
     "a killed sweep worker, node and driver",
-    done="SIGKILL to a Ray worker, a Ray node and the driver of a sweep (tests/sweeps/test_on_ray.py)",
+    done="SIGKILL to a Ray worker, a Ray node and the driver of a sweep (tests/ext/sweeps/test_on_ray.py)",
     expected="every row is there once when the sweep has been started again",
 )
 @fault(
@@ -259,16 +259,16 @@ def test_a_fork_behind_a_measurement(warm: Warm, tmp_path: Path) -> None:
 )
 @fault(
     "a killed streamed run",
-    done="SIGKILL while a model larger than memory is gone through (tests/execution/offload/test_resuming.py)",
+    done="SIGKILL while a model larger than memory is gone through (tests/ext/offload/test_resuming.py)",
     expected="the same command goes on behind the last finished block, with the same bits",
 )
 @pytest.mark.parametrize(
     ("module", "test"),
     [
-        ("sweeps/test_on_ray.py", "test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once"),
+        ("ext/sweeps/test_on_ray.py", "test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once"),
         ("monitor/test_recording.py", "test_killed_process_loses_only_the_line_it_was_writing"),
         ("monitor/test_ranks.py", "test_killed_rank_leaves_a_whole_record"),
-        ("execution/offload/test_resuming.py", "test_signal_nine_half_way"),
+        ("ext/offload/test_resuming.py", "test_signal_nine_half_way"),
     ],
 )
 def test_done_elsewhere(module: str, test: str) -> None:

@@ -122,6 +122,17 @@ def test_item_12_python_m_does_not_take_libraries_from_the_folder(trap: Path) ->
     assert what_ran(trap) == []
 
 
+def test_python_m_cleans_the_path_before_its_first_import(trap: Path) -> None:
+    """Also modules of Python itself, but for those that ``-m`` imports before any file of ours."""
+    first = done(trap.parent, "-c", "import runpy, importlib.util, sys; print(*sys.modules)").stdout.split()
+    names = {"__future__", *(name for name in sys.stdlib_module_names if not name.startswith("_"))}
+    for name in names - {word.partition(".")[0] for word in first}:
+        (trap / f"{name}.py").write_text(f"open({str(trap.parent / f'ran-{name}')!r}, 'w')\n")
+    ended = done(trap, "-m", "rankscope", "--version")
+    assert ended.stdout.startswith("rankscope "), ended.stderr[-2000:]
+    assert what_ran(trap) == []
+
+
 @pytest.mark.slow
 def test_item_12_rerun_does_not_take_rankscope_from_the_folder(trap: Path) -> None:
     run = str(trap.parent / "run")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
+from rankscope.runs.rows import only
+from tests.flat_calls import flat
 from tests.hostile.case import Case
 from tests.hostile.twin import WHOLE, Cut, Twin
 
@@ -134,7 +136,7 @@ def residuals(run: rs.Run, metric: str, **wanted: str) -> dict[tuple[int, int], 
     """By (layer, sequence); several stacks count as one, in the order in which they ran."""
     rows = [
         row
-        for row in run.select(metric=metric, site="block.out").to_pylist()
+        for row in only(run.table, metric=metric, site="block.out").to_pylist()
         if all(row[column] == value for column, value in wanted.items())
     ]
     first, depth = {}, 0
@@ -151,8 +153,8 @@ def residuals(run: rs.Run, metric: str, **wanted: str) -> dict[tuple[int, int], 
 
 def doctor(setting: Setting) -> str:
     """Passes only if ``measure`` is right; what fails says where."""
-    report = rs.doctor(setting.model, setting.given, **setting.options)
-    if not report.passed:
+    report = flat(rs.doctor, setting.model, setting.given, **setting.options)
+    if not report.trusted:
         failed = "; ".join(check.detail for check in report.checks if check.status == "fail")
         raise rs.RankscopeError(f"{failed} ({type(setting.model).__name__})" if not report.stacks else failed)
     depth = sum(stack.depth for stack in report.stacks)
@@ -164,8 +166,14 @@ def doctor(setting: Setting) -> str:
 
 
 def measure(setting: Setting, **declared: Any) -> str:
-    run = rs.measure(
-        setting.model, setting.given, metrics=["relative_residual"], sites=["block.out"], **setting.options, **declared
+    run = flat(
+        rs.measure,
+        setting.model,
+        setting.given,
+        metrics=["relative_residual"],
+        sites=["block.out"],
+        **setting.options,
+        **declared,
     )
     theirs = setting.twin(WHOLE)
     if declared and theirs.told is not None:
@@ -179,9 +187,14 @@ def measure_declared(setting: Setting) -> str:
 
 
 def measure_cut(setting: Setting) -> str:
-    with rs.operate(setting.model, skip=0.0, inputs=setting.given, **setting.options):
-        run = rs.measure(
-            setting.model, setting.given, metrics=["relative_residual"], sites=["block.out"], **setting.options
+    with rs.operate(setting.model, rs.Surgery(skip=0.0, **setting.options), inputs=setting.given):
+        run = flat(
+            rs.measure,
+            setting.model,
+            setting.given,
+            metrics=["relative_residual"],
+            sites=["block.out"],
+            **setting.options,
         )
     theirs = setting.twin(Cut(skip=0.0))
     return f"{assert_residuals(residuals(run, 'relative_residual'), theirs, setting.case):.1e}"
@@ -191,7 +204,7 @@ def operating(cut: Cut, **words: Any) -> Callable[[Setting], str]:
     """The output under ``operate`` against the hand-cut output; a cut that changes nothing has to be refused."""
 
     def verb(setting: Setting) -> str:
-        with rs.operate(setting.model, inputs=setting.given, **words, **setting.options):
+        with rs.operate(setting.model, rs.Surgery(**words, **setting.options), inputs=setting.given):
             ours = setting.run()
         theirs, whole = setting.twin(cut).output, setting.twin(WHOLE).output
         error = assert_close(ours, theirs, TOLERANCE + setting.case.roundings)
@@ -204,7 +217,7 @@ def operating(cut: Cut, **words: Any) -> Callable[[Setting], str]:
 
 def exact(cut: Cut, **words: Any) -> Callable[[Setting], str]:
     def verb(setting: Setting) -> str:
-        run = rs.exact(setting.model, setting.given, plain=False, sequences=1, **words, **setting.options)
+        run = flat(rs.exact, setting.model, setting.given, plain=False, sequences=1, **words, **setting.options)
         ours = residuals(run, "log10_relative_residual", arithmetic="exact")
         first = setting.twin(cut).first()
         return f"{assert_residuals(ours, first, setting.case):.1e}"
@@ -214,8 +227,13 @@ def exact(cut: Cut, **words: Any) -> Callable[[Setting], str]:
 
 def ablate(setting: Setting) -> str:
     """Each variant equal, or left out by name in the notes; all of them left out is a refusal."""
-    run = rs.ablate(
-        setting.model, setting.given, variants=list(VARIANTS), metrics=["relative_residual"], **setting.options
+    run = flat(
+        rs.ablate,
+        setting.model,
+        setting.given,
+        variants=list(VARIANTS),
+        metrics=["relative_residual"],
+        **setting.options,
     )
     worst, refused = 0.0, []
     for name, cut in VARIANTS.items():

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2Model
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 import rankscope as rs
+from rankscope.runs.rows import only
 from tests.hostile import twin as plain
 from tests.hostile.harness import TOLERANCE, names_a_part
 from tests.hostile.parts import ids
@@ -181,12 +182,12 @@ def test_the_twin_is_the_network(form: type[Hostile]) -> None:
 def test_decompose_is_equal_or_refused(form: type[Hostile], gain: float) -> None:
     model, given = network(form), ids()
     try:
-        with nullcontext() if gain == 1.0 else rs.operate(model, skip=gain):
+        with nullcontext() if gain == 1.0 else rs.operate(model, rs.Surgery(skip=gain)):
             run = rs.decompose(model, given, metrics=["relative_residual"])
     except rs.RankscopeError as error:
         refused(model, form, error)
         return
-    rows = run.select(metric="relative_residual", site="final").to_pylist()
+    rows = only(run.table, metric="relative_residual", site="final").to_pylist()
     ours = {(row["length"], row["sequence"]): row["value"] for row in rows if row["paths"] == "of a length"}
     for length, total in enumerate(path_sums(model, given, gain)):
         for sequence, x in enumerate(total):

@@ -69,14 +69,17 @@ def test_every_form_of_skip_in_float32_and_with_one_sequence(name: str) -> None:
     case = replace(CASES[name], dtype=torch.float32, inputs=lambda: ids(1))
     setting = Setting(case, case.model(), case.given())
     bare = setting.run()
-    with rs.operate(setting.model, skip=2.0, inputs=setting.given), rs.operate(setting.model, skip=0.5):
+    with (
+        rs.operate(setting.model, rs.Surgery(skip=2.0), inputs=setting.given),
+        rs.operate(setting.model, rs.Surgery(skip=0.5)),
+    ):
         assert torch.equal(setting.run(), bare)
     # The twin in float64 with the same weights is the reference: two float32 results differ by the errors of both.
     fine = Setting(replace(case, dtype=torch.float64), copy.deepcopy(setting.model).double(), setting.given)
     for gain in (0.0, 0.5):
         want, ours = fine.twin(Cut(skip=gain)).output, []
         for one in (fine, setting):
-            with rs.operate(one.model, skip=gain, inputs=one.given, **one.options):
+            with rs.operate(one.model, rs.Surgery(skip=gain, **one.options), inputs=one.given):
                 ours.append(one.run())
         # Float32 loses what float64 loses, magnified by the ratio of their digits; some networks are ill-conditioned.
         lost = assert_close(ours[0], want, 1e-10)
@@ -112,8 +115,10 @@ def test_a_depth_that_depends_on_the_input_is_refused(first: int) -> None:
     even[0, 0], odd[0, 0] = 2, 3
     both = torch.cat([even, odd] if first == 0 else [odd, even])
     with pytest.raises(rs.RankscopeError, match=r"blocks\.2"):
-        rs.measure(model, both, metrics=["relative_residual"], batch=1)
-    run = rs.measure(model, even, metrics=["relative_residual"], sites=["block.out"])
+        rs.measure(model, rs.Inputs(both, batch=1), metrics=["relative_residual"])
+    with pytest.raises(rs.RankscopeError, match=r"blocks\.2"):
+        rs.measure(model, rs.Inputs(both, batch=1, axes="batch tokens"), metrics=["relative_residual"])
+    run = rs.measure(model, rs.Inputs(even, axes="batch tokens"), metrics=["relative_residual"], sites=["block.out"])
     assert {row["layer"] for row in run.table.to_pylist()} == {0, 1}
 
 

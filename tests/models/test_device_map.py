@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rankscope import Inputs
 from rankscope.errors import LoadError, UnsupportedConfigError
+from rankscope.ext.theory.bound.run import bound
 from rankscope.models.loading import load
 from rankscope.verbs.ablate.run import ablate
-from rankscope.verbs.bound.run import bound
 from rankscope.verbs.exact.run import exact
 from rankscope.verbs.measure.run import measure
-from tests.execution.offload.folders import same_bits, saved
+from tests.ext.offload.folders import same_bits, saved
 
 PLACES = {
     "llama": {"embed_tokens": "disk", "layers.0": "cpu", "layers.1": "disk", "layers.2": "disk", "norm": "disk"},
@@ -29,11 +30,11 @@ def test_offloaded_layers_give_the_same_bits(tmp_path: Path, family: str) -> Non
     places = {**PLACES[family], **FURTHER[family]}
     placed = load(folder, device_map=places, offload_folder=tmp_path / "disk")
     assert any(value.is_meta for value in placed.model.parameters())
-    assert same_bits(measure(folder, **SHAPE), measure(placed.model, **SHAPE))
-    assert same_bits(ablate(folder, **SHAPE), ablate(placed.model, **SHAPE))
+    assert same_bits(measure(folder, Inputs(**SHAPE)), measure(placed.model, Inputs(**SHAPE)))
+    assert same_bits(ablate(folder, Inputs(**SHAPE)), ablate(placed.model, Inputs(**SHAPE)))
     for verb in (exact, bound):
         with pytest.raises(UnsupportedConfigError, match="offload=True"):
-            verb(placed.model, sequences=1, tokens=8)
+            verb(placed.model, Inputs(sequences=1, tokens=8))
 
 
 def test_a_map_goes_with_weights_that_are_read(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_bad_texts_are_named(bert: LoadedModel, tmp_path: Path) -> None:
 def test_sequences_longer_than_the_position_table_are_cut_and_it_is_said() -> None:
     roberta = load("init:tiny-roberta")
     prepared = prepare_inputs(roberta, sequences=1, tokens=600)
-    assert prepared.notes[0] == "sequences are cut at 510 tokens, the most this roberta takes"
+    assert prepared.caveats == ("Sequences have at most 510 tokens, not 600: this roberta takes no more.",)
     with torch.no_grad():
         assert prepared[0].run(roberta.model)[0].shape[1] == 510
 
@@ -155,12 +155,16 @@ def test_own_tensors_go_through_unchanged(bert: LoadedModel) -> None:
 def test_a_module_of_ones_own_takes_positional_tensors_and_lists() -> None:
     module = load(torch.nn.Linear(4, 4))
     data = torch.randn(5, 3, 4)
-    prepared = prepare_inputs(module, data, batch=2)
+    with pytest.raises(InputError, match="no tokens act on each other"):
+        prepare_inputs(module, data)
+    prepared = prepare_inputs(module, data, batch=2, axes="batch tokens")
     torch.testing.assert_close(torch.cat([part.run(module.model) for part in prepared]), module.model(data))
-    parts = prepare_inputs(module, [data, {"input": data[:2]}])
+    parts = prepare_inputs(module, [data, {"input": data[:2]}], axes="batch tokens")
     assert [(part.first_sequence, part.sequences) for part in parts] == [(0, 5), (5, 2)]
     torch.testing.assert_close(parts[1].run(module.model), module.model(data[:2]))
-    assert prepare_inputs(module, data, tokens_policy="no-first")[0].keep.tolist() == 5 * [[False, True, True]]  # type: ignore[union-attr]
+    without_first = prepare_inputs(module, data, tokens_policy="no-first", axes="batch tokens")[0].keep
+    assert without_first is not None
+    assert without_first.tolist() == 5 * [[False, True, True]]
     with pytest.raises(InputError, match="Pass a tensor"):
         prepare_inputs(module)
     with pytest.raises(InputError, match=r"Entry 1 .* int"):

@@ -127,9 +127,9 @@ def test_a_billion_experts_are_refused_with_an_estimate(tmp_path: Path) -> None:
 def test_the_count_of_many_layers_is_that_of_the_whole_network() -> None:
     from transformers import BertConfig, BertModel
 
-    from rankscope.models.loading.affording import _counted, _parameters
+    from rankscope.models.loading.affording import _counted, _size
 
     config = BertConfig(
         hidden_size=8, intermediate_size=16, num_attention_heads=2, vocab_size=11, num_hidden_layers=600
     )
-    assert _counted(config, BertModel, 600) == _parameters(config, BertModel)
+    assert _counted(config, BertModel, 600) == _size(config, BertModel)

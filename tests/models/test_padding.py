@@ -140,7 +140,9 @@ def test_item_9_each_sequence_reads_as_it_does_alone(case: str) -> None:
     """The number itself: with padding beside it, and cut to its own length without."""
     make, given, _ = CASES[case]
     model, inputs = make(), given()
-    together = rs.measure(model, inputs, metrics=["relative_residual"], sites=["block.out"], blocks="blocks.*")
+    together = rs.measure(
+        rs.Model(model, blocks="blocks.*"), inputs, metrics=["relative_residual"], sites=["block.out"]
+    )
     assert together.provenance.lengths == tuple(LENGTHS.tolist())
     for row, length in enumerate(LENGTHS.tolist()):
         alone = {
@@ -151,7 +153,9 @@ def test_item_9_each_sequence_reads_as_it_does_alone(case: str) -> None:
             else value[row : row + 1, :length]
             for name, value in inputs.items()
         }
-        single = rs.measure(model, alone, metrics=["relative_residual"], sites=["block.out"], blocks="blocks.*")
+        single = rs.measure(
+            rs.Model(model, blocks="blocks.*"), alone, metrics=["relative_residual"], sites=["block.out"]
+        )
         rows = together.select(site="block.out").to_pylist()
         found = [entry["value"] for entry in rows if entry["sequence"] == row]
         assert found == pytest.approx(single.table["value"].to_pylist(), rel=1e-5)
@@ -211,8 +215,11 @@ def test_item_9_booleans_that_are_no_mask_are_told() -> None:
 
 
 def lengths_of(padding: Any, model: nn.Module | None = None) -> tuple[int, ...]:
-    run = rs.measure(model or Ignores(), {"ids": ids(), "mask": IS_CONTENT}, metrics=["relative_residual"],
-                     blocks="blocks.*", padding=padding)  # fmt: skip
+    run = rs.measure(
+        rs.Model(model or Ignores(), blocks="blocks.*"),
+        rs.Inputs({"ids": ids(), "mask": IS_CONTENT}, padding=padding),
+        metrics=["relative_residual"],
+    )
     return run.provenance.lengths
 
 
@@ -233,8 +240,8 @@ def test_item_9_padding_can_be_said() -> None:
         ("ids=1", "neither the shape nor the values of a mask"),
         (torch.zeros(3, TOKENS), r"expected \(4, 14\)"),
         (torch.zeros(4, 3), r"expected \(4, 14\)"),
-        (True, "padding is a bool"),
-        ({"mask": 1}, "padding is a dict"),
+        (True, "padding=True: expected a text or a torch.Tensor"),
+        ({"mask": 1}, r"padding=.*: expected a text or a torch.Tensor"),
     ],
 )
 def test_item_9_padding_that_means_nothing_is_refused(padding: Any, why: str) -> None:
@@ -250,7 +257,9 @@ def test_texts_have_no_padding_to_declare() -> None:
 
 def test_operate_needs_no_word_about_a_mask_it_does_not_use() -> None:
     model = Ignores()
-    with rs.operate(model, skip=0.0, inputs={"ids": ids(), "mask": IS_CONTENT}, blocks="blocks.*"):
+    with rs.operate(
+        rs.Model(model, blocks="blocks.*"), rs.Surgery(skip=0.0), inputs={"ids": ids(), "mask": IS_CONTENT}
+    ):
         pass
 
 

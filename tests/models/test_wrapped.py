@@ -90,9 +90,9 @@ def test_surgery_reaches_a_model_that_is_compiled() -> None:
     compiled = torch.compile(copy.deepcopy(plain), backend="eager")
     with torch.no_grad():
         before = compiled(**IDS).last_hidden_state
-        with rs.operate(plain, skip=0.0):
+        with rs.operate(plain, rs.Surgery(skip=0.0)):
             expected = plain(**IDS).last_hidden_state
-        with rs.operate(compiled, skip=0.0):
+        with rs.operate(compiled, rs.Surgery(skip=0.0)):
             found = compiled(**IDS).last_hidden_state
         assert torch.equal(found, expected)
         assert not torch.equal(found, before)
@@ -210,7 +210,7 @@ def test_attention_inside_an_operator_is_named() -> None:
 
 @pytest.mark.parametrize("preset", ["tiny-bloom", "tiny-gemma2"])
 def test_doctor_allows_for_a_softmax_in_float32_inside_a_float64_model(preset: str) -> None:
-    check = next(c for c in rs.doctor(f"init:{preset}", dtype="float64").checks if c.name == "attention")
+    check = next(c for c in rs.doctor(rs.Model(f"init:{preset}", dtype="float64")).checks if c.name == "attention")
     assert check.status == "pass"
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rankscope.monitor import Gauge, Reading
+from tests.flat_calls import flat
 from tests.forked import run_scenarios
 from tests.monitor.trainings import batches, bert, probe
 
@@ -67,7 +68,7 @@ def training(
     """Train, and say what the gauge said. ``absent=(rank, step)``: that rank calls no gauge from that step on."""
     torch.manual_seed(0)
     model = WRAPPERS[wrap](bert(dropout=0.0).double())
-    gauge = Gauge(model, probe(), schedule=schedule, record=record, **options) if watched else None
+    gauge = flat(Gauge, model, probe(), schedule=schedule, record=record, **options) if watched else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     readings: list[Reading] = []
     for step, batch in enumerate(batches(steps)):
@@ -140,6 +141,9 @@ class Moody:
         return self.rank > 0 or step in self.wanted
 
     def was_read(self, step: int, seconds: float) -> None:
+        pass
+
+    def notice(self, step: int, name: str, value: float) -> None:
         pass
 
 

@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope import Surgery
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record
 from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.causes import (
+    TO_DO,
+    Cause,
+    Moment,
+    Scene,
     Structure,
     cause_by_experiment,
-    cause_in_history,
-    cause_of_structure,
-    cause_of_vanished_gradients,
+    find_cause,
     read_structure,
+    to_do,
 )
 from rankscope.monitor.isolation import beside_training
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.monitor.trainings import bert, gpt2, probe
@@ -29,7 +33,7 @@ from tests.monitor.trainings import bert, gpt2, probe
 
 def structure_of(model: Any, **operation: Any) -> Structure:
     batch = prepare_inputs(load(model), {"input_ids": probe()["input_ids"]})[0]
-    with operate(model, **operation), beside_training(model):
+    with operate(model, Surgery(**operation)), beside_training(model):
         return read_structure(view_of(model, batch), batch)
 
 
@@ -75,15 +79,76 @@ def test_learned_gain_that_moves_a_little_is_no_difference() -> None:
     assert Structure.from_json({"shapes": 3}) is None
 
 
+ROOM = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.5})
+
+
+def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) -> Scene:
+    """A scene without any evidence, apart from what is given."""
+    empty = LayerState({}, {}, {}, {})
+    facts: dict[str, Any] = {
+        "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
+        "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None,
+        "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
+    }  # fmt: skip
+    return Scene(ALARMS[alarm], None, layer, **{**facts, **given})
+
+
+def whole(**now: float) -> LayerState:
+    return LayerState(now, {}, {}, {})
+
+
+def past(
+    *, rate: Any = lambda step: 1e-3, loss: Any = lambda step: 2.0, motion: Any = lambda step: 1e-3
+) -> list[Moment]:
+    return [Moment(step, {(None, 0): motion(step)}, rate(step), loss(step)) for step in range(0, 200, 5)]
+
+
+@pytest.mark.parametrize("alarm", ["token_collapse", "entropy_collapse", "input_collapse", "sudden_change"])
+@pytest.mark.parametrize(
+    ("given", "component"),
+    [
+        ({"whole": whole(batch_copies=1.0)}, "data"),
+        ({"whole": whole(batch_common=0.95)}, "data"),
+        ({"whole": whole(batch_ignored=1.0)}, "data"),
+        ({"not_finite": lambda: Cause("activations", "")}, "activations"),
+        ({"changes": (Cause("skip", "the skips carry 0.5"),)}, "skip"),
+        ({"past": past(motion=lambda step: 0.05)}, "rate"),
+        ({"past": past(motion=lambda s: 0.02 if s > 150 else 1e-3, rate=lambda s: 0.1 if s > 150 else 1e-3)}, "rate"),
+        ({"past": [*past()[:-1], Moment(200, {(None, 0): 0.1, (None, 1): 0.0}, turned=((None, 0),))]}, "weights"),
+        ({"whole": whole(still_steps=32.0, weights_moved=0.0)}, "optimizer"),
+        ({"past": past(loss=lambda step: 2.0 if step < 180 else -2.0)}, "objective"),
+        ({"past": past(loss=lambda step: 2.0 if step < 180 else 3.5)}, "objective"),
+        ({"state": LayerState({}, {}, {}, {}, settled=True)}, "objective"),
+        ({"structure": lambda: Structure("x", {}, {}, {"": 0.01}, {}, {"": 0.5})}, "embedding"),
+        ({"structure": lambda: Structure("x", {}, {}, {"": 0.9}, {}, {"": 0.0})}, "embedding"),
+        ({"structural": lambda: Cause("skip", "no skips")}, "skip"),
+    ],
+)  # fmt: skip
+def test_every_alarm_goes_through_the_same_search(alarm: str, given: dict[str, Any], component: str) -> None:
+    found = find_cause(scene(alarm, **given))
+    assert found.component == component
+    assert component in TO_DO or component in ("rate", "skip")
+
+
+def test_no_alarm_has_a_cause_written_into_it() -> None:
+    assert not hasattr(ALARMS["entropy_collapse"], "blames")
+    assert {find_cause(scene(name)).component for name in ALARMS if not ALARMS[name].is_event} <= {"mlp", "attention"}
+
+
+def test_what_is_done_about_the_rate_names_a_rate() -> None:
+    moments = past(motion=lambda step: 0.03, rate=lambda step: 0.1)
+    assert "lower the learning rate to about 0.01" in to_do(find_cause(scene(past=moments)), moments)
+    assert to_do(Cause("attention", ""), moments) == ""
+
+
 def test_equal_tokens_on_entry_are_the_embeddings_doing() -> None:
     model = bert()
     with torch.no_grad():
         for table in (model.bert.embeddings.word_embeddings, model.bert.embeddings.position_embeddings):
             table.weight[:] = table.weight[:1]
-    found = cause_of_structure(structure_of(model), None, None, 1)
-    assert found is not None
-    assert found.component == "embedding"
-    assert cause_of_structure(structure_of(bert()), None, None, 1) is None
+    found = structure_of(model)
+    assert find_cause(scene(structure=lambda: found)).component == "embedding"
+    assert find_cause(scene(structure=lambda: structure_of(bert()))).component == "mlp"
 
 
 def test_branches_that_add_far_less_are_named_with_their_blocks() -> None:
@@ -103,24 +168,14 @@ def test_branches_that_add_far_less_are_named_with_their_blocks() -> None:
     assert both.component == "branches"
 
 
-def test_history_names_the_rate_before_the_objective_and_neither_without_evidence() -> None:
-    quiet, settled = (LayerState({}, {}, {}, {}, settled=settled) for settled in (False, True))
-    assert cause_in_history(quiet, 0.008) is None
-    for state, fastest, component in ((quiet, 0.03, "rate"), (settled, 0.008, "objective"), (settled, 0.03, "rate")):
-        found = cause_in_history(state, fastest)
-        assert found is not None
-        assert found.component == component
-
-
-def test_no_gradient_at_all_is_the_fault_of_attention_and_a_small_one_is_not() -> None:
-    spec = ALARMS["vanishing_qk_gradients"]
+@pytest.mark.parametrize(("entropy", "word"), [(1.0, "does not depend on queries"), (math.nan, "the mask")])
+def test_no_gradient_at_all_is_the_fault_of_attention_and_a_small_one_is_not(entropy: float, word: str) -> None:
     none, little = (
-        LayerState({"qk_to_v_gradient": value, "attention_entropy": 1.0}, {}, {}, {}) for value in (0.0, 1e-6)
+        LayerState({"qk_to_v_gradient": value, "attention_entropy": entropy}, {}, {}, {}) for value in (0.0, 1e-6)
     )
-    found = cause_of_vanished_gradients(none, spec)
-    assert found is not None
-    assert found.component == "attention"
-    assert cause_of_vanished_gradients(little, spec) is None
+    found = find_cause(scene("vanishing_qk_gradients", state=none))
+    assert (found.component, word in found.words) == ("attention", True)
+    assert find_cause(scene("vanishing_qk_gradients", state=little)).component == "mlp"
 
 
 def row(value: float) -> LayerValue:
@@ -182,10 +237,13 @@ def test_resumed_run_keeps_its_history_and_a_halved_skip_is_named_at_once(tmp_pa
         same = gauge.step(4)
     assert same is not None
     assert same.alarms == ()
-    with operate(model, skip=0.5), Gauge(model, given, schedule=1, record=tmp_path, actions=(), strict=True) as gauge:
+    with (
+        operate(model, Surgery(skip=0.5)),
+        Gauge(model, given, schedule=1, record=tmp_path, actions=(), strict=True) as gauge,
+    ):
         other = gauge.step(5)
         collapsed = []
-        with operate(model, skip=0.0, mlp="drop", attention="uniform", mask="complete"):
+        with operate(model, Surgery(skip=0.0, mlp="drop", attention="uniform", mask="complete")):
             collapsed += [alarm for step in (6, 7) for alarm in (gauge.step(step) or same).alarms]
     assert other is not None
     (alarm,) = other.alarms

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankscope import Surgery
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge
@@ -122,7 +123,7 @@ def test_gradients_vanish_at_collapse() -> None:
     """Noci et al. (2022): where tokens are equal, queries and keys have no gradient and values do."""
     model = bert(dropout=0.0, layers=6).double()
     gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
-    with operate(model, skip=0.0, mlp="drop"):
+    with operate(model, Surgery(skip=0.0, mlp="drop")):
         plain(model, batches(1)[0]).backward()
         gauge.after_backward(0)
         reading = gauge.step(0)

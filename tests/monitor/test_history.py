@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from rankscope.runs.gauge_history import History
-from rankscope.runs.readings import Alarm, LayerValue, Reading, fact
+from rankscope.monitor.history import History
+from rankscope.monitor.readings import Alarm, LayerValue, Reading, fact
 
 
 def reading(step: int) -> Reading:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope import Inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge
 from rankscope.verbs.between_inputs import Pooling
@@ -52,7 +53,7 @@ def test_the_recorded_trainings_say_what_the_page_says() -> None:
 
 @pytest.mark.parametrize("ids", [torch.arange(5, 45).reshape(4, 10), torch.arange(5, 15).repeat(9, 1)])
 def test_too_few_or_identical_inputs_are_not_read(ids: torch.Tensor) -> None:
-    gauge = Gauge(load("init:tiny-bert").model, ids, schedule=1, sequences=9, strict=True)
+    gauge = Gauge(load("init:tiny-bert").model, Inputs(ids, sequences=9), schedule=1, strict=True)
     reading = gauge.step(0)
     assert reading is not None
     assert reading.values("inputs_relative_residual") == {}
@@ -61,7 +62,7 @@ def test_too_few_or_identical_inputs_are_not_read(ids: torch.Tensor) -> None:
 def test_the_reading_is_that_of_the_pooled_inputs() -> None:
     model = load("init:tiny-bert").model
     ids = torch.randint(5, 90, (10, 12), generator=torch.Generator().manual_seed(0))
-    reading = Gauge(model, ids, schedule=1, sequences=10, strict=True).step(0)
+    reading = Gauge(model, Inputs(ids, sequences=10), schedule=1, strict=True).step(0)
     assert reading is not None
     hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[1:]
     for layer, x in enumerate(hidden):

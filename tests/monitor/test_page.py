@@ -1,4 +1,4 @@
-"""The examples of the page "Watch your run in three lines" run as printed, one host after the other."""
+"""The examples of the page "Watch your run in one line" run as printed, one host after the other."""
 
 from __future__ import annotations
 

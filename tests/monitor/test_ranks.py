@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope.monitor import Reading, read_record
-from rankscope.runs.readings import LAYERS_READ, RANKS_READ
+from rankscope.monitor.readings import LAYERS_READ, RANKS_READ
 from tests.forked import run_program
 from tests.monitor.ranks_program import SCENARIOS, STEPS
 
@@ -46,7 +46,7 @@ def numbers(reading: dict[str, Any]) -> dict[tuple[str, int], float]:
     return {(row["metric"], row["layer"]): row["mean"] for row in rows}
 
 
-WHOLE = ("weight_motion",)
+WHOLE = ("weight_motion", "still_steps", "weights_moved")
 """Not read of a model whose weights are sharded."""
 
 
@@ -59,6 +59,7 @@ def test_numbers_are_those_of_one_process(runs: Path, name: str) -> None:
         assert [reading["step"] for reading in rank["readings"]] == list(range(STEPS))
         for got, want in zip(rank["readings"], one, strict=True):
             expected = {key: value for key, value in numbers(want).items() if "fsdp" not in name or key[0] not in WHOLE}
+            assert numbers(got).keys() == expected.keys(), numbers(got).keys() ^ expected.keys()
             assert numbers(got) == pytest.approx(expected, rel=1e-9)
             assert ("qk_to_v_gradient", 1) in numbers(got)
 

@@ -14,6 +14,7 @@ import pytest
 from rankscope.errors import InputError, ResultError
 from rankscope.monitor import Alarm, LayerValue, Reading, read_record
 from rankscope.monitor.outlets import RecordWriter
+from rankscope.runs.plain_json import seal
 
 NAN = math.nan
 
@@ -82,6 +83,7 @@ def test_record_is_continued_behind_a_torn_line(tmp_path: Path) -> None:
         writer.write(reading(step))
     path = tmp_path / "readings-00000.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
+    del writer  # its process was killed: nothing was closed, and its lock is gone
     later = RecordWriter(tmp_path, {"session": 2})
     later.write(reading(1, 0.9))
     later.write(reading(4))
@@ -108,12 +110,13 @@ WRITES_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
 from rankscope.monitor.outlets import RecordWriter
+from rankscope.runs.plain_json import sealed_json
 from tests.monitor.test_recording import reading
 writer = RecordWriter(Path(sys.argv[1]), {})
 for step in range(50):
     writer.write(reading(step))
 stream = (Path(sys.argv[1]) / "readings-00000.jsonl").open("ab", buffering=0)
-stream.write(b'{"step": 50, "ti')
+stream.write(sealed_json(reading(50).to_json())[:60])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -133,7 +136,7 @@ def test_killed_process_loses_only_the_line_it_was_writing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        "[1, 2]",
+        "{1, 2]",
         '{"step": 1}',
         '{"rankscope_gauge": 99}',
         json.dumps({**reading(1).to_json(), "rows": [[1, 2]]}),
@@ -143,9 +146,10 @@ def test_killed_process_loses_only_the_line_it_was_writing(tmp_path: Path) -> No
     ],
 )
 def test_whole_line_that_is_not_ours_is_refused(tmp_path: Path, line: str) -> None:
-    (tmp_path / "readings-00000.jsonl").write_text(line + "\n")
-    with pytest.raises(ResultError):
-        read_record(tmp_path)
+    for content in (line.encode(), seal(line.encode())):
+        (tmp_path / "readings-00000.jsonl").write_bytes(content + b"\n")
+        with pytest.raises(ResultError):
+            read_record(tmp_path)
 
 
 def test_folder_without_a_record_is_refused(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankscope import Inputs, Model
 from rankscope.errors import InputError, ReadingError
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge, Reading, read_record
 from rankscope.monitor.hosts.hosting import HostedGauge
-from rankscope.runs.readings import LAYERS, LAYERS_READ, RANKS_READ
+from rankscope.monitor.readings import LAYERS, LAYERS_READ, RANKS_READ
+from tests.flat_calls import flat
 from tests.monitor.trainings import batches, bert, probe
 
 
@@ -58,7 +60,7 @@ STREAM = torch.randn(8, 5, 8, generator=torch.Generator().manual_seed(0))
 
 def hidden(**options: Any) -> Gauge:
     """A gauge on a model that computes all attention in one operator."""
-    return Gauge(Net(0, 1, 2), STREAM, blocks="blocks.*", schedule=1, **options)
+    return flat(Gauge, Net(0, 1, 2), STREAM, blocks="blocks.*", schedule=1, **options)
 
 
 @pytest.mark.parametrize("name", ["attention_entropy", "max_attention_logit"])
@@ -88,7 +90,7 @@ def test_what_a_default_includes_is_said_once_and_recorded(caplog: pytest.LogCap
      ("router_entropy", "init:tiny-mixtral")],
 )  # fmt: skip
 def test_metrics_of_every_side_are_read(metric: str, preset: str) -> None:
-    gauge = Gauge(load(preset).model, None, metrics=[metric], sequences=2, tokens=8, strict=True)
+    gauge = Gauge(load(preset).model, Inputs(sequences=2, tokens=8), metrics=[metric], strict=True)
     reading = gauge.step(0)
     assert reading is not None
     assert all(value > 0.0 for value in reading.values(metric).values())
@@ -111,7 +113,7 @@ def test_router_of_a_dense_model_is_refused_by_name() -> None:
 )
 def test_alarm_without_its_metric_is_refused_at_once(alarm: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Gauge(bert(), probe(), alarms=[alarm], **options)
+        flat(Gauge, bert(), probe(), alarms=[alarm], **options)
     if "where" not in options:
         with pytest.raises(InputError, match=words):
             HostedGauge(probe(), alarms=[alarm], **options)
@@ -176,7 +178,7 @@ def row_of(reading: Reading | None) -> Any:
 
 
 def test_reading_tells_at_how_many_blocks_each_metric_was_read(tmp_path: Path) -> None:
-    with Gauge(Net(1), STREAM, blocks="blocks.*", record=tmp_path, strict=True) as gauge:
+    with Gauge(Model(Net(1), blocks="blocks.*"), STREAM, record=tmp_path, strict=True) as gauge:
         row = row_of(gauge.step(0))
     assert (row.site, row.mean, row.least, row.most, row.status) == ("rank 0", 3.0, 2.0, 3.0, "ok")
     record = read_record(tmp_path)
@@ -202,4 +204,4 @@ def test_block_that_is_dropped_from_the_compiled_forward_is_named(caplog: pytest
 
 def test_record_says_why_the_gauge_was_disabled(tmp_path: Path) -> None:
     Gauge(bert(), {"input_ids": torch.full((2, 4), 10**6)}, record=tmp_path).step(0)
-    assert "IndexError" in read_record(tmp_path).facts["status"]["ranks"]["0"]["disabled"]
+    assert "InputError" in read_record(tmp_path).facts["status"]["ranks"]["0"]["disabled"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from scripts.fetch_axe import axe_file
@@ -91,6 +92,50 @@ def test_answers_are_two_clicks_away(question: str) -> None:
     below = here.read_text(encoding="utf-8").partition(f'id="{anchor}"' if anchor else "<article")[2]
     assert answer in below or answer in re.sub(r"<[^>]+>", "", below)
     assert len(clicks) <= 2
+
+
+SEARCHES = {
+    "install": "quickstart.html",
+    "pip install": "quickstart.html",
+    "own model": "howto/own_module.html",
+    "nn.Module": "howto/own_module.html",
+    "nanoGPT": "howto/own_module.html",
+    "wandb": "howto/monitor.html",
+    "training loop": "howto/monitor.html",
+    "Lightning": "howto/monitor.html",
+    "huggingface trainer": "howto/trainers.html",
+    "loss stuck": "howto/doctor.html",
+    "does not train": "howto/doctor.html",
+    "rank collapse": "concepts.html",
+    "oversmoothing": "concepts.html",
+    "rankme": "reference/metrics.html",
+    "effective rank": "reference/metrics.html",
+    "attention entropy": "reference/metrics.html",
+    "cuda": "howto/accelerators.html",
+    "out of memory": "howto/stream.html",
+    "compare two runs": "howto/compare.html",
+    "causal mask": "howto/masks.html",
+    "own metric": "adding.html",
+    "skip connections": "howto/ablate.html",
+    "padding": "howto/measure.html",
+    "FSDP": "howto/processes.html",
+    "embeddings": "howto/hidden_states.html",
+}
+"""What people search for, and the page that has to be among the first two results."""
+
+
+def test_searches_lead_to_the_right_page(browser: Any) -> None:
+    missed = {}
+    with opened(browser, BUILT / "search.html") as seen:
+        for words, page in SEARCHES.items():
+            seen.page.goto((BUILT / "search.html").as_uri() + "?q=" + quote(words))
+            seen.page.wait_for_selector("#search-results li a", timeout=20_000)
+            seen.page.wait_for_function("document.querySelector('.search-summary')?.innerText.includes('found')")
+            links = seen.page.eval_on_selector_all("#search-results li > a", "all => all.slice(0, 2).map(a => a.href)")
+            found = [link.partition("/html/")[2].partition("#")[0].partition("?")[0] for link in links]
+            if page not in found:
+                missed[words] = found
+    assert not missed
 
 
 LOADED = re.compile(

@@ -42,7 +42,7 @@ def test_every_figure_of_the_page_is_in_its_appendix() -> None:
 def test_the_appendix_says_what_was_recorded() -> None:
     campaigns = [one for one in recorded("fuzz")["campaigns"] if one.get("kind")]
     random = [one for one in campaigns if one["kind"] == "random" and one["cases"] >= 10**6]
-    (guided,) = [one for one in campaigns if one["kind"] == "guided"]
+    guided = sum(one["cases"] for one in campaigns if one["kind"] == "guided")
     faults, soak, versions = recorded("faults"), recorded("soak"), recorded("versions")
     assert {one["outcome"] for one in faults} <= {"as expected", "not run here: it has a test of its own"}
     assert soak["finished"]
@@ -54,7 +54,7 @@ def test_the_appendix_says_what_was_recorded() -> None:
     )
     killed, since = second["killed", "killed"], second["survived", "killed"]
     expected = {
-        "damaged input": [one["cases"] for one in (*random, guided)] + [len(one["targets"]) for one in random],
+        "damaged input": [*(one["cases"] for one in random), guided] + [len(one["targets"]) for one in random],
         "faults injected into real processes": [len(faults)],
         "soak": [soak["measured"], soak["families"], soak["samples"][-1][3]],
         "mutants": [sum(second.values()), killed, killed + since, sum(recorded("mutants")["possible"].values())],

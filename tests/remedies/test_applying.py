@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
+from rankscope import Surgery
 from rankscope.errors import InputError, UnknownNameError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
@@ -98,7 +99,7 @@ def test_a_remedy_of_a_network_without_skips() -> None:
     model = build("pre", "sdpa", False, 2)
     x = torch.randn(1, 5, 12, dtype=torch.float64)
     kept = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
-    with torch.no_grad(), operate(model, inputs=x, **kept), applied(model, "value_skipinit"):
+    with torch.no_grad(), operate(model, Surgery(**kept), inputs=x), applied(model, "value_skipinit"):
         got = model(x)
         want = x
         for block in model.blocks:

@@ -8,10 +8,11 @@ import math
 import numpy as np
 import pytest
 
+from rankscope import Inputs, Model
 from rankscope.errors import UnsupportedOperationError
+from rankscope.ext.theory.predict.run import predict_remedies
+from rankscope.models.design import Design
 from rankscope.remedies import REMEDIES, remedied
-from rankscope.theory.designs.design import Design
-from rankscope.verbs.predict.run import predict_remedies
 from rankscope.verbs.remedy.run import remedy
 
 WIDTH, DEPTH, TOKENS = 48, 10, 12
@@ -85,13 +86,9 @@ def test_predicted_and_measured_remedies_agree(tmp_path, config: dict[str, objec
     found: dict[str, list[float]] = {}
     for seed in range(6):
         run = remedy(
-            f"init:{tmp_path}",
+            Model(f"init:{tmp_path}", dtype="float64", seed=seed),
+            Inputs(random_tokens=True, sequences=1, tokens=TOKENS),
             remedies=names,
-            random_tokens=True,
-            sequences=1,
-            tokens=TOKENS,
-            dtype="float64",
-            seed=seed,
             repeats=0,
             gradients=False,
         )

@@ -22,9 +22,9 @@ from benchmarks.failing_runs.leaderboard import (
 
 from rankscope.errors import UnsupportedOperationError
 from rankscope.monitor.alarms import ALARMS
+from rankscope.monitor.readings import LayerValue
 from rankscope.monitor.watching import Advice, References, advise
 from rankscope.remedies import REMEDIES, Evidence, arrangement_of, evidence_for
-from rankscope.runs.readings import LayerValue
 from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, ids
 
@@ -128,21 +128,22 @@ def values(residual: float) -> tuple[LayerValue, ...]:
 
 
 def advised(seen: dict[str, Evidence]) -> Advice:
-    """Three remedies are tried: a and b end the collapse on the probe, a by more, and c does not."""
-    tried = {"a": values(0.9), "b": values(0.8), "c": values(1e-4)}
+    """Three remedies are tried: deepnorm and skipinit end the collapse on the probe, and neutreno does not."""
+    tried = {"deepnorm": values(0.9), "skipinit": values(0.8), "neutreno": values(1e-4)}
     return advise(ALARMS["token_collapse"], None, values(1e-4), lambda: tried, References().states, seen)
 
 
-def test_suggestions_are_ordered_by_trainings_and_exclude_what_never_rescued_one() -> None:
+def test_only_what_helps_here_and_rescued_trainings_is_suggested_with_the_line_that_applies_it() -> None:
     none, most = (Evidence(rescued, 3, "pre-norm", ("x",)) for rescued in (0, 2))
-    assert advised({}).remedies == ("a", "b")
-    found = advised({"b": most, "c": most})
-    assert found.remedies == ("b", "a")
-    assert "0.8 (in training, it rescued 2 of 3 trainings of small pre-norm networks with this alarm)" in found.words
-    assert advised({"a": none}).remedies == ("b",)
-    nothing = advised({"a": none, "b": none})
+    assert advised({}).remedies == ()
+    found = advised({"skipinit": most, "neutreno": most})
+    assert found.remedies == ("skipinit",)
+    assert "from 0.0001 to 0.8 (in training, it rescued 2 of 3 trainings of small pre-norm networks)" in found.words
+    assert 'applied(model, "skipinit", learnable=True, inputs=batch)' in found.words
+    assert advised({"deepnorm": none, "skipinit": none}).remedies == ()
+    nothing = advised({"deepnorm": none, "neutreno": most})
     assert nothing.remedies == ()
-    assert "rescued no training of such networks: a, b" in nothing.words
+    assert "rescued too few trainings: deepnorm, skipinit" in nothing.words
 
 
 def test_prediction_against_training_follows_from_its_record() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankscope import Surgery
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
@@ -141,7 +142,7 @@ def test_a_cap_before_a_gain_is_not_a_gain_before_a_cap(carrier: str) -> None:
 @pytest.mark.parametrize("carrier", ["eager", "sdpa"])
 def test_a_temperature_acts_on_normed_queries_too(carrier: str) -> None:
     model, x = build("pre", carrier, True, 2), stream()
-    with torch.no_grad(), operate(model, temperature=2.0, inputs=x), applied(model, "qk_norm", strength=1.3):
+    with torch.no_grad(), operate(model, Surgery(temperature=2.0), inputs=x), applied(model, "qk_norm", strength=1.3):
         cooled = model(x)
     with torch.no_grad(), applied(model, "qk_norm", strength=0.65, inputs=x):
         assert relative(model(x), cooled) < 1e-13
@@ -184,7 +185,7 @@ def test_measured_attention_is_the_attention_that_ran(name: str, carrier: str) -
 
 def test_centring_a_difference_of_two_softmaxes_is_refused() -> None:
     model, x = build("pre", "sdpa", False, 1), stream()
-    nested = operate(model, attention="centred", inputs=x), applied(model, "differential_attention", inputs=x)
+    nested = operate(model, Surgery(attention="centred"), inputs=x), applied(model, "differential_attention", inputs=x)
     with nested[0], nested[1], pytest.raises(UnsupportedOperationError, match="weighted sum of several softmaxes"):
         model(x)
 

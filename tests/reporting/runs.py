@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 import rankscope
-from rankscope.runs.gauge_record import Record
-from rankscope.runs.readings import LOSS, Alarm, LayerValue, Reading
+from rankscope.monitor.readings import LOSS, Alarm, LayerValue, Reading
+from rankscope.monitor.record import Record
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from tests.runs.builders import CODES, make_run, profile
@@ -28,20 +28,22 @@ def run_of(verb: str) -> Run:
     """A run of a verb on a tiny model, made once."""
     few = {"sequences": 2, "tokens": 16}
     if verb == "measure":
-        return rankscope.measure("init:tiny-bert", sites=LEDGER, null=True, similarity=True, **few)
+        return rankscope.measure("init:tiny-bert", rankscope.Inputs(**few), sites=LEDGER, null=True, similarity=True)
     if verb == "encoder-decoder":
-        return rankscope.measure("init:tiny-t5", **few)
+        return rankscope.measure("init:tiny-t5", rankscope.Inputs(**few))
     if verb == "exact":
-        return rankscope.exact("init:tiny-bert", skip=0.0, mlp="drop", **few)
+        return rankscope.exact("init:tiny-bert", rankscope.Inputs(**few), rankscope.Surgery(skip=0.0, mlp="drop"))
     if verb == "decompose":
-        return rankscope.decompose("init:tiny-bert", marginals=["heads", "layers"], at_layers=[0], **few)
+        return rankscope.decompose(
+            "init:tiny-bert", rankscope.Inputs(**few), marginals=["heads", "layers"], at_layers=[0]
+        )
     if verb == "predict":
         return rankscope.predict("init:tiny-bert", tokens=64)
     if verb == "remedy":
-        return rankscope.remedy("init:tiny-bert", **few)
+        return rankscope.remedy("init:tiny-bert", rankscope.Inputs(**few))
     if verb == "bound":
-        return rankscope.bound("init:tiny-bert", sequences=1, tokens=8)
-    return rankscope.ablate("init:tiny-bert", **few)
+        return rankscope.bound("init:tiny-bert", rankscope.Inputs(sequences=1, tokens=8))
+    return rankscope.ablate("init:tiny-bert", rankscope.Inputs(**few))
 
 
 VERBS = ("measure", "encoder-decoder", "ablate", "exact", "decompose", "bound", "predict", "remedy")
@@ -123,5 +125,7 @@ EDGES: Mapping[str, object] = {
     "1 layer": lambda: of_depth(1, heads=1),
     "undefined everywhere": undefined_everywhere,
     "empty": empty,
-    "1 token": lambda: rankscope.measure("init:tiny-bert", sequences=1, tokens=1, similarity=True, random_tokens=True),
+    "1 token": lambda: rankscope.measure(
+        "init:tiny-bert", rankscope.Inputs(sequences=1, tokens=1, random_tokens=True), similarity=True
+    ),
 }

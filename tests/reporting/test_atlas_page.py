@@ -14,7 +14,7 @@ from scripts.fetch_axe import axe_file
 import rankscope as rs
 from rankscope.errors import InputError, ResultError
 from tests.browser import Opened, launched, opened, serious_findings
-from tests.sweeps.folders import made, rows, task
+from tests.ext.sweeps.folders import made, rows, task
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e</script><script>alert(2)</script>"
 STEPS = (0, 100, 250)

@@ -15,7 +15,7 @@ from rankscope.errors import ResultError
 
 @pytest.fixture(scope="module")
 def run() -> rs.Run:
-    return rs.measure("init:tiny-bert", sequences=2, tokens=16)
+    return rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=16))
 
 
 def test_hub_reads_the_results(run: rs.Run) -> None:
@@ -55,6 +55,6 @@ def test_hostile_names_stay_text(run: rs.Run) -> None:
 
 
 def test_a_run_without_blocks_is_refused() -> None:
-    run = rs.measure("init:tiny-bert", sequences=2, tokens=8)
+    run = rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=8))
     with pytest.raises(ResultError, match="by block"):
         rs.card(dataclasses.replace(run, table=run.table.slice(0, 0)))

@@ -84,7 +84,8 @@ def test_markup_escapes() -> None:
 
 def test_names_of_strangers() -> None:
     assert visible("a\x00\u202eb\ud800") == "a\\u0000\\u202eb\\ud800"
-    assert visible("\u200fשלום") == "\u200fשלום"
+    assert visible("שלום") == "שלום"
+    assert visible("\u200fשלום") == "\\u200fשלום"
     assert len(clipped("x" * 10_000)) == 80
     assert slug("<script>") == "script"
     assert slug("\u202e") == "x"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rankscope.ext.theory.theorems import THEOREMS
 from rankscope.metrics import METRICS
 from rankscope.remedies import REMEDIES
 from rankscope.reporting.plain_math import plain_math, plain_sentence
-from rankscope.theory.theorems import THEOREMS
 
 
 def test_no_listed_formula_keeps_its_markup() -> None:

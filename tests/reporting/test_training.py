@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import pytest
 
 import rankscope
 from rankscope.errors import ResultError
+from rankscope.monitor.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, LayerValue, Reading
+from rankscope.monitor.record import Record, read_record
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.gauge_chapter import training_chapter
-from rankscope.runs.gauge_record import Record, read_record
-from rankscope.runs.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, LayerValue, Reading
+from tests.runs.builders import write_sealed
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -69,10 +69,15 @@ def test_notes_say_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -
 
 
 def test_a_run_without_an_alarm_says_so() -> None:
-    chapter = training_chapter(record(reading(0, [0.9]), reading(7, [0.8])), 1)
+    chapter = training_chapter(record(*(reading(step, [0.9]) for step in range(8))), 1)
     assert (chapter.headline, chapter.state) == ("No alarm", "good")
     assert "steps 0 to 7" in chapter.verdict[0]
     assert [section.title for section in chapter.sections] == ["Layer by layer over training", "The loss beside it"]
+
+
+def test_few_readings_without_an_alarm_are_called_neither_good_nor_bad() -> None:
+    chapter = training_chapter(record(reading(0, [0.9])), 1)
+    assert (chapter.headline, chapter.state) == ("Too few readings to judge", "plain")
 
 
 def test_an_alarm_that_is_over_asks_for_care() -> None:
@@ -123,8 +128,8 @@ def test_a_folder_of_a_gauge_is_reported_beside_a_run(tmp_path: Path) -> None:
     folder.mkdir()
     facts = {"rankscope_gauge": 1, "model": f"Net{SCRIPT}", "status": {"not_read": {SCRIPT: SCRIPT}}}
     lines = [facts, *(one.to_json() for one in collapsing().readings)]
-    (folder / "readings-00000.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    run = rankscope.measure("init:tiny-bert", sequences=1, tokens=8)
+    write_sealed(folder / "readings-00000.jsonl", *lines)
+    run = rankscope.measure("init:tiny-bert", rankscope.Inputs(sequences=1, tokens=8))
     page = rankscope.report([run, folder], tmp_path / "page.html").read_text()
     assert "Token collapse at step 10, block 1" in page
     assert "monitor · gauge" in page
@@ -141,7 +146,7 @@ def test_the_gauge_keeps_the_loss_it_is_told(tmp_path: Path) -> None:
     from rankscope.monitor import Gauge
 
     with Gauge(
-        load("init:tiny-bert").model, None, schedule=1, sequences=1, tokens=8, record=tmp_path, strict=True
+        load("init:tiny-bert").model, rankscope.Inputs(sequences=1, tokens=8), schedule=1, record=tmp_path, strict=True
     ) as gauge:
         gauge.step(0, loss=2.5)
         gauge.step(1)

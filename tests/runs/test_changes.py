@@ -12,8 +12,9 @@ from rankscope.masks import parse_mask
 from rankscope.models.loading import load
 from rankscope.reporting.page.safe_text import split_verdict
 from rankscope.runs.changes import changes_in_words
-from rankscope.runs.presenting import document_of, function_at, show_of
+from rankscope.runs.presenting import document_of
 from rankscope.runs.provenance import Provenance
+from rankscope.runs.showing import show_of
 from rankscope.surgery.operation import Operation
 
 SMALL = {"sequences": 1, "tokens": 8}
@@ -67,12 +68,12 @@ def test_a_title_has_no_folders() -> None:
 @pytest.fixture(scope="module")
 def runs() -> dict[str, rs.Run]:
     model = load("init:tiny-bert").model
-    with rs.operate(model, skip=0.0):
+    with rs.operate(model, rs.Surgery(skip=0.0)):
         inside = {
-            "measure": rs.measure(model, **SMALL),
-            "decompose": rs.decompose(model, **SMALL),
+            "measure": rs.measure(model, rs.Inputs(**SMALL)),
+            "decompose": rs.decompose(model, rs.Inputs(**SMALL)),
         }
-    return {**inside, "exact": rs.exact("init:tiny-bert", skip=0.0, **SMALL)}
+    return {**inside, "exact": rs.exact("init:tiny-bert", rs.Inputs(**SMALL), rs.Surgery(skip=0.0))}
 
 
 @pytest.mark.parametrize("verb", ["measure", "decompose", "exact"])
@@ -81,7 +82,7 @@ def test_what_was_cut_is_named_everywhere(runs: dict[str, rs.Run], verb: str, tm
     assert words in document_of(run).title
     assert words in repr(run)
     assert run.verdict.startswith("Without skip connections: ")
-    assert words in function_at(show_of(verb).plot)(run).title
+    assert words in show_of(verb).plot(run).title
     page = rs.report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"{verb} · {run.provenance.model} {words}" in page
     assert f"<title>{run.provenance.model} {words}" in page
@@ -89,6 +90,6 @@ def test_what_was_cut_is_named_everywhere(runs: dict[str, rs.Run], verb: str, tm
 
 
 def test_nothing_is_named_when_nothing_was_cut() -> None:
-    run = rs.measure("init:tiny-bert", **SMALL)
+    run = rs.measure("init:tiny-bert", rs.Inputs(**SMALL))
     assert run.provenance.changes == ""
     assert "without" not in document_of(run).title

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rankscope import Run, compare, measure
+from rankscope import Inputs, Run, compare, measure, measure_lengths
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.bootstrap import resampled_differences, widening
 from rankscope.runs.comparison import by_sequence
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import RowWriter
+from tests.flat_calls import flat
 from tests.runs.builders import make_run, profile
 
 OPTIONS = {"draws": 2000, "level": 0.95, "seed": 0}
@@ -161,10 +162,12 @@ def test_item_9_a_run_of_an_earlier_version_is_not_paired() -> None:
 def test_item_9_text_against_random_tokens() -> None:
     """The whole way: the same model, as many sequences of the same length."""
     options = {"sequences": 3, "tokens": 12, "metrics": ["relative_residual"]}
-    text, random = (measure("init:tiny-bert", random_tokens=chosen, **options) for chosen in (False, True))
+    text, random = (flat(measure, "init:tiny-bert", random_tokens=chosen, **options) for chosen in (False, True))
     assert text.provenance.lengths == random.provenance.lengths
     assert not compare(text, random).paired
-    assert compare(text, measure("init:tiny-bert", seed=1, batch=2, **options)).paired, "other weights, same tokens"
+    assert compare(text, flat(measure, "init:tiny-bert", seed=1, batch=2, **options)).paired, (
+        "other weights, same tokens"
+    )
 
 
 def test_saved_runs_and_depths_that_differ(tmp_path: Path) -> None:
@@ -172,6 +175,22 @@ def test_saved_runs_and_depths_that_differ(tmp_path: Path) -> None:
     run_with(base).save(tmp_path / "a")
     run_with(base[:3]).save(tmp_path / "b")
     assert compare(tmp_path / "a", tmp_path / "b").table["layer"].to_pylist() == [0, 1, 2]
+
+
+def test_what_only_one_run_has_is_said() -> None:
+    """Networks of different depth share their first blocks only."""
+    short, deep = (make_run(profile({"relative_residual": [0.5] * depth}).table()) for depth in (2, 6))
+    found = compare(short, deep)
+    assert found.table["layer"].to_pylist() == [0, 1]
+    assert found.verdict.endswith(
+        "Not compared, because the other run has no counterpart: 4 of the 6 values of b (blocks 2 to 5)."
+    )
+    more = make_run(profile({"relative_residual": [0.5] * 2, "mean_cosine": [0.1, 0.2]}).table())
+    assert (
+        "2 of the 4 values of a (metric mean_cosine); 4 of the 6 values of b (blocks 2 to 5)"
+        in compare(more, deep).verdict
+    )
+    assert "Not compared" not in compare(deep, deep).verdict
 
 
 def test_what_does_not_compare_is_refused() -> None:
@@ -208,7 +227,7 @@ def test_the_figure_has_a_panel_per_metric() -> None:
 def test_ranks_at_different_lengths_are_not_compared() -> None:
     """Effective rank grows with the number of tokens in any model; the relative residual does not."""
     one, other = (
-        measure("init:tiny-gpt2", sequences=3, tokens=tokens, metrics=["effective_rank", "relative_residual"])
+        measure("init:tiny-gpt2", Inputs(sequences=3, tokens=tokens), metrics=["effective_rank", "relative_residual"])
         for tokens in (12, 24)
     )
     found = compare(one, other)
@@ -225,6 +244,6 @@ def test_ranks_at_different_lengths_are_not_compared() -> None:
 
 
 def test_runs_at_several_lengths_are_compared_length_by_length() -> None:
-    one = measure("init:tiny-gpt2", sequences=3, lengths=[8, 16], metrics=["effective_rank"])
-    other = measure("init:tiny-gpt2", sequences=3, lengths=[8, 32], metrics=["effective_rank"])
+    one = measure_lengths("init:tiny-gpt2", Inputs(sequences=3), lengths=[8, 16], metrics=["effective_rank"])
+    other = measure_lengths("init:tiny-gpt2", Inputs(sequences=3), lengths=[8, 32], metrics=["effective_rank"])
     assert compare(one, other).table["length"].unique().to_pylist() == [8]

@@ -17,10 +17,10 @@ from rankscope.views.trends import levels
 from tests.runs.builders import make_run, profile
 
 KINDS = {
-    "measure": lambda: rs.measure("init:tiny-bert", sequences=1, tokens=8),
-    "ablate": lambda: rs.ablate("init:tiny-bert", sequences=1, tokens=8, variants=["pure", "full"]),
-    "exact": lambda: rs.exact("init:tiny-bert", skip=0.0, sequences=1, tokens=8),
-    "decompose": lambda: rs.decompose("init:tiny-bert", sequences=1, tokens=8, marginals=["heads"]),
+    "measure": lambda: rs.measure("init:tiny-bert", rs.Inputs(sequences=1, tokens=8)),
+    "ablate": lambda: rs.ablate("init:tiny-bert", rs.Inputs(sequences=1, tokens=8), variants=["pure", "full"]),
+    "exact": lambda: rs.exact("init:tiny-bert", rs.Inputs(sequences=1, tokens=8), rs.Surgery(skip=0.0)),
+    "decompose": lambda: rs.decompose("init:tiny-bert", rs.Inputs(sequences=1, tokens=8), marginals=["heads"]),
 }
 
 

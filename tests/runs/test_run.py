@@ -85,7 +85,8 @@ def test_select(run: Run) -> None:
     assert run.select(metric="mean_cosine", layer=1)["value"].to_pylist() == [0.2] * 3
     assert run.select(status=Status.UNDEFINED).num_rows == 3
     assert run.select(site="attention.probs").num_rows == 6
-    assert run.select(stack="encoder").num_rows == 0
+    with pytest.raises(UnknownNameError, match="stack"):
+        run.select(stack="encoder")
     with pytest.raises(ValueError, match="fine"):
         run.select(status="fine")
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.errors import ResultError
-from rankscope.runs import gauge_record
-from rankscope.runs.gauge_record import read_record
+from rankscope.monitor import record as gauge_record
+from rankscope.monitor.record import read_record
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.run import load_run
+from tests.runs.builders import write_sealed
 
 HOME = Path(__file__).parents[1] / "golden" / "schemas"
 
@@ -40,9 +41,9 @@ def test_a_schema_of_the_future_is_refused_with_what_to_do(tmp_path: Path) -> No
     home = tmp_path / "run"
     shutil.copytree(HOME / f"run-{SCHEMA}", home)
     facts = json.loads((home / "run.json").read_text())
-    (home / "run.json").write_text(json.dumps({**facts, "schema": SCHEMA + 1}))
+    write_sealed(home / "run.json", {**facts, "schema": SCHEMA + 1})
     with pytest.raises(ResultError, match="Read it with the version that wrote it"):
         load_run(home)
-    (tmp_path / "readings-00000.jsonl").write_text(json.dumps({"rankscope_gauge": gauge_record.SCHEMA + 1}) + "\n")
+    write_sealed(tmp_path / "readings-00000.jsonl", {"rankscope_gauge": gauge_record.SCHEMA + 1})
     with pytest.raises(ResultError, match="Read it with the version that wrote it"):
         read_record(tmp_path)

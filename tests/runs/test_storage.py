@@ -17,7 +17,7 @@ import pytest
 from rankscope.errors import ResultError
 from rankscope.runs import storage
 from rankscope.runs.run import load_run
-from tests.runs.builders import make_run, profile
+from tests.runs.builders import make_run, profile, write_sealed
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = folder / "run.json"
     facts = json.loads(path.read_text())
     change(facts)
-    path.write_text(json.dumps(facts))
+    write_sealed(path, facts)
 
 
 def put_rows(folder: Path, table: pa.Table) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 from rankscope.errors import DiscoveryError
 from rankscope.models.view import BlockPlan, Label, ModelView
 from rankscope.stream.discovery import _cut_into_blocks, discover
 from rankscope.stream.probe import CallRecord
+from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, Block, InlineGPT, ids
 
 
@@ -97,8 +99,9 @@ def test_a_pattern_does_not_reach_into_blocks() -> None:
 
 def test_nothing_like_a_block_is_an_error_that_helps() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    with pytest.raises(DiscoveryError, match=r"No residual blocks were found in Sequential.*blocks="):
+    with pytest.raises(DiscoveryError, match="No residual blocks were found in Sequential") as error:
         found(model, torch.randn(2, 3, 4))
+    assert "blocks=" in error.value.otherwise
     with pytest.raises(DiscoveryError, match=r"matches blocks='layer\.\*'"):
         found(GPT("pre"), ids(), blocks="layer.*")
 
@@ -147,3 +150,14 @@ def test_whether_a_block_has_a_norm(
 ) -> None:
     plans = cut(["attention", "mlp"] * depth, norms_at=norms_at, ends_with_norm=ends_with_norm)
     assert [plan.has_norm for plan in plans] == [expected] * depth
+
+
+def test_a_guard_against_overflow_hides_no_block() -> None:
+    """T5 clamps its stream in float16 only: it had 4 + 6 blocks there, and 2 + 2 in float32."""
+    config = T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).eval()
+    inputs = {"input_ids": ids(2, 12), "decoder_input_ids": ids(2, 12)}
+    whole = structure_of(model, inputs).stacks
+    assert [stack.depth for stack in whole] == [2, 2]
+    half = structure_of(model.to(torch.float16), inputs).stacks
+    assert [(stack.name, stack.plans) for stack in half] == [(stack.name, stack.plans) for stack in whole]

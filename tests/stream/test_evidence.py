@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rankscope import Stream, ablate, decompose, doctor, exact, measure, operate
+from rankscope import Inputs, Model, Stream, ablate, decompose, doctor, exact, measure, operate
 from rankscope.errors import InputError, LayoutError, RankscopeError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.monitor.gauge import Gauge
+from tests.flat_calls import flat
 from tests.own_models import GPT
 from tests.own_models import ids as own_ids
 
@@ -289,13 +290,13 @@ def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> No
     model, ids = case.net(), given(case.tokens)
     if not case.stream.has_streams:  # several streams need no declaration
         with pytest.raises(LayoutError, match=r"layers\.[01]") as refused:
-            measure(model, ids, blocks=case.blocks)
+            measure(Model(model, blocks=case.blocks), ids)
         assert case.told in str(refused.value)
-        report = doctor(model, ids, blocks=case.blocks)
+        report = doctor(Model(model, blocks=case.blocks), ids)
         assert report["shape"].status == "fail"
         assert not report.passed
         assert case.told in report["shape"].detail
-    run = measure(model, ids, blocks=case.blocks, stream=case.stream, metrics=["relative_residual"])
+    run = measure(Model(model, blocks=case.blocks, stream=case.stream), ids, metrics=["relative_residual"])
     expected = by_hand(case, model, ids)
     found = {
         (row["layer"], row["sequence"]): row["value"]
@@ -305,7 +306,7 @@ def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> No
         {(layer, n): value for layer, row in enumerate(expected) for n, value in enumerate(row)}, rel=1e-6
     )
     assert run.provenance.layout == str(case.stream)
-    assert doctor(model, ids, blocks=case.blocks, stream=str(case.stream)).passed
+    assert doctor(Model(model, blocks=case.blocks, stream=str(case.stream)), ids).trusted
 
 
 @pytest.mark.sampled(3)
@@ -315,26 +316,26 @@ def test_verbs_that_cannot_honour_a_declaration_refuse_it_by_name(name: str) -> 
     model, ids = case.net(), given(case.tokens)
     options: dict[str, Any] = {"blocks": case.blocks, "stream": case.stream}
     with pytest.raises(UnsupportedConfigError, match=r"exact reads .*layers\.0"):
-        exact(model, ids, **options)
+        flat(exact, model, ids, **options)
     with pytest.raises(RankscopeError):
-        decompose(model, ids, **options)
+        flat(decompose, model, ids, **options)
     if not case.stream.has_plain_blocks:
         with (
             pytest.raises(UnsupportedOperationError, match=r"layers\.0 was declared as"),
-            operate(model, skip=0.0, inputs=ids, **options),
+            flat(operate, model, skip=0.0, inputs=ids, **options),
         ):
             pass
         with pytest.raises(InputError, match=r"layers\.0 was declared as"):
-            ablate(model, ids, variants=["pure"], **options)
+            flat(ablate, model, ids, variants=["pure"], **options)
     for call in (exact, ablate) if not case.stream.has_streams else (exact,):
         with pytest.raises(UnsupportedConfigError if case.stream.has_streams else LayoutError):
-            call(model, ids, blocks=case.blocks)
+            call(Model(model, blocks=case.blocks), ids)
 
 
 def test_the_gauge_reads_a_declared_stream_and_refuses_it_undeclared() -> None:
     case = CASES["channels first"]
     model, ids = case.net(), given(12)
-    gauge = Gauge(model, ids, schedule=1, stream="batch dim tokens", metrics=["relative_residual"], strict=True)
+    gauge = Gauge(Model(model, stream="batch dim tokens"), ids, schedule=1, metrics=["relative_residual"], strict=True)
     values = gauge._prober.look()
     expected = by_hand(case, model, ids)
     assert [value.mean for value in values] == pytest.approx([sum(row) / 3 for row in expected], rel=1e-6)
@@ -346,11 +347,11 @@ def test_a_wrong_declaration_is_refused_too() -> None:
     model, ids = Net(Block), given(12)
     for wrong in ("batch dim tokens", "tokens batch dim", "dim batch tokens"):
         with pytest.raises(LayoutError, match=r"Stream\('batch tokens dim'\)"):
-            measure(model, ids, stream=wrong)
+            measure(Model(model, stream=wrong), ids)
     with pytest.raises(LayoutError, match=r"layers.1 takes is the sum"):
-        measure(model, ids, stream=Stream(skips="around"))
+        measure(Model(model, stream=Stream(skips="around")), ids)
     with pytest.raises(RankscopeError, match=r"without the tensors that stream=Stream\(slot='sum'\) asks for"):
-        measure(model, ids, stream=Stream(slot="sum"))
+        measure(Model(model, stream=Stream(slot="sum")), ids)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -368,7 +369,7 @@ def test_as_many_sequences_as_tokens_and_channels(first: bool, size: int) -> Non
             return x if first else x.transpose(0, 1)
 
     model, ids = TurnedNet(Block if first else Turned), given(size, rows=size)
-    run = measure(model, ids, metrics=["relative_residual"], batch=size)
+    run = measure(model, Inputs(ids, batch=size), metrics=["relative_residual"])
     case = Case(lambda: model, Stream(), "", (lambda x: x) if first else (lambda x: x.transpose(0, 1)))
     rows = run.select(metric="relative_residual", site="block.out").to_pylist()
     assert [row["value"] for row in rows if row["layer"] == DEPTH - 1] == pytest.approx(
@@ -377,7 +378,7 @@ def test_as_many_sequences_as_tokens_and_channels(first: bool, size: int) -> Non
 
 
 def test_as_many_global_tokens_as_tokens_are_no_second_stream() -> None:
-    run = measure("init:tiny-pegasus-x", sequences=4, tokens=4, metrics=["relative_residual"])
+    run = measure("init:tiny-pegasus-x", Inputs(sequences=4, tokens=4), metrics=["relative_residual"])
     assert run.provenance.layout is None
 
 
@@ -389,7 +390,7 @@ def test_a_skip_around_two_blocks_is_refused() -> None:
             return self.layers[-1](x)
 
     with pytest.raises(LayoutError, match="no declaration describes"):
-        measure(Around(Branch), given(12), blocks="layers.*")
+        measure(Model(Around(Branch), blocks="layers.*"), given(12))
 
 
 def test_a_loop_that_adds_something_else_is_refused_without_a_declaration_to_offer() -> None:
@@ -401,7 +402,7 @@ def test_a_loop_that_adds_something_else_is_refused_without_a_declaration_to_off
 
     for declared in (None, Stream(skips="around")):
         with pytest.raises(LayoutError, match=r"not their plain sum|and it is not"):
-            measure(Scaled(Branch), given(12), blocks="layers.*", stream=declared)
+            measure(Model(Scaled(Branch), blocks="layers.*", stream=declared), given(12))
 
 
 def test_blocks_that_see_some_of_the_tokens_are_refused_unless_declared() -> None:
@@ -411,7 +412,7 @@ def test_blocks_that_see_some_of_the_tokens_are_refused_unless_declared() -> Non
 
     with pytest.raises(LayoutError, match="the input has 12 tokens, and only 6 go through the blocks"):
         measure(Some(Block), given(12))
-    run = measure(Some(Block), given(12), stream="batch tokens dim", metrics=["relative_residual"])
+    run = measure(Model(Some(Block), stream="batch tokens dim"), given(12), metrics=["relative_residual"])
     assert run.provenance.lengths == (6, 6, 6)
 
 
@@ -501,11 +502,11 @@ def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:
     whole, cut, ids = ChannelNet(Channels), ChannelNet(Cut), given(12)
     cut.load_state_dict(whole.state_dict())
     options: dict[str, Any] = {"inputs": ids, "stream": "batch dim tokens"}
-    with torch.no_grad(), operate(whole, skip=0.0, **options):
+    with torch.no_grad(), flat(operate, whole, skip=0.0, **options):
         torch.testing.assert_close(whole(ids), cut(ids), rtol=1e-12, atol=1e-12)
     with (
         pytest.raises(UnsupportedOperationError, match=r"channels of layers\.0"),
-        operate(whole, norm="rms", **options),
+        flat(operate, whole, norm="rms", **options),
     ):
         pass
 
@@ -551,7 +552,7 @@ def test_windows_on_an_image_and_tokens_that_are_merged_need_no_declaration() ->
     report = doctor(model, images)
     assert report.passed, str(report)
     assert report["shape"].detail.startswith("2 sequences x 256 tokens x 16 channels")
-    run = measure(model, images, batch=2)
+    run = measure(model, Inputs(images, batch=2))
     case = Case(lambda: model, Stream(), "", lambda x: x.flatten(1, 2))  # type: ignore[arg-type, return-value]
     expected = by_hand(case, model, images)  # type: ignore[arg-type]
     found = run.select(metric="relative_residual", site="block.out").to_pylist()
@@ -609,12 +610,12 @@ def test_each_of_two_streams_of_different_length(swapped: bool, which: str) -> N
     else:
         stream = Stream(slot=slot)
     model.seen = {"image": [], "text": []}
-    run = measure(model, ids, stream=stream, metrics=["relative_residual"], sites=["block.in"])
+    run = measure(Model(model, stream=stream), ids, metrics=["relative_residual"], sites=["block.in"])
     entered = model.seen[which][-DEPTH:]
     expected = [one.sub(one.mean(1, keepdim=True)).norm(dim=(1, 2)) / one.norm(dim=(1, 2)) for one in entered]
     rows = [row for row in run.table.to_pylist() if row["site"] == "block.in"]
     assert [row["value"] for row in rows] == pytest.approx(torch.stack(expected).flatten().tolist(), rel=1e-12)
-    out = measure(model, ids, stream=stream, metrics=["relative_residual"], sites=["block.out"])
+    out = measure(Model(model, stream=stream), ids, metrics=["relative_residual"], sites=["block.out"])
     rest = [row["value"] for row in out.table.to_pylist() if row["site"] == "block.out"]
     assert rest[: len(rows) - 3] == pytest.approx([row["value"] for row in rows][3:], rel=1e-12)
 
@@ -625,16 +626,16 @@ def test_a_second_stream_is_named_in_a_note() -> None:
     assert "of 4 tokens" in note
     assert "Stream(slot=1)" in note
     assert doctor(model, ids)["second stream"].detail == note
-    assert not [note for note in measure(model, ids, stream=Stream(slot=1)).notes if "second stream" in note]
+    assert not [note for note in measure(Model(model, stream=Stream(slot=1)), ids).notes if "second stream" in note]
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH])
 def test_an_argument_that_is_not_the_slot_is_refused(depth: int) -> None:
     model, ids = JointNet(depth=depth), given(7)
     with pytest.raises(LayoutError, match="is not what a block returns in slot 1"):
-        measure(model, ids, stream=Stream(slot=1, argument=0))
+        measure(Model(model, stream=Stream(slot=1, argument=0)), ids)
     with pytest.raises(RankscopeError, match="got no tensor as the argument 'words'"):
-        measure(model, ids, stream=Stream(slot=1, argument="words"))
+        measure(Model(model, stream=Stream(slot=1, argument="words")), ids)
 
 
 class WithWeights(Block):
@@ -653,4 +654,4 @@ class WeightsNet(Net):
 
 def test_a_slot_that_no_block_takes_is_refused() -> None:
     with pytest.raises(LayoutError, match="is not what a block returns in slot 1"):
-        measure(WeightsNet(WithWeights), given(7), stream=Stream(slot=1))
+        measure(Model(WeightsNet(WithWeights), stream=Stream(slot=1)), given(7))

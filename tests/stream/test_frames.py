@@ -162,8 +162,9 @@ def test_which_tensor_is_the_stream() -> None:
     assert with_output_tensor(rows, X) is X
     assert with_output_tensor((whole, rows, rows), X) == (whole, X, X)
     assert with_output_tensor([rows, 3], X) == [X, 3]
-    with pytest.raises(SiteError, match="A dict came out where a tensor or a tuple"):
-        with_output_tensor({"hidden": rows}, X)
+    assert with_output_tensor({"ids": whole, "hidden": rows}, X) == {"ids": whole, "hidden": X}
+    with pytest.raises(SiteError, match="A _Made came out where a tensor or a tuple"):
+        with_output_tensor(_Made(whole, rows), X)
     assert [t is rows for t in tensors_in((1, rows, {"a": rows, "b": [rows]}))] == [True, True]
     assert tensors_in("text") == []
 

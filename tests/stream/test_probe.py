@@ -129,17 +129,3 @@ def test_constants_and_shapes_come_from_nowhere() -> None:
     assert probe.ancestry(computed(probe, other, X)) == Ancestry.DERIVED | Ancestry.FRESH
     probe.mark_attention(X, crosses=True)
     assert probe.ancestry(X) == Ancestry.DERIVED | Ancestry.FRESH, "the stream itself is never a branch"
-
-
-@pytest.mark.parametrize(
-    ("names", "label"),
-    [(["mamba_mixer"], "mixer"), (["conv", "mlp"], "mlp"), (["linear"], "mlp"), (["FourierTransform"], "mixer")],
-)
-def test_a_mixer_is_told_by_name(names: list[str], label: str) -> None:
-    probe = frame()
-    probe.names_since_add += names
-    x = added(probe, X, computed(probe, X))
-    assert probe.names_since_add == []
-    x = added(probe, x, computed(probe, x, func=F.linear))
-    added(probe, x, computed(probe, x))
-    assert probe.record.adds == [label, "mlp", "mixer"], "without a module and a matrix it is no MLP"

@@ -98,17 +98,21 @@ def test_a_state_is_that_of_the_recurrence(preset: str) -> None:
 
 
 def test_ranks_of_the_state_and_a_model_without_one() -> None:
-    run = rs.measure("init:tiny-jamba", sequences=2, tokens=12, metrics=[*RANKS, "relative_residual"],
-                     sites=["attention.state", "block.out"])  # fmt: skip
+    run = rs.measure(
+        "init:tiny-jamba",
+        rs.Inputs(sequences=2, tokens=12),
+        metrics=[*RANKS, "relative_residual"],
+        sites=["attention.state", "block.out"],
+    )
     table = run.to_frame()
     states = table[table.site == "attention.state"]
     assert set(states.layer) == {0, 2}, "the others are attention"
     assert set(states.metric) == set(RANKS), "rows of a state are not tokens"
     assert states["head"].notna().all()
     with pytest.raises(InputError, match="RwkvModel keeps no recurrent state in transformers' cache"):
-        rs.measure("init:tiny-rwkv", sequences=1, tokens=8, metrics=RANKS, sites=["attention.state"])
+        rs.measure("init:tiny-rwkv", rs.Inputs(sequences=1, tokens=8), metrics=RANKS, sites=["attention.state"])
     with pytest.raises(InputError, match=r"a cache of its own \(MiniMaxCache\)"):
-        rs.measure("init:tiny-minimax", sequences=1, tokens=8, metrics=RANKS, sites=["attention.state"])
+        rs.measure("init:tiny-minimax", rs.Inputs(sequences=1, tokens=8), metrics=RANKS, sites=["attention.state"])
     model = rs.load("init:tiny-mamba").model
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope import Stream, doctor, exact, measure, operate
+from rankscope import Inputs, Model, Stream, Surgery, doctor, exact, measure, operate
 from rankscope.errors import DiscoveryError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import view_of
+from tests.flat_calls import flat
 from tests.streams_nets import (
     DEPTH,
     DIM,
@@ -44,7 +45,7 @@ def by_hand(seen: list[Tensor]) -> tuple[dict[tuple[int, int], float], dict[tupl
 
 
 def check(model: nn.Module, ids: Tensor, seen: list[Tensor], layout: str, rel: float, **options: object) -> None:
-    run = measure(model, ids, metrics=METRICS, **options)  # type: ignore[arg-type]
+    run = flat(measure, model, ids, metrics=METRICS, **options)  # type: ignore[arg-type]
     tokens, streams = by_hand(seen)
     assert rows_of(run, "block.out") == pytest.approx(tokens, rel=rel)
     assert rows_of(run, "streams.out") == pytest.approx(streams, rel=rel)
@@ -95,8 +96,8 @@ def test_modules_that_only_write_to_streams(layout: str) -> None:
     run = measure(model, ids, metrics=METRICS)
     # What these modules take is a branch, and not the streams.
     assert not rows_of(run, "block.in")
-    assert doctor(model, ids).passed
-    with pytest.raises(UnsupportedOperationError), operate(model, skip=0.0, inputs=ids):
+    assert doctor(model, ids).trusted
+    with pytest.raises(UnsupportedOperationError), operate(model, Surgery(skip=0.0), inputs=ids):
         pass
 
 
@@ -109,7 +110,7 @@ def test_one_token_shows_no_streams() -> None:
     model, ids = Network("static"), given(3, 1)
     with pytest.raises(DiscoveryError):
         measure(model, ids, metrics=METRICS)
-    run = measure(model, ids, metrics=METRICS, stream=Stream("batch tokens streams dim"))
+    run = measure(Model(model, stream=Stream("batch tokens streams dim")), ids, metrics=METRICS)
     assert run.extra["streams"][0]["count"] == 4
 
 
@@ -118,7 +119,7 @@ def test_sums_of_mixed_streams_are_not_skips() -> None:
     stack = view_of(model, Batch({}, None, 0, 3, (ids,))).stacks[0]
     assert stack.depth == DEPTH
     assert not any(plan.skips for plan in stack.plans)
-    with pytest.raises(UnsupportedOperationError), operate(model, skip=0.0, inputs=ids):
+    with pytest.raises(UnsupportedOperationError), operate(model, Surgery(skip=0.0), inputs=ids):
         pass
     with pytest.raises(UnsupportedConfigError, match="exact reads"):
         exact(model, ids)
@@ -130,7 +131,7 @@ def test_padding_is_left_out_of_the_streams() -> None:
         model(ids)
     padding = torch.zeros(2, 8, dtype=torch.bool)
     padding[1, 5:] = True
-    run = measure(model, ids, metrics=METRICS, padding=padding)
+    run = measure(model, Inputs(ids, padding=padding), metrics=METRICS)
     value = rows_of(run, "streams.out")[0, 1]
     assert value == pytest.approx(float(relative_residual(model.seen[0])[1, :5].mean()), rel=1e-10)
 

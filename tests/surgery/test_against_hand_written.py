@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -83,7 +84,7 @@ def assert_same(model: Model, operation: dict[str, Any], cuts: list[Cut]) -> Non
         assert isinstance(value, AttentionCall)
         probs[ref.layer] = value.probs().detach().clone()
 
-    with operate(model, inputs=stream(9), **operation):
+    with operate(model, Surgery(**operation), inputs=stream(9)):
         out = model(x)
         got_gradients = gradients(out, model, x)
         view = known_view(model)
@@ -105,14 +106,17 @@ def test_as_written_out(name: str, causal: bool, kind: str, carrier: str) -> Non
     operation, cut = CUTS[name]
     model = build(kind, carrier, causal)
     if kind == "parallel" and cut.attention_skip != cut.mlp_skip:
-        with pytest.raises(UnsupportedOperationError, match="one skip"), operate(model, inputs=stream(9), **operation):
+        with (
+            pytest.raises(UnsupportedOperationError, match="one skip"),
+            operate(model, Surgery(**operation), inputs=stream(9)),
+        ):
             pass
         return
     reveals = bool((visible(cut, TOKENS, causal) & ~visible(Cut(), TOKENS, causal)).any())
     if reveals and carrier in SCORES_HOLD_THE_MASK:
         with (
             pytest.raises(UnsupportedOperationError, match="already inside its scores"),
-            operate(model, inputs=stream(9), **operation),
+            operate(model, Surgery(**operation), inputs=stream(9)),
         ):
             model(stream())
         return

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
@@ -30,7 +31,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
 
 def gradients(model: nn.Module, run: Callable[[], Tensor], operation: dict[str, Any], inputs: Any) -> list[Tensor]:
     model.zero_grad()
-    with operate(model, inputs=inputs, **operation):
+    with operate(model, Surgery(**operation), inputs=inputs):
         run().square().sum().backward()
     assert not _get_current_function_mode_stack()
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -170,7 +171,7 @@ def test_other_ways_into_autograd(way: str) -> None:
     want = gradients(model, lambda: model(x), PLACES["layer 1"], x.detach())
     model.how = partial(Shared.each, reentrant=False)
     model.zero_grad()
-    with operate(model, inputs=x.detach(), **PLACES["layer 1"]):
+    with operate(model, Surgery(**PLACES["layer 1"]), inputs=x.detach()):
         loss = model(x).square().sum()
         if way == "torch.autograd.grad":
             got = list(torch.autograd.grad(loss, parameters))
@@ -208,7 +209,7 @@ def test_parts_of_a_block_are_refused() -> None:
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     with (
         pytest.raises(UnsupportedOperationError, match=r"again by itself.*Checkpoint whole blocks"),
-        operate(model, inputs=x, norm="identity"),
+        operate(model, Surgery(norm="identity"), inputs=x),
     ):
         model(x).sum().backward()
     assert not _get_current_function_mode_stack()

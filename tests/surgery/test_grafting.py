@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueMixing
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, NormGains
@@ -60,7 +61,7 @@ def test_all_grafts_at_once(carrier: str, causal: bool) -> None:
     model, x = build("pre", carrier, causal, 3), stream()
     share = 0.0 if carrier == "torch with weights" else 0.3
     bare = model(x)
-    with operate(model, skip=0.5, temperature=2.0, inputs=x), ExitStack() as stack:
+    with operate(model, Surgery(skip=0.5, temperature=2.0), inputs=x), ExitStack() as stack:
         view = structure_of(model)
         grafts: list[Graft] = [
             NormGains(lambda at: 1 / (at.layer + 1)),

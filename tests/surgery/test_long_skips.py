@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
 from rankscope.errors import InputError, LayoutError, SiteError, UnsupportedConfigError, UnsupportedOperationError
-from rankscope.execution.offload.schedule import _only_stack
+from rankscope.ext.offload.schedule import _only_stack
 from rankscope.surgery.operating import operate
 from rankscope.surgery.session import structure_of
 from tests.own_models import SelfAttention
@@ -232,10 +232,10 @@ def test_a_long_skip_is_scaled_as_by_hand(kind: type[Network]) -> None:
     model, x = made(kind), tokens()
     with torch.no_grad():
         bare = model(x)
-        with operate(model, skip=2.0, inputs=x), operate(model, skip=0.5):
+        with operate(model, rs.Surgery(skip=2.0), inputs=x), operate(model, rs.Surgery(skip=0.5)):
             assert torch.equal(model(x), bare)
         for gain in (0.0, 0.5):
-            with operate(model, skip=gain, inputs=x):
+            with operate(model, rs.Surgery(skip=gain), inputs=x):
                 got = model(x)
             with cut_by_hand(model, gain):
                 want = model(x)
@@ -249,7 +249,7 @@ def test_a_long_skip_is_scaled_as_by_hand(kind: type[Network]) -> None:
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_skip_outside_of_blocks_is_refused_by_name(kind: type[Network]) -> None:
     model, x = made(kind), tokens()
-    with pytest.raises(UnsupportedOperationError) as caught, operate(model, skip=0.0, inputs=x):
+    with pytest.raises(UnsupportedOperationError) as caught, operate(model, rs.Surgery(skip=0.0), inputs=x):
         pytest.fail("it must be refused before anything runs")
     assert REFUSED[kind] in str(caught.value)
 
@@ -259,7 +259,7 @@ def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
     model, x = made(kind), tokens().float()
     model = model.float()
     with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
-        rs.exact(model, x, skip=0.0)
+        rs.exact(model, x, rs.Surgery(skip=0.0))
     run = rs.ablate(model, x, variants=["+norm+mlp", "full"])
     assert set(run.table["variant"].to_pylist()) == {"full"}
     assert any("+norm+mlp under the mask own was left out" in note and "gets around" in note for note in run.notes)
@@ -280,7 +280,7 @@ def test_a_long_skip_is_scaled_with_all_blocks_it_goes_around_or_not_at_all() ->
     model, x = made(UNet), tokens()
     with torch.no_grad():
         for layers, gain in (([1, 2], 0.5), ([0, 3], 1.0)):
-            with operate(model, skip=0.5, layers=layers, inputs=x):
+            with operate(model, rs.Surgery(skip=0.5, layers=layers), inputs=x):
                 got = model(x)
             with cut_by_hand(model, 1.0):
                 model.gain = gain
@@ -289,15 +289,18 @@ def test_a_long_skip_is_scaled_with_all_blocks_it_goes_around_or_not_at_all() ->
                 want = model(x)
             assert bool((got - want).norm() <= 1e-12 * want.norm()), layers
     for layer in (1, 2):
-        with pytest.raises(UnsupportedOperationError, match="names only some"), operate(model, skip=0, layers=[layer]):
+        with (
+            pytest.raises(UnsupportedOperationError, match="names only some"),
+            operate(model, rs.Surgery(skip=0, layers=[layer])),
+        ):
             pytest.fail("it must be refused before anything runs")
-    with pytest.raises(UnsupportedOperationError, match="must agree"), operate(model, attention_skip=0.0):
+    with pytest.raises(UnsupportedOperationError, match="must agree"), operate(model, rs.Surgery(attention_skip=0.0)):
         pytest.fail("it must be refused before anything runs")
 
 
 def test_gradients_flow_through_a_scaled_long_skip() -> None:
     model, x = made(UNet), tokens()
-    with operate(model, skip=0.5, inputs=x):
+    with operate(model, rs.Surgery(skip=0.5), inputs=x):
         model(x).square().sum().backward()
     ours = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
@@ -320,7 +323,7 @@ class Checkpointed(UNet):
 def test_a_repeated_block_does_not_run_with_another_gain() -> None:
     """In the backward pass the states are no longer known by their tensors, so nothing is repeated unchanged."""
     model, x = made(Checkpointed), tokens()
-    with operate(model, skip=0.5, inputs=x):
+    with operate(model, rs.Surgery(skip=0.5), inputs=x):
         out = model(x).sum()
         with pytest.raises(UnsupportedOperationError, match="gradient checkpointing"):
             out.backward()
@@ -343,7 +346,7 @@ class Switching(UNet):
 
 def test_another_path_than_the_one_that_was_seen_is_not_scaled_in_silence() -> None:
     model, x = made(Switching), tokens()
-    with torch.no_grad(), operate(model, skip=0.5, inputs=x):
+    with torch.no_grad(), operate(model, rs.Surgery(skip=0.5), inputs=x):
         model(x)
         model.brings_back = None
         with pytest.raises(UnsupportedOperationError, match="not met in this pass"):
@@ -365,7 +368,10 @@ def test_a_model_that_needs_earlier_states_is_not_run_one_block_at_a_time(kind: 
 def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
     """Which of two tensors is the stream is asked before any skip: the user declares it, or nothing runs."""
     model, x = made(ThroughATuple), tokens()
-    with pytest.raises(LayoutError, match=r"blocks\.0 returns several tensors"), operate(model, skip=0.0, inputs=x):
+    with (
+        pytest.raises(LayoutError, match=r"blocks\.0 returns several tensors"),
+        operate(model, rs.Surgery(skip=0.0), inputs=x),
+    ):
         pytest.fail("it must be refused before anything runs")
     with pytest.raises(LayoutError, match=r"blocks\.0 returns several tensors"):
         rs.measure(model, x)
@@ -376,7 +382,7 @@ def test_what_does_not_concern_skips_stays_possible(kind: type[Network]) -> None
     model, x = made(kind), tokens()
     with torch.no_grad():
         bare = model(x)
-        with operate(model, temperature=2.0, inputs=x):
+        with operate(model, rs.Surgery(temperature=2.0), inputs=x):
             assert not torch.equal(model(x), bare)
 
 
@@ -433,7 +439,7 @@ def test_what_only_looks_like_a_long_skip_is_operated() -> None:
     model, x = Busy().double().eval(), tokens()
     with torch.no_grad():
         bare = model(x)
-        with operate(model, skip=0.0, inputs=x):
+        with operate(model, rs.Surgery(skip=0.0), inputs=x):
             cut = model(x)
         want = x + model.before(x.transpose(1, 2)).transpose(1, 2) + model.position
         for block in model.blocks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
+from rankscope import Surgery
 from rankscope.errors import InputError, SiteError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
@@ -34,7 +35,7 @@ def run(model: nn.Module, *operations: dict[str, Any]) -> Tensor:
         with torch.no_grad():
             out: Tensor = model(ids())
             return out
-    with operate(model, inputs=ids(), **operations[0]):
+    with operate(model, Surgery(**operations[0]), inputs=ids()):
         return run(model, *operations[1:])
 
 
@@ -79,10 +80,10 @@ def test_nesting(name: str) -> None:
 
 def test_leaving_an_inner_block_leaves_the_outer_one() -> None:
     model = gpt(causal=False)
-    with operate(model, mask="causal", inputs=ids()):
+    with operate(model, Surgery(mask="causal"), inputs=ids()):
         outer = model(ids())
-        with operate(model, mask="window(1)"):
-            with operate(model, mask="causal"):
+        with operate(model, Surgery(mask="window(1)")):
+            with operate(model, Surgery(mask="causal")):
                 assert len(operations_on(model)) == 3
                 assert torch.equal(model(ids()), outer)
             assert [operation["mask"] for operation in operations_on(model)] == ["causal", "window(1)"]
@@ -93,9 +94,9 @@ def test_leaving_an_inner_block_leaves_the_outer_one() -> None:
 
 def test_a_refused_inner_block_leaves_the_outer_one() -> None:
     model = gpt("parallel")
-    with operate(model, skip=0.5, inputs=ids()):
+    with operate(model, Surgery(skip=0.5), inputs=ids()):
         before = model(ids())
-        with pytest.raises(UnsupportedOperationError, match="one skip"), operate(model, attention_skip=0.0):
+        with pytest.raises(UnsupportedOperationError, match="one skip"), operate(model, Surgery(attention_skip=0.0)):
             pass
         assert operations_on(model) == ({"attention_skip": 0.5, "mlp_skip": 0.5},)
         assert torch.equal(model(ids()), before)
@@ -131,7 +132,7 @@ def test_nothing_is_left_when_something_raises(fails: str) -> None:
     handle = model.blocks[1].mlp.register_forward_pre_hook(broken) if fails == "block" else None
 
     def body() -> None:
-        with operate(model, skip=0.0, temperature=2.0, inputs=ids(3)):
+        with operate(model, Surgery(skip=0.0, temperature=2.0), inputs=ids(3)):
             view = known_view(model)
             assert view is not None
             with trace(view, SiteSelection.parse(SITES), observer):
@@ -150,7 +151,7 @@ def test_nothing_is_left_when_something_raises(fails: str) -> None:
 def test_a_pass_that_fails_does_not_spoil_the_next() -> None:
     model = gpt()
     want = run(model, {"skip": 0.5, "heads": [0]})
-    with operate(model, skip=0.5, heads=[0], inputs=ids()):
+    with operate(model, Surgery(skip=0.5, heads=[0]), inputs=ids()):
         with pytest.raises(IndexError):
             model(ids() + 1000)
         model.blocks[2].kind = "bare"
@@ -171,22 +172,22 @@ def test_places() -> None:
         return out.encoder_last_hidden_state, out.last_hidden_state
 
     bare = outputs()
-    with operate(model, skip=0.5, stack="decoder"):
+    with operate(model, Surgery(skip=0.5, stack="decoder")):
         decoder_only = outputs()
     assert torch.equal(decoder_only[0], bare[0])
     assert not torch.equal(decoder_only[1], bare[1])
-    with operate(model, skip=0.5, stack="encoder"):
+    with operate(model, Surgery(skip=0.5, stack="encoder")):
         encoder_only = outputs()
     assert not torch.equal(encoder_only[0], bare[0])
-    with operate(model, skip=0.5, stack="encoder"), operate(model, skip=0.5, stack="decoder"):
+    with operate(model, Surgery(skip=0.5, stack="encoder")), operate(model, Surgery(skip=0.5, stack="decoder")):
         nested = outputs()
-    with operate(model, skip=0.5):
+    with operate(model, Surgery(skip=0.5)):
         both = outputs()
     assert torch.equal(nested[1], both[1])
     assert not torch.equal(both[1], decoder_only[1])
     with (
         pytest.raises(InputError, match=r"stack='text': this model has encoder, decoder"),
-        operate(model, stack="text"),
+        operate(model, Surgery(stack="text")),
     ):
         pass
 
@@ -195,7 +196,7 @@ def test_a_mask_leaves_cross_attention_alone() -> None:
     with quiet_transformers():
         model = load("init:tiny-bart", dtype=torch.float64).model.eval()
     seen: dict[str, Tensor] = {}
-    with operate(model, mask="window(1)", mask_mode="intersect"):
+    with operate(model, Surgery(mask="window(1)", mask_mode="intersect")):
         view = known_view(model)
         assert view is not None
         chosen = SiteSelection.parse(["attention.probs", "cross_attention.probs"])
@@ -211,7 +212,7 @@ def test_the_final_norm_of_a_stack_in_one_module_is_kept() -> None:
 
     torch.manual_seed(0)
     model, x = Encoder(dim=32, depth=2, heads=4).double().eval(), torch.randn(2, 7, 32, dtype=torch.float64)
-    with operate(model, norm="identity", inputs=x), torch.no_grad():
+    with operate(model, Surgery(norm="identity"), inputs=x), torch.no_grad():
         out = model(x)
     assert float(out.mean(dim=-1).abs().max()) < 1e-12
     assert float((out.var(dim=-1, unbiased=False) - 1).abs().max()) < 1e-3
@@ -221,7 +222,7 @@ def test_layers_of_blocks_that_are_no_modules() -> None:
     torch.manual_seed(0)
     model, x = InlineGPT().double().eval(), torch.randn(2, 9, 32, dtype=torch.float64)
     with torch.no_grad():
-        with operate(model, attention_skip=0.5, mlp="drop", layers=[1], inputs=x):
+        with operate(model, Surgery(attention_skip=0.5, mlp="drop", layers=[1]), inputs=x):
             got = model(x)
         for layer, (attention, mlp) in enumerate(zip(model.attentions, model.mlps, strict=True)):
             x = (0.5 if layer == 1 else 1.0) * x + attention(x)
@@ -252,7 +253,7 @@ def test_parallel_branches_added_one_after_the_other(mlp: str, skip: float, mlp_
     for layer in model.double().layers:
         layer.mlp_first = mlp_first
     with torch.no_grad():
-        with operate(model, skip=skip, mlp=mlp, inputs=x):
+        with operate(model, Surgery(skip=skip, mlp=mlp), inputs=x):
             got = model(x)
         for layer in model.layers:
             y = layer.norm1(x)
@@ -270,7 +271,7 @@ def test_adds_in_place_are_cut_like_others(skip: float) -> None:
 
 def test_operations_on_a_model() -> None:
     model = gpt()
-    with operate(model, skip=0.0, layers=np.arange(2), heads=np.int64(1), inputs=ids()) as operation:
+    with operate(model, Surgery(skip=0.0, layers=np.arange(2), heads=np.int64(1)), inputs=ids()) as operation:
         expected = {"attention_skip": 0.0, "mlp_skip": 0.0, "heads": [1], "layers": [0, 1]}
         assert json.loads(json.dumps(operations_on(model))) == [expected]
         assert operation.describe() == expected
@@ -278,28 +279,28 @@ def test_operations_on_a_model() -> None:
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"mlp": "none"}, r"mlp='none' is none of 'keep', 'drop'"),
-    ({"skip": float("nan")}, "not a finite number"),
+    ({"mlp": "none"}, r"mlp='none': expected 'keep' or 'drop'"),
+    ({"skip": float("nan")}, "expected a finite number"),
     ({"temperature": 0.0}, "expected a positive number"),
     ({"layers": [3]}, r"layers=\[3\]: this model has blocks 0 to 2"),
-    ({"layers": -1}, "expected whole numbers from 0"),
-    ({"heads": [-1]}, "expected whole numbers from 0"),
+    ({"layers": -1}, "expected a list of: a whole number, 0 or more"),
+    ({"heads": [-1]}, "expected a list of: a whole number, 0 or more"),
 )
 
 
 @pytest.mark.parametrize(("operation", "message"), WRONG)
 def test_wrong_arguments_are_named(operation: dict[str, Any], message: str) -> None:
     model = gpt()
-    with pytest.raises(InputError, match=message), operate(model, inputs=ids(), **operation):
+    with pytest.raises(InputError, match=message), operate(model, Surgery(**operation), inputs=ids()):
         pass
     assert_clean(model)
 
 
 def test_an_unknown_module_needs_inputs_once() -> None:
     model = gpt()
-    with pytest.raises(InputError, match="Pass inputs="), operate(model, skip=0.5):
+    with pytest.raises(InputError, match="Pass inputs="), operate(model, Surgery(skip=0.5)):
         pass
     with operate(model, inputs=ids()):
         pass
-    with operate(model, skip=0.5):
+    with operate(model, Surgery(skip=0.5)):
         assert not torch.equal(model(ids()), run(gpt()))

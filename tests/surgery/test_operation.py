@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from rankscope import Surgery
 from rankscope.masks import parse_mask
 from rankscope.surgery.operating import operate
 from rankscope.surgery.operation import Operation
@@ -41,7 +42,7 @@ def test_dropout_loses_the_same_entries_of_p_and_of_the_uniform_matrix() -> None
     model, x = One().double(), torch.randn(2, 8, 8, dtype=torch.float64)
     scores = torch.einsum("bqd,bkd->bqk", model.layers[0].query(x), x) / 8**0.5
     centred = scores.softmax(dim=-1) - 1 / 8
-    with operate(model, skip=0.0, mlp="drop", attention="centred", inputs=x):
+    with operate(model, Surgery(skip=0.0, mlp="drop", attention="centred"), inputs=x):
         ratio = model(x) / (2 * centred)
     kept = (ratio - 1).abs() < 1e-9
     assert bool((kept | (ratio.abs() < 1e-9)).all())
@@ -89,7 +90,7 @@ def test_a_learned_bias_that_is_still_zero_gets_its_gradient() -> None:
     torch.manual_seed(0)
     model, x = Biased().double(), torch.randn(2, 6, 8, dtype=torch.float64)
     layer = model.layers[0]
-    with operate(model, skip=0.0, mlp="drop", temperature=2.0, mask="causal", inputs=x):
+    with operate(model, Surgery(skip=0.0, mlp="drop", temperature=2.0, mask="causal"), inputs=x):
         model(x).square().sum().backward()
     got, layer.bias.grad = layer.bias.grad, None
     scores = (torch.einsum("bqd,bkd->bqk", layer.query(x), x) / 8**0.5 + layer.bias) / 2.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
@@ -42,7 +43,7 @@ def run(model: Any, tokens: Tensor, keep: Tensor, edit: dict[str, Any]) -> Tenso
     positions = {}
     if model.config.model_type == "llama":
         positions = {"position_ids": (keep.cumsum(dim=1) - 1).clamp(min=0), "use_cache": False}
-    with torch.no_grad(), operate(model, **edit):
+    with torch.no_grad(), operate(model, Surgery(**edit)):
         out: Tensor = model(input_ids=tokens, attention_mask=keep, **positions).last_hidden_state
     return out
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rankscope import Surgery
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.masks import parse_mask
 from rankscope.models.stream import Stream
@@ -149,7 +150,7 @@ def test_a_head_that_is_not_there_is_named_when_the_model_runs() -> None:
     torch.manual_seed(0)
     model = GPT().eval()
     with (
-        operate(model, heads=[1, 4, 9], inputs=ids()),
+        operate(model, Surgery(heads=[1, 4, 9]), inputs=ids()),
         pytest.raises(UnsupportedOperationError, match=r"heads=\[4, 9\]: the block has heads 0 to 3\."),
     ):
         model(ids())

@@ -228,7 +228,7 @@ def test_a_skip_in_this_form_is_edited_as_by_hand(form: Callable[..., Tensor]) -
     with operate(model, inputs=x), torch.no_grad():
         assert torch.equal(model(x), bare)
     for gain in (0.0, 0.5):
-        with operate(model, skip=gain, inputs=x), torch.no_grad():
+        with operate(model, rs.Surgery(skip=gain), inputs=x), torch.no_grad():
             got = model(x)
         assert close(got, by_hand(model, x, gain)), gain
         assert not close(got, bare)
@@ -242,7 +242,7 @@ def test_a_skip_in_this_form_is_refused_by_name(form: Callable[..., Tensor]) -> 
     for gain in (0.0, 0.5):
         with (
             pytest.raises(UnsupportedOperationError, match=r"blocks?\.?.*0.* in blocks\.0"),
-            operate(model, skip=gain, inputs=x, blocks="blocks.*"),
+            operate(rs.Model(model, blocks="blocks.*"), rs.Surgery(skip=gain), inputs=x),
         ):
             pytest.fail("it must be refused before anything runs")
-    assert "refused" in str(rs.doctor(model, x, blocks="blocks.*"))
+    assert "refused" in str(rs.doctor(rs.Model(model, blocks="blocks.*"), x))

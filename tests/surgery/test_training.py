@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankscope import Surgery
 from rankscope.surgery.operating import operate
 from tests.own_models import GPT, ids
 
@@ -79,7 +80,7 @@ def assert_trains(build: Callable[[], nn.Module], by_hand: Callable[[Any, Tensor
     tokens = ids(4, 8)
     model, twin = build(), build()
     twin.load_state_dict(model.state_dict())
-    with operate(model, inputs=tokens, **operation):
+    with operate(model, Surgery(**operation), inputs=tokens):
         seen, gradients = losses(model, lambda: first_output(model(tokens)), STEPS)
     wanted, by_hand_gradients = losses(twin, lambda: by_hand(twin, tokens), STEPS)
     scale = max(float(g.abs().max()) for g in by_hand_gradients)

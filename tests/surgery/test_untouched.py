@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
 from rankscope.surgery.operating import operate
 from tests.own_models import GPT, SelfAttention, ids
@@ -73,7 +74,7 @@ REPLACED: dict[str, Places] = {
 @pytest.mark.parametrize("kind", REPLACED)
 def test_norms_in_this_form_are_replaced(kind: str) -> None:
     model, x = net(REPLACED[kind]), tokens()
-    with torch.no_grad(), operate(model, norm="identity", inputs=x):
+    with torch.no_grad(), operate(model, Surgery(norm="identity"), inputs=x):
         got = model(x)
     want = without(model, x)
     assert bool((got - want).norm() <= 1e-12 * want.norm())
@@ -103,7 +104,7 @@ def test_a_norm_that_would_stay_in_place_is_refused(norm: Places, reason: str) -
     model, x = net(norm), tokens()
     with (
         pytest.raises(UnsupportedOperationError, match=reason),
-        operate(model, norm="identity", inputs=x),
+        operate(model, Surgery(norm="identity"), inputs=x),
         torch.no_grad(),
     ):
         model(x)
@@ -113,7 +114,7 @@ def test_a_norm_that_is_not_met_again_is_missed() -> None:
     model, x = net(lambda block, place, y: block.norm1(y) if block.training or block.norms else y), tokens()
     for block in model.blocks:
         block.norms = True
-    with torch.no_grad(), operate(model, norm="rms", inputs=x):
+    with torch.no_grad(), operate(model, Surgery(norm="rms"), inputs=x):
         model(x)
         model.blocks[1].norms = False
         with pytest.raises(UnsupportedOperationError, match=r"norm='rms' changed nothing in block 1 \(blocks.1\)"):
@@ -126,6 +127,6 @@ def test_skips_that_are_not_there_are_not_cut_in_silence() -> None:
     for words in ({"skip": 0.0}, {"attention_skip": 0.0}, {"mlp_skip": 0.0, "layers": [1]}):
         with (
             pytest.raises(UnsupportedOperationError, match="would change nothing: block"),
-            operate(model, inputs=ids(), **words),
+            operate(model, Surgery(**words), inputs=ids()),
         ):
             pass

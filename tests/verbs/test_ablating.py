@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rankscope import Inputs
 from rankscope.errors import LoadError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.models.loading import load
@@ -62,14 +63,16 @@ def test_every_arm_against_the_network_written_out(variant: str, compute) -> Non
 
 
 def test_masks_are_columns() -> None:
-    run = ablate("init:tiny-bert", sequences=2, tokens=12, variants=["pure"], masks=["own", "causal", "window(1)"])
+    run = ablate(
+        "init:tiny-bert", Inputs(sequences=2, tokens=12), variants=["pure"], masks=["own", "causal", "window(1)"]
+    )
     found = {arm.mask: arm.line.mean for arm in arms(run.table)}
     assert set(found) == {"own", "causal", "window(1)"}
     assert found["window(1)"][-1] > found["causal"][-1] > found["own"][-1]
 
 
 def test_what_a_model_cannot_undergo_is_left_out_and_said() -> None:
-    run = ablate("init:tiny-mamba", sequences=2, tokens=12, variants=["full"], masks=["own", "causal"])
+    run = ablate("init:tiny-mamba", Inputs(sequences=2, tokens=12), variants=["full"], masks=["own", "causal"])
     assert {arm.mask for arm in arms(run.table)} == {"own"}
     assert any("causal was left out" in note for note in run.notes)
 

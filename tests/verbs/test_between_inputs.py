@@ -19,6 +19,7 @@ from rankscope.metrics import METRICS
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.run import Run
 from rankscope.verdicts.inputs import averaging_residual
+from tests.flat_calls import flat
 
 BLOCKS, VOCABULARY, TRAINED = 3, 100, 2
 
@@ -87,7 +88,7 @@ def test_a_network_that_ignores_its_input_is_collapsed_between_inputs_and_not_wi
 @pytest.mark.pretrained
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_minilm_is_not_collapsed(pooling: str) -> None:
-    run = rs.measure(pretrained_folder("minilm"), tokens=32, between_inputs=pooling)
+    run = rs.measure(pretrained_folder("minilm"), rs.Inputs(tokens=32), between_inputs=pooling)
     assert finding(run)["code"] in ("healthy", "mean offset", "huge channel")
     assert "not collapsed" in finding(run)["sentence"]
     assert run.curve("relative_residual", f"inputs.{pooling}").mean[-1] > 0.5
@@ -118,7 +119,9 @@ def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None
     mask = mask if side == "left" else mask.flip(1)
     pooled = by_hand(model, ids, mask, pooling)
     for batch in (1, 3, 10):
-        run = rs.measure(model, {"input_ids": ids, "attention_mask": mask}, batch=batch, between_inputs=pooling)
+        run = rs.measure(
+            model, rs.Inputs({"input_ids": ids, "attention_mask": mask}, batch=batch), between_inputs=pooling
+        )
         site = f"inputs.{pooling.partition(':')[0]}"
         for name in ("relative_residual", "mean_cosine", "centred_effective_rank", "alpha_req", "uniformity"):
             got = run.curve(name, site).mean
@@ -134,7 +137,7 @@ def centred_effective_rank_by_hand(x: torch.Tensor) -> float:
 
 def test_the_sentence_cites_the_block_it_names() -> None:
     """In this network the block with the smallest value is not the first with a mean offset."""
-    run = rs.measure("init:deep-bert", sequences=8, tokens=8)
+    run = rs.measure("init:deep-bert", rs.Inputs(sequences=8, tokens=8))
     values = run.curve("relative_residual", "inputs.mean").mean
     sentence = next(entry["sentence"] for entry in run.extra["axes"] if entry["axis"] == "inputs")
     value, block = re.search(r"relative residual ([\d.]+);.* at block (\d+)", sentence).groups()  # type: ignore[union-attr]
@@ -155,11 +158,11 @@ def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
 
 def test_many_inputs_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small_bert().double(), sentences(60)
-    exact = rs.measure(model, ids, batch=7)
+    exact = rs.measure(model, rs.Inputs(ids, batch=7))
     monkeypatch.setattr(numbered_vectors, "ALWAYS_KEPT", 20)
     monkeypatch.setattr(numbered_vectors, "MOST_KEPT", 20)
     monkeypatch.setattr(numbered_vectors, "MOST_SAMPLED", 30)
-    many = rs.measure(model, ids, batch=7)
+    many = rs.measure(model, rs.Inputs(ids, batch=7))
     for name in ("relative_residual", "effective_rank", "centred_stable_rank", "alpha_req"):
         a, b = exact.curve(name, "inputs.mean"), many.curve(name, "inputs.mean")
         np.testing.assert_allclose(b.mean, a.mean, rtol=1e-10)
@@ -184,15 +187,37 @@ class Averages(nn.Module):
 
 def test_means_of_long_sequences_agree_without_any_collapse() -> None:
     x = 1.0 + torch.randn(10, 3000, 16, generator=torch.Generator().manual_seed(0))
-    run = rs.measure(Averages(), x, blocks="layers.*", metrics=["relative_residual", "mean_cosine"])
+    given = rs.Inputs(x, axes="batch tokens")
+    run = rs.measure(rs.Model(Averages(), blocks="layers.*"), given, metrics=["relative_residual", "mean_cosine"])
     assert run.curve("relative_residual", "inputs.mean").mean[0] < 0.03
     assert finding(run)["code"] == "mean offset"
     assert "because each mean is over many tokens" in run.verdict
-    last = rs.measure(Averages(), x, blocks="layers.*", metrics=["relative_residual"], between_inputs="last")
+    blocks = rs.Model(Averages(), blocks="layers.*")
+    last = rs.measure(blocks, given, metrics=["relative_residual"], between_inputs="last")
     assert finding(last)["code"] == "healthy"
     same = x.clone()
     same[:] = x[:1] + 1e-3 * x
-    assert finding(rs.measure(Averages(), same, blocks="layers.*"))["code"] == "collapsed", "not a work of averaging"
+    alike = rs.measure(blocks, rs.Inputs(same, axes="batch tokens"))
+    assert finding(alike)["code"] == "mean offset", "the model did not make them alike"
+    assert "Before the first block they differ by" in finding(alike)["sentence"]
+
+
+@pytest.mark.parametrize(("left", "code"), [(1.0, "mean offset"), (0.12, "mean offset"), (0.08, "collapsed")])
+def test_inputs_are_judged_by_what_the_model_leaves_of_their_differences(left: float, code: str) -> None:
+    """Inputs that differ by 0.088 to begin with, of which a model leaves a share."""
+    generator = torch.Generator().manual_seed(0)
+    own = torch.randn(32, 1, 16, generator=generator, dtype=torch.float64)
+    inside = torch.randn(1, 8, 16, generator=generator, dtype=torch.float64)
+    x = 10.0 + own * 0.88 + inside
+    layers = {"block.in@0": x, "block.out@0": 10.0 + left * 0.88 * own + inside}
+    run = rs.judge(layers, between_inputs="mean")
+    before, after = (run.curve("relative_residual", f"inputs.mean{end}").mean[0] for end in ("_in", ""))
+    assert before == pytest.approx(0.088, abs=0.01)
+    assert after == pytest.approx(left * before, rel=0.02)
+    assert finding(run)["code"] == code
+    if left < 1:
+        assert f"{before:.4f}" in finding(run)["sentence"]
+        assert f"{100 * after / before:.2g}" in finding(run)["sentence"]
 
 
 def test_averaging_residual_is_that_of_independent_tokens() -> None:
@@ -232,7 +257,9 @@ def test_identical_inputs_are_seen_through_padding() -> None:
     ids, mask = sentences(9), torch.ones(9, 16, dtype=torch.long)
     ids[:] = ids[0]
     ids[4:, 12:], mask[:, 12:] = 99, 0
-    run = rs.measure(small_bert(), {"input_ids": ids, "attention_mask": mask}, batch=4, between_inputs="mean")
+    run = rs.measure(
+        small_bert(), rs.Inputs({"input_ids": ids, "attention_mask": mask}, batch=4), between_inputs="mean"
+    )
     assert "all 9 inputs are identical" in run.verdict
 
 
@@ -265,7 +292,7 @@ class Windows(nn.Module):
 def test_rows_that_are_not_inputs_are_refused() -> None:
     x = torch.randn(8, 6, 8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(LayoutError, match="4 sequences, and the input holds 2"):
-        rs.measure(Windows(), x, blocks="layers.*", between_inputs="mean")
+        rs.measure(rs.Model(Windows(), blocks="layers.*"), rs.Inputs(x, axes="batch tokens"), between_inputs="mean")
 
 
 @pytest.mark.parametrize(
@@ -281,12 +308,12 @@ def test_rows_that_are_not_inputs_are_refused() -> None:
 )
 def test_what_is_not_possible_is_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
-        rs.measure(small_bert(), sentences(), **options)
+        flat(rs.measure, small_bert(), sentences(), **options)
 
 
 def test_it_can_be_left_out_and_is_left_out_of_other_sites() -> None:
     for options in ({"between_inputs": "none"}, {"sites": ["block.in"]}, {"metrics": ["attention_entropy"]}):
-        run = rs.measure(small_bert(), sentences(), **options)
+        run = flat(rs.measure, small_bert(), sentences(), **options)
         assert "between_inputs" not in run.extra
         assert not any(site.startswith("inputs.") for site in run.table["site"].unique().to_pylist())
 
@@ -322,8 +349,35 @@ def test_an_interrupt_leaves_the_inputs_of_whole_batches(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Batch, "run", stopped)
     with pytest.raises(Interrupted) as caught:
-        rs.measure(small_bert(), sentences(12), batch=4)
+        rs.measure(small_bert(), rs.Inputs(sentences(12), batch=4))
     monkeypatch.undo()
-    part, whole = caught.value.run, rs.measure(small_bert(), sentences(12)[:8], batch=4)
+    part, whole = caught.value.run, rs.measure(small_bert(), rs.Inputs(sentences(12)[:8], batch=4))
     for name in ("relative_residual", "uniformity"):
         np.testing.assert_array_equal(part.curve(name, "inputs.mean").mean, whole.curve(name, "inputs.mean").mean)
+
+
+def met(classes: int = 2, inputs: int = 8) -> torch.Tensor:
+    """Hidden states of two blocks: in the second, inputs of one class have the same vector."""
+    draw = torch.Generator().manual_seed(0)
+    apart, means = torch.randn(inputs, 32, generator=draw), torch.randn(classes, 32, generator=draw)
+    last = means[torch.arange(inputs) % classes] + 1e-4 * torch.randn(inputs, 32, generator=draw)
+    return torch.stack([apart, last])[:, :, None]
+
+
+def test_inputs_of_one_class_that_meet_are_neural_collapse() -> None:
+    said = {"layout": "layers batch tokens dim", "between_inputs": "mean"}
+    without = rs.judge(met(), **said)
+    assert finding(without)["code"] not in ("healthy", "mean offset")
+    told = rs.judge(met(), inputs=rs.Inputs(labels=["cat", "dog"] * 4), **said)
+    assert finding(told)["code"] in ("healthy", "mean offset")
+    assert "Inputs of one class meet in the last block (1), and the 2 classes stay apart" in told.verdict
+    assert "neural collapse" in told.verdict
+    classes = met()[1, :2, 0].double()
+    gap = (classes[0] - classes[1]).norm() / (2 * classes.square().sum()).sqrt()
+    assert abs(told.extra["between_inputs"]["classes"]["apart"]["inputs.mean"][""]["1"] - float(gap)) < 1e-4
+    # Classes that meet each other are a fault, whatever their inputs are called.
+    wrong = rs.judge(met(), inputs=rs.Inputs(labels=[0, 1, 2, 3] * 2), **said)
+    assert finding(wrong)["code"] == finding(without)["code"]
+    assert "neural collapse" not in wrong.verdict
+    with pytest.raises(rs.RankscopeError, match="labels has 3 entries for 8 inputs"):
+        rs.judge(met(), inputs=rs.Inputs(labels=[0, 1, 2]), **said)

@@ -17,38 +17,71 @@ import rankscope
 from rankscope._registry import Registry
 from rankscope.cli.app import command_line, main
 from rankscope.cli.examples import examples
+from rankscope.ext.sweeps.plan import PlanInputs, PlanVariant, options_in_plans
 from rankscope.metrics import METRICS
-from rankscope.options import INPUTS, OUT, SURGERY
+from rankscope.options import INPUTS, INPUTS_FIELDS, MODEL_FIELDS, OUT, SURGERY, SURGERY_FIELDS
 from rankscope.remedies import REMEDIES
+from rankscope.reporting.page.sections import SECTIONS, sections_of
 from rankscope.runs.run import Run
-from rankscope.sweeps.plan import Inputs, PlanVariant, options_in_plans
-from rankscope.verbs._spec import VERBS, Verb, function_at, verbs_in_order
+from rankscope.verbs._spec import VERBS, Verb, verbs_in_order
 
 ALL = verbs_in_order()
-ONLY_IN_PYTHON = {"progress", "padding"}
-"""Of every model verb: a bar is decided by the terminal, and padding is about tensors of your own."""
+NOUNS = ("model", "inputs", "surgery")
 OTHERS_ONLY_IN_PYTHON = {
-    "measure": {"attention"},  # the earlier name of attention_algorithm
-    "decompose": {"arithmetic", "layers"},  # layers: the earlier name of at_layers
     "predict": {"changes"},  # its parts are options
     "masks": {"mask"},  # one in Python, several on the command line
-    "doctor": {"inputs"},  # two short sequences of the sample text are enough
 }
-DEFAULT_IN_PYTHON = {"sequences": None}
-"""None takes all that are given; only of a file or of the sample text it is the declared number."""
+FUNCTIONS = {
+    **{verb.name: verb.run() for verb in ALL},
+    "judge": rankscope.judge,
+    "measure_lengths": rankscope.measure_lengths,
+    "operate": rankscope.operate,
+    "predict_remedies": rankscope.predict_remedies,
+    "Gauge": rankscope.Gauge,
+}
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
 def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
-    parameters = dict(inspect.signature(function_at(verb.run)).parameters)
+    parameters = dict(inspect.signature(verb.run()).parameters)
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    nouns = [option.noun for option in verb.options if option.noun is not None]
+    expected = [noun for noun in NOUNS if noun in nouns]
+    assert list(parameters)[: len(expected)] == expected
+    for noun in expected:
+        del parameters[noun]
     for option in verb.options:
-        if not option.in_python:
-            continue
-        parameter = parameters.pop(option.name)
-        if not option.is_argument:
-            assert parameter.default == DEFAULT_IN_PYTHON.get(option.name, option.default), option.name
-    assert set(parameters) <= ONLY_IN_PYTHON | OTHERS_ONLY_IN_PYTHON.get(verb.name, set())
+        if option.in_python and option.noun is None:
+            parameter = parameters.pop(option.name)
+            assert parameter.kind is parameter.KEYWORD_ONLY or not nouns
+            if not option.is_argument:
+                assert parameter.default == option.default, option.name
+    assert set(parameters) <= {"progress"} | OTHERS_ONLY_IN_PYTHON.get(verb.name, set())
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_at_most_eleven_parameters(name: str) -> None:
+    parameters = inspect.signature(FUNCTIONS[name]).parameters
+    assert len(parameters) <= 11, list(parameters)
+
+
+def test_no_parameter_name_has_two_meanings() -> None:
+    """Two options of one name hold the same kind of value, in the same noun; and no noun's field is also a verb's."""
+    nouns = {option.name: option for option in (*INPUTS_FIELDS, *SURGERY_FIELDS, *MODEL_FIELDS)}
+    seen: dict[str, tuple[Any, ...]] = {}
+    for verb in ALL:
+        for option in verb.options:
+            if not option.in_python:
+                continue
+            meaning = (option.kind, option.several, option.noun or (option.name in nouns and "as in a noun"))
+            assert seen.setdefault(option.name, meaning) == meaning or option.name in ("tokens", "seed", "device")
+    own = {name: set(inspect.signature(function).parameters) for name, function in FUNCTIONS.items()}
+    for name in set(nouns) - {"inputs"}:
+        # Verbs without a model or inputs have these themselves, with the same meaning.
+        users = {verb for verb, parameters in own.items() if name in parameters}
+        # The labels of doctor are those of the inputs, beside the loss that reads them.
+        users -= {"doctor"} if name == "labels" else set()
+        assert users <= {"predict", "predict_remedies", "masks", "selftest"}, (name, users)
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
@@ -74,11 +107,10 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
     declared = {"text" if option.name == "inputs" else option.name for option in INPUTS} - {
         "seed"
     }  # seeds: its own key
-    assert set(Inputs.model_fields) - {"texts"} == declared
+    assert set(PlanInputs.model_fields) - {"texts"} == declared
     surgery = {option.name for option in SURGERY}
     assert surgery <= set(PlanVariant.model_fields)
-    operate = set(inspect.signature(rankscope.operate).parameters)
-    assert set(PlanVariant.model_fields) - {"name"} <= operate
+    assert set(PlanVariant.model_fields) - {"name"} <= {option.name for option in SURGERY_FIELDS}
     for option in SURGERY:
         if option.choices:
             assert set(option.choices) == set(PlanVariant.model_fields[option.name].annotation.__args__)  # type: ignore[union-attr]
@@ -87,22 +119,21 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
 def test_a_run_can_be_saved_and_an_answer_cannot(verb: Verb) -> None:
     assert verb.makes_runs == (OUT in verb.outputs)
-    assert verb.makes_runs or not (verb.in_plans or verb.show.sections)
+    assert verb.makes_runs or not (verb.in_plans or sections_of(verb.name))
 
 
-def test_every_place_a_verb_names_exists() -> None:
+def test_every_import_inside_a_declaration_works() -> None:
     for verb in VERBS.values():
-        show = verb.show
-        named = [verb.run, verb.judge, verb.call, show.document, show.plot]
-        for place in [*named, *show.sections.values()]:
-            assert place is None or callable(function_at(place)), place
+        assert callable(verb.run())
+        assert callable(verb.show().document)
+    assert {section.verb for section in SECTIONS.values()} <= set(VERBS)
 
 
 def test_a_verb_is_exported_under_its_name() -> None:
     for verb in VERBS.values():
         name = "mask_graph" if verb.name == "masks" else verb.name
-        assert name in rankscope.__all__
-        assert getattr(rankscope, name) is function_at(verb.run)
+        assert name in dir(rankscope)
+        assert getattr(rankscope, name) is verb.run()
 
 
 def test_the_registry_imports_nothing_heavy() -> None:
@@ -114,17 +145,6 @@ def test_the_registry_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("verb", "earlier", "now"),
-    [("measure", {"attention": "dense"}, "attention_algorithm"), ("decompose", {"layers": [0]}, "at_layers")],
-)
-def test_earlier_names_still_work_and_say_the_new_one(verb: str, earlier: dict[str, Any], now: str) -> None:
-    function, small = getattr(rankscope, verb), {"sequences": 1, "tokens": 8}
-    with pytest.warns(DeprecationWarning, match=now):
-        run = function("init:tiny-gpt2", **small, **earlier)
-    assert run.table.equals(function("init:tiny-gpt2", **small, **{now: next(iter(earlier.values()))}).table)
 
 
 # What docs/adding.md shows, written where it says, and nothing else.
@@ -226,7 +246,7 @@ def test_a_new_verb_is_found_everywhere(
     assert Path("figure.svg").is_file()
     run(loudness, "init:tiny-bert", "--sequences", "2", "--tokens", "8", "--json")
     assert json.loads(capsys.readouterr().out)["kind"] == loudness
-    called = rankscope.loudness("init:tiny-bert", sequences=2, tokens=8)
+    called = rankscope.loudness("init:tiny-bert", rankscope.Inputs(sequences=2, tokens=8))
     assert isinstance(called, Run)
     assert called.table.equals(rankscope.load_run("run").table)
     # rerun reads the command out of the run, and starts it in a process of its own

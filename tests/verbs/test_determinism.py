@@ -64,13 +64,13 @@ def test_two_processes_agree_to_the_bit_and_seeds_differ(tmp_path: Path) -> None
 @pytest.mark.parametrize("verb", ["measure", "ablate", "exact", "decompose"])
 def test_twice_in_one_process(verb: str) -> None:
     options = {"variants": ["pure", "full"]} if verb == "ablate" else {}
-    once, again = (getattr(rs, verb)("init:tiny-bert", sequences=2, tokens=10, **options) for _ in range(2))
+    once, again = (getattr(rs, verb)("init:tiny-bert", rs.Inputs(sequences=2, tokens=10), **options) for _ in range(2))
     assert judge_rerun(once, again).same
 
 
 def test_what_was_measured_before_leaves_no_trace() -> None:
     """Another model, other inputs and other random numbers in between change nothing."""
-    once = rs.measure("init:tiny-bert", sequences=2, tokens=10)
+    once = rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=10))
     np.random.seed(5)
-    rs.measure("init:tiny-llama", sequences=3, tokens=7, seed=9, random_tokens=True)
-    assert judge_rerun(once, rs.measure("init:tiny-bert", sequences=2, tokens=10)).same
+    rs.measure(rs.Model("init:tiny-llama", seed=9), rs.Inputs(sequences=3, tokens=7, random_tokens=True))
+    assert judge_rerun(once, rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=10))).same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope._types import Status
-from rankscope.papers.measuring.parts import RowRecorder
+from rankscope.ext.papers.measuring.parts import RowRecorder
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.exact.judge import judge_exact
 

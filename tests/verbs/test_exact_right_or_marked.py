@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankscope import Inputs, Model, Surgery
 from rankscope.errors import RankscopeError
 from rankscope.models.loading import load
 from rankscope.models.presets import TINY_PRESETS
 from rankscope.runs.run import Run
 from rankscope.verbs.exact.judge import cross_checked, exact_curves
 from rankscope.verbs.exact.run import exact
+from tests.flat_calls import flat
 
 LOCAL = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
 STRIDED = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]).bool()
@@ -113,7 +115,8 @@ def read(run: Run, metric: str = "log10_residual") -> tuple[list[float], list[st
 
 
 def exactly(model: nn.Module, x: Tensor, **options: Any) -> Run:
-    return exact(model, {"inputs_embeds": x}, blocks="blocks.*", plain=False, **options)
+    given = {"inputs_embeds": x}
+    return flat(exact, model, given, axes="batch tokens", blocks="blocks.*", plain=False, **options)
 
 
 def check(model: Stack, x: Tensor, digits: int, *, right: int | None = None) -> None:
@@ -252,7 +255,7 @@ class Floored(nn.Module):
 def test_constants_of_the_format_are_those_of_the_models_own() -> None:
     x = (1e-7 * tokens(5, 8, 1)).float()
     model = Stack(Floored(8))
-    run = exact(model, {"inputs_embeds": x}, blocks="blocks.*")
+    run = exact(Model(model, blocks="blocks.*"), Inputs({"inputs_embeds": x}, axes="batch tokens"))
     rows = run.table.to_pandas()
     rows = rows[(rows.metric == "log10_residual") & (rows.site == "block.out")].set_index("arithmetic").value
     assert rows["float64"] == pytest.approx(rows["float32"], abs=1e-5)
@@ -262,7 +265,7 @@ def test_constants_of_the_format_are_those_of_the_models_own() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["swin", "whisper", "beit", "wav2vec2", "yolos", "pvt", "vit"])
 def test_float_inputs_of_a_float32_model(family: str) -> None:
-    run = exact(f"init:tiny-{family}", sequences=1, skip=0.0)
+    run = exact(f"init:tiny-{family}", Inputs(sequences=1), Surgery(skip=0.0))
     assert {"float64", "float32"} <= set(run.table["arithmetic"].to_pylist())
 
 
@@ -278,7 +281,7 @@ def assert_padding_agrees_with_float64(family: str) -> None:
         pytest.skip("takes no padded text")
     for left in (False, True):
         try:
-            run = exact(loaded.model, padded(10, 16, left=left), skip=0.0)
+            run = exact(loaded.model, padded(10, 16, left=left), Surgery(skip=0.0))
         except RankscopeError as refusal:
             pytest.skip(f"refused: {refusal}")
         assert not [note for note in run.notes if "disagree" in note]
@@ -299,7 +302,7 @@ def test_padding_agrees_with_float64_in_every_family(family: str) -> None:
 
 
 def test_what_float64_contradicts_is_marked() -> None:
-    run = exact("init:tiny-bert", sequences=2, tokens=12, skip=0.0)
+    run = exact("init:tiny-bert", Inputs(sequences=2, tokens=12), Surgery(skip=0.0))
     rows = run.table.to_pylist()
     for row in rows:
         chosen = row["metric"] == "log10_relative_residual" and row["site"] == "block.out" and row["layer"] == 0
@@ -320,7 +323,7 @@ def test_padding_of_a_nystromformer_enters_its_landmarks() -> None:
     # Its landmarks are means over tokens that no mask is applied to: padding changes the model, in any arithmetic.
     model = load("init:tiny-nystromformer").model
     for length in (12, 16):
-        table = exact(model, padded(10, length), skip=0.0).table.to_pandas()
+        table = exact(model, padded(10, length), Surgery(skip=0.0)).table.to_pandas()
         rows = table[(table.metric == "log10_relative_residual") & (table.site == "block.out")]
         by = {name: rows[rows.arithmetic == name].value.to_numpy() for name in ("exact", "float64")}
         assert by["exact"] == pytest.approx(by["float64"], abs=1e-9)
@@ -328,11 +331,11 @@ def test_padding_of_a_nystromformer_enters_its_landmarks() -> None:
 
 def test_mra_without_its_kernel_has_no_stream_to_measure() -> None:
     # Without its CUDA kernel the model's attention is zero, and with its skips cut so is all that follows.
-    run = exact("init:tiny-mra", padded(10, 16), skip=0.0, mlp="drop", norm="identity", plain=False)
+    run = exact("init:tiny-mra", padded(10, 16), Surgery(skip=0.0, mlp="drop", norm="identity"), plain=False)
     assert set(read(run, "log10_relative_residual")[1]) <= {"undefined", "ok"}
     assert all(value == -math.inf for value in read(run)[0])
 
 
 def test_what_is_right_is_not_marked() -> None:
-    run = exact("init:tiny-bert", sequences=1, tokens=16, skip=0.0, plain=False)
+    run = exact("init:tiny-bert", Inputs(sequences=1, tokens=16), Surgery(skip=0.0), plain=False)
     assert set(np.unique(run.table["status"].to_pylist())) == {"ok"}

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from rankscope import Inputs, Surgery
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.exact.judge import exact_curves, order_of
 from rankscope.verbs.exact.run import exact
+from tests.flat_calls import flat
 from tests.own_models import GPT, ids
 
 PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
@@ -20,7 +22,7 @@ PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
 @pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-gpt2", "init:tiny-llama", "init:tiny-vit"])
 @pytest.mark.parametrize("cut", [{}, {"skip": 0.0}, PURE, {"skip": 0.5}])
 def test_float64_agrees_above_its_floor(spec: str, cut: dict) -> None:
-    run = exact(spec, sequences=2, tokens=12, **cut)
+    run = flat(exact, spec, sequences=2, tokens=12, **cut)
     curves = exact_curves(run.table, "log10_residual", None)
     relative = exact_curves(run.table, "log10_relative_residual", None)["exact"]
     visible = relative.mean > -6
@@ -30,20 +32,20 @@ def test_float64_agrees_above_its_floor(spec: str, cut: dict) -> None:
 
 
 def test_pure_attention_has_order_three_and_follows_the_law() -> None:
-    run = exact("init:tiny-bert", sequences=2, tokens=16, **PURE)
-    assert order_of(run.table, None)[0] == 3
+    run = exact("init:tiny-bert", Inputs(sequences=2, tokens=16), Surgery(**PURE))
+    assert order_of(run.table, None) == 3
     curves = exact_curves(run.table, "log10_residual", None)
     assert curves["exact"].mean[-1] < -40
     # the law's error is of the order of the squared residual that enters the block
     assert np.abs(curves["exact"].mean - curves["law"].mean)[1:].max() < 1e-5
     cut, _, rest = run.verdict.partition(": ")
     assert cut == "Without skip connections, MLPs and norms"
-    assert rest.startswith("Collapsed in every block, order 3: each block cubes the residual;")
+    assert rest.startswith("Collapsed in every block, order 3 from block 1 on: each of these cubes the residual;")
     assert "float64 cannot resolve block 2" in run.verdict
 
 
 def test_a_causal_mask_leaves_order_one_and_no_word_of_the_law() -> None:
-    run = exact("init:tiny-bert", sequences=1, tokens=16, mask="causal", stability=True, **PURE)
+    run = exact("init:tiny-bert", Inputs(sequences=1, tokens=16), Surgery(mask="causal", **PURE), stability=True)
     orders = exact_curves(run.table, "order", None)["exact"].mean
     assert np.abs(orders - 1).max() < 0.01
     assert "law" not in exact_curves(run.table, "log10_residual", None)
@@ -61,15 +63,15 @@ def test_orthogonal_values_under_a_causal_mask_halve_the_residual() -> None:
             torch.nn.init.normal_(block.attention.qkv.weight, std=1 / 16)
             torch.nn.init.orthogonal_(block.attention.qkv.weight[32:])
             torch.nn.init.orthogonal_(block.attention.out.weight)
-    run = exact(model, ids(1, 12), **PURE)
+    run = exact(model, ids(1, 12), Surgery(**PURE))
     factors = exact_curves(run.table, "factor", None)["exact"].mean
     assert abs(factors[-1] - 0.5) < 1e-6
 
 
 def test_surgery_may_be_under_way_around_the_call() -> None:
     model = load("init:tiny-bert").model
-    inside = exact(model, ids(1, 9), skip=0.0, plain=False)
-    with operate(model, skip=0.0):
+    inside = exact(model, ids(1, 9), Surgery(skip=0.0), plain=False)
+    with operate(model, Surgery(skip=0.0)):
         around = exact(model, ids(1, 9), plain=False)
     for metric in ("log10_residual", "order"):
         assert np.array_equal(
@@ -80,7 +82,7 @@ def test_surgery_may_be_under_way_around_the_call() -> None:
 
 
 def test_a_network_with_skips_does_not_collapse() -> None:
-    run = exact("init:tiny-bert", sequences=1, tokens=12)
+    run = exact("init:tiny-bert", Inputs(sequences=1, tokens=12))
     assert run.verdict.startswith("No collapse")
 
 
@@ -89,14 +91,14 @@ def test_the_model_is_left_as_it_was() -> None:
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
     with torch.no_grad():
         before = model(ids())[0]
-        exact(model, ids(1, 9), skip=0.0)
+        exact(model, ids(1, 9), Surgery(skip=0.0))
         assert torch.equal(model(ids())[0], before)
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_rows_and_round_trip(tmp_path) -> None:
-    run = exact("init:tiny-gpt2", sequences=1, tokens=8)
+    run = exact("init:tiny-gpt2", Inputs(sequences=1, tokens=8))
     rows = run.to_json()["rows"]
     assert {row["metric"] for row in rows} >= {"log10_residual", "log10_relative_residual", "order", "factor"}
     assert {row["arithmetic"] for row in rows} == {"exact", "float64", "float32"}

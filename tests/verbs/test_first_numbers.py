@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope import measure
+from rankscope import Inputs, Model, measure
 from rankscope.models import load, prepare_inputs
 from rankscope.runs.run import Run
 from rankscope.verbs.measure.outliers import TIMES_MEDIAN
@@ -176,8 +176,12 @@ def test_the_largest_logit_is_that_of_the_scores(name: str, implementation: str)
 
 
 def test_scores_that_were_shifted_before_the_softmax_are_refused() -> None:
-    run = measure("init:tiny-gpt-oss", sequences=1, tokens=8, metrics=["max_attention_logit", "diagonal_mass"],
-                  sites=["attention.scores", "attention.probs"])  # fmt: skip
+    run = measure(
+        "init:tiny-gpt-oss",
+        Inputs(sequences=1, tokens=8),
+        metrics=["max_attention_logit", "diagonal_mass"],
+        sites=["attention.scores", "attention.probs"],
+    )
     assert set(run.table["metric"].to_pylist()) == {"diagonal_mass"}
     assert any("subtracts it before its softmax" in note for note in run.notes)
 
@@ -262,7 +266,7 @@ def test_a_softmax_beside_experts_is_not_their_router() -> None:
     torch.manual_seed(0)
     mixture = Mixture(rankings=1)
     model, x = Stacked([Block(mixture)]).eval(), torch.randn(1, 9, 8)
-    run = measure(model, x, blocks="blocks.*")
+    run = measure(Model(model, blocks="blocks.*"), x)
     assert values(run, "router_entropy", "mlp.router", 0).isnan().all()
     assert mixture.chosen is not None
     share = torch.bincount(mixture.chosen.flatten(), minlength=4).double() / 9
@@ -271,13 +275,13 @@ def test_a_softmax_beside_experts_is_not_their_router() -> None:
 
 @pytest.mark.parametrize("rankings", [0, 2])
 def test_a_routing_that_cannot_be_told_is_refused_by_name(rankings: int) -> None:
-    run = measure(Stacked([Block(Mixture(rankings))]).eval(), torch.randn(1, 9, 8), blocks="blocks.*")
+    run = measure(Model(Stacked([Block(Mixture(rankings))]).eval(), blocks="blocks.*"), torch.randn(1, 9, 8))
     assert "mlp.router" not in run.table["site"].to_pylist()
     assert any("the router of Mixture cannot be read" in note for note in run.notes)
 
 
 def test_a_gate_without_experts_is_not_a_router() -> None:
-    run = measure(Stacked([Block(Gated())]).eval(), torch.randn(1, 9, 8), blocks="blocks.*")
+    run = measure(Model(Stacked([Block(Gated())]).eval(), blocks="blocks.*"), torch.randn(1, 9, 8))
     assert "mlp.router" not in run.table["site"].to_pylist()
     assert run.notes == ()
 
@@ -300,7 +304,7 @@ class Spike(nn.Module):
 def test_outliers_are_those_of_a_search_by_hand() -> None:
     torch.manual_seed(0)
     model, x = Stacked([Spike(layer) for layer in range(5)]).eval(), torch.randn(2, 6, 8)
-    run = measure(model, x, blocks="blocks.*")
+    run = measure(Model(model, blocks="blocks.*"), x)
     (found,) = run.extra["outliers"]
     known: dict[int, float] = {}
     with torch.no_grad():
@@ -319,7 +323,7 @@ def test_outliers_are_those_of_a_search_by_hand() -> None:
 
 
 def test_a_model_without_outliers_has_no_table() -> None:
-    run = measure("init:tiny-bert", sequences=1, tokens=8)
+    run = measure("init:tiny-bert", Inputs(sequences=1, tokens=8))
     assert "outliers" not in run.extra
     assert "Massive" not in str(run)
 
@@ -343,6 +347,9 @@ def test_the_sentence_about_depth() -> None:
     assert found.code == "healthy"
     (found,) = depth_findings(update_rows([0.01, 0.02, 0.01, 0.04]))
     assert found.code == "collapsed"
+    assert found.sentence.startswith(
+        "Depth: collapsed: 3 of 4 blocks change the stream by less than 3%, which is usual"
+    )
     (found,) = depth_findings(update_rows([0.9, 0.2, 0.05]))
     assert (
         found.sentence

@@ -86,7 +86,7 @@ def test_a_sequence_of_padding_only_is_named(spec: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_equal_tokens_stay_equal_and_are_at_the_floor(dtype: str) -> None:
     """Rotary positions turn queries and keys, not values: equal ids give equal tokens in every layer."""
-    run = rs.measure("init:tiny-llama", torch.full((2, 12), 7), dtype=dtype)
+    run = rs.measure(rs.Model("init:tiny-llama", dtype=dtype), torch.full((2, 12), 7))
     assert statuses(run, "relative_residual") == {str(Status.FLOOR)}
     residual = run.select(metric="relative_residual", site="block.out")["value"].to_numpy()
     assert (residual <= run.floor["relative"]).all()
@@ -113,7 +113,7 @@ def test_padding_changes_nothing(spec: str, side: str) -> None:
 def test_sequences_of_different_lengths_are_what_they_are_alone() -> None:
     model, tokens, lengths = wide("init:tiny-llama"), ids(4, 9), (9, 2, 5, 1)
     mask = (torch.arange(9) < torch.tensor(lengths)[:, None]).long()
-    together = rs.measure(model, {"input_ids": tokens, "attention_mask": mask}, batch=4)
+    together = rs.measure(model, rs.Inputs({"input_ids": tokens, "attention_mask": mask}, batch=4))
     for number, length in enumerate(lengths):
         alone = rs.measure(model, tokens[number : number + 1, :length])
         table = within_sequences(together.table)
@@ -152,9 +152,9 @@ def test_packed_sequences_are_those_they_are_made_of() -> None:
 @pytest.mark.parametrize("spec", FAMILIES)
 def test_batches_are_their_sequences_one_by_one(spec: str) -> None:
     model, tokens = wide(spec), ids(6, 9)
-    single = rs.measure(model, tokens, batch=1)
+    single = rs.measure(model, rs.Inputs(tokens, batch=1))
     for batch in (2, 4, 6):
-        assert_same(single, rs.measure(model, tokens, batch=batch))
+        assert_same(single, rs.measure(model, rs.Inputs(tokens, batch=batch)))
 
 
 @pytest.mark.parametrize("spec", [FAMILIES[0], *(pytest.param(spec, marks=pytest.mark.slow) for spec in FAMILIES[1:])])
@@ -163,10 +163,14 @@ def test_the_order_of_sequences_does_not_matter(spec: str) -> None:
     order = [3, 0, 5, 1, 4, 2]
     where = dict(enumerate(order))
     for batch in (1, 4):
-        plain, shuffled = (rs.measure(model, given, batch=batch) for given in (tokens, tokens[order]))
+        plain, shuffled = (rs.measure(model, rs.Inputs(given, batch=batch)) for given in (tokens, tokens[order]))
         assert_same(shuffled, plain, where)
-    single = {key: [values[s] for s in order] for key, values in rows(rs.measure(model, tokens, batch=1)).items()}
-    moved = {key: list(values.values()) for key, values in rows(rs.measure(model, tokens[order], batch=1)).items()}
+    single = {
+        key: [values[s] for s in order] for key, values in rows(rs.measure(model, rs.Inputs(tokens, batch=1))).items()
+    }
+    moved = {
+        key: list(values.values()) for key, values in rows(rs.measure(model, rs.Inputs(tokens[order], batch=1))).items()
+    }
     assert single == moved, "one by one, a sequence is the same to the bit wherever it stands"
 
 
@@ -197,7 +201,7 @@ def test_float16_that_overflows_is_located_and_bfloat16_does_not() -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
 def test_short_formats_have_their_own_floor_and_agree_above_it(dtype: str, bits: int) -> None:
-    short, long = (rs.measure("init:tiny-bert", ids(2, 12), dtype=name) for name in (dtype, "float64"))
+    short, long = (rs.measure(rs.Model("init:tiny-bert", dtype=name), ids(2, 12)) for name in (dtype, "float64"))
     assert short.floor["dtype"] == dtype
     assert short.floor["relative"] == 4 * 2.0 ** (1 - bits)
     for metric in NORMS:

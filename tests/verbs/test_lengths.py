@@ -26,7 +26,7 @@ PLAN = InputPlan(3, 128, 2, "content", 0, False)
 @pytest.mark.parametrize("spec", ["init:tiny-gpt2", "init:tiny-bert", "init:tiny-t5"])
 def test_shorter_inputs_are_prefixes_of_the_longest(spec: str) -> None:
     """T5 closes a text with a special token, which has to close each prefix too."""
-    loaded = rankscope.load(spec)
+    loaded = rankscope.load(spec).loaded
     found = prepare_prefixes(loaded, None, PLAN, [24, 8, 16])
     assert list(found) == [8, 16, 24]
     closing = 1 if "t5" in spec else 0
@@ -44,8 +44,10 @@ def test_shorter_inputs_are_prefixes_of_the_longest(spec: str) -> None:
 
 def test_rows_of_each_length_are_those_of_a_run_at_that_length() -> None:
     """A hand-written twin: the ids of the prefix, measured by themselves."""
-    loaded = rankscope.load("init:tiny-bert")
-    run = rankscope.measure(loaded.model, None, lengths=[8, 16], sequences=3, metrics=["relative_residual"])
+    loaded = rankscope.load("init:tiny-bert").loaded
+    run = rankscope.measure_lengths(
+        loaded.model, rankscope.Inputs(sequences=3), lengths=[8, 16], metrics=["relative_residual"]
+    )
     for length, prepared in prepare_prefixes(loaded, None, PLAN, [8, 16]).items():
         ids = torch.cat([batch.inputs["input_ids"] for batch in prepared])
         alone = rankscope.measure(loaded.model, {"input_ids": ids}, metrics=["relative_residual"])
@@ -54,7 +56,7 @@ def test_rows_of_each_length_are_those_of_a_run_at_that_length() -> None:
         assert block["value"].to_pylist() == alone.select(site="block.out")["value"].to_pylist()
     assert run.provenance.lengths == (16, 16, 16)
     longest = only(only(run.table, length=16), site="block.out", layer=0)["value"].to_numpy()
-    assert run.curve("relative_residual", "block.out").mean[0] == pytest.approx(longest.mean(), rel=1e-15)
+    assert run.curve("relative_residual", "block.out", length=16).mean[0] == pytest.approx(longest.mean(), rel=1e-15)
 
 
 def test_lengths_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
@@ -66,19 +68,21 @@ def test_lengths_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
             "lengths": [4, 8],
             "inputs": ["a short text", "a text that is longer than eight words, by far"],
         },
-        "pair needs lengths": {"pair": ("a", "b")},
         "both prompts are the same": {"lengths": [4, 8], "pair": ("a", "a")},
-        "expected two texts": {"lengths": [4, 8], "pair": ("a",)},
+        "expected two of": {"lengths": [4, 8], "pair": ("a",)},
         "leaves no room": {"lengths": [4, 8], "pair": ("a b c d e f g h i", "b")},
     }
     for message, given in cases.items():
         with pytest.raises(InputError, match=message):
-            rankscope.measure("init:tiny-bert", **given)
+            rankscope.measure_lengths("init:tiny-bert", **given)
     with pytest.raises(InputError, match="reads something else"):
-        rankscope.measure(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
-                          torch.randn(2, 8, 8), lengths=[4, 8])  # fmt: skip
+        rankscope.measure_lengths(
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+            torch.randn(2, 8, 8),
+            lengths=[4, 8],
+        )
     with pytest.raises(InputError, match="reads something else"):
-        rankscope.measure("init:tiny-vit", lengths=[4, 8])
+        rankscope.measure_lengths("init:tiny-vit", lengths=[4, 8])
 
 
 def rows(values: dict[int, np.ndarray], metric: str = "relative_residual", site: str = "block.out") -> RowWriter:
@@ -183,7 +187,7 @@ def test_two_prompts_become_one_vector_in_bfloat16() -> None:
         with torch.no_grad():
             for block in model.h:
                 block.attn.c_proj.weight.mul_(0.002)
-        run = rankscope.measure(
+        run = rankscope.measure_lengths(
             model, [text], lengths=[4, 48], pair=pair, metrics=["relative_residual"], sites=["block.out"]
         )
         found[dtype] = run.extra["pair"]["equal_from"]
@@ -207,7 +211,9 @@ def test_two_prompts_become_one_vector_in_bfloat16() -> None:
 @pytest.mark.slow
 def test_effective_rank_per_token_of_smollm2_falls_with_the_length() -> None:
     folder = pretrained_folder("smollm2-135m")
-    run = rankscope.measure(folder, lengths=[32, 128, 512], sequences=1, metrics=["effective_rank"], sites=["final"])
+    run = rankscope.measure_lengths(
+        folder, rankscope.Inputs(sequences=1), lengths=[32, 128, 512], metrics=["effective_rank"], sites=["final"]
+    )
     found = [run.table["value"][place].as_py() / n for place, n in enumerate((32, 128, 512))]
     assert found == pytest.approx([0.715, 0.590, 0.416], abs=0.005)
 

@@ -56,7 +56,7 @@ def with_one_bad_sequence() -> tuple[torch.nn.Module, torch.Tensor]:
 
 def test_one_bad_sequence_of_several_is_counted_and_the_others_are_judged() -> None:
     model, ids = with_one_bad_sequence()
-    run = rs.measure(model, ids, batch=1)
+    run = rs.measure(model, rs.Inputs(ids, batch=1))
     assert "in 1 of 3 sequences. Where it is finite: no collapse" in run.verdict
     assert "wte (Embedding)" in run.notes[-1]
 
@@ -93,7 +93,7 @@ def test_an_ablation_tells_networks_under_other_masks_apart() -> None:
 
 def test_one_bad_sequence_of_an_ablation_leaves_the_others_to_be_judged() -> None:
     model, ids = with_one_bad_sequence()
-    run = rs.ablate(model, ids, variants=["full"], batch=1)
+    run = rs.ablate(model, rs.Inputs(ids, batch=1), variants=["full"])
     assert "in 1 of 3 sequences. Where it is finite: the whole model ends at 0." in run.verdict
 
 

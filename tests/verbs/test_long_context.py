@@ -14,14 +14,16 @@ from rankscope.errors import InputError
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading import load
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.verbs.reader import AttentionAlgorithm, parse_attention_algorithm
+from tests.flat_calls import flat
 
 ATTENTION = [spec.name for spec in METRICS.values() if spec.side == "attention"]
 
 
 def values(run: Run, metric: str, site: str = "attention.probs") -> np.ndarray:
-    return run.select(metric=metric, site=site)["value"].to_numpy()
+    return only(run.table, metric=metric, site=site)["value"].to_numpy()
 
 
 @pytest.mark.parametrize("model", ["init:tiny-llama", "init:tiny-bert", "init:tiny-bart"])
@@ -30,7 +32,9 @@ def test_blockwise_equals_dense(model: str) -> None:
     texts = ["a few words", "rather more words than the other one has, so that it is padded"]
     sites = ["attention.probs", "cross_attention.probs"]
     options = {"metrics": ATTENTION, "sites": sites, "tokens": 24, "dtype": "float64"}
-    dense, tiles = (rs.measure(model, texts, attention_algorithm=way, **options) for way in ("dense", "blockwise"))
+    dense, tiles = (
+        flat(rs.measure, model, texts, attention_algorithm=way, **options) for way in ("dense", "blockwise")
+    )
     assert dense.table.num_rows == tiles.table.num_rows > 0
     assert tiles.select(status="estimated").num_rows == 0
     for site in set(dense.table["site"].to_pylist()):
@@ -45,18 +49,22 @@ def test_blockwise_equals_dense(model: str) -> None:
 def test_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.verbs.reader.DENSE_BYTES", 0)
     monkeypatch.setattr("rankscope.stream.attention_calls.AttentionCall.probs", lambda call: pytest.fail("held"))
-    run = rs.measure("init:tiny-llama", sequences=1, tokens=16)
+    run = rs.measure("init:tiny-llama", rs.Inputs(sequences=1, tokens=16))
     assert np.isfinite(values(run, "attention_entropy")).all()
 
 
 def test_estimates_are_marked_everywhere() -> None:
     metrics = ["attention_contraction", "attention_contraction_bound"]
-    run = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention_algorithm="blockwise:1", metrics=metrics)
+    run = rs.measure(
+        "init:tiny-llama", rs.Inputs(sequences=1, tokens=300), attention_algorithm="blockwise:1", metrics=metrics
+    )
     assert set(run.table["status"].to_pylist()) == {"estimated"}
     assert "~" in str(run)
     assert any("lower estimate in" in note and "factor of" in note for note in run.notes)
     assert run.curve("attention_contraction", "attention.probs").any_estimate.all()
-    converged = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention_algorithm="blockwise", metrics=metrics)
+    converged = rs.measure(
+        "init:tiny-llama", rs.Inputs(sequences=1, tokens=300), attention_algorithm="blockwise", metrics=metrics
+    )
     assert set(converged.table["status"].to_pylist()) == {"ok"}
     assert converged.notes == ()
     assert "~" not in str(converged)
@@ -66,7 +74,9 @@ def test_estimates_are_marked_everywhere() -> None:
 
 
 def test_residual_of_what_heads_have_mixed() -> None:
-    run = rs.measure("init:tiny-bert", sequences=2, tokens=12, sites=["attention.mixed"], metrics=["relative_residual"])
+    run = rs.measure(
+        "init:tiny-bert", rs.Inputs(sequences=2, tokens=12), sites=["attention.mixed"], metrics=["relative_residual"]
+    )
     rows = run.table
     assert set(rows["head"].to_pylist()) == {0, 1, 2, 3}
     x = torch.randn(2, 3, 5, 4)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from rankscope import Inputs, Model
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.metrics.stable_rank import stable_rank
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
 from rankscope.verbs.measure.run import measure
-from rankscope.verbs.origin import spec_of
 from tests.own_models import GPT, ids
 
 
@@ -25,7 +25,7 @@ def values(run: Run, metric: str, site: str) -> np.ndarray:
 def test_values_are_those_of_the_models_own_hidden_states() -> None:
     model = load("init:tiny-bert").model
     tokens = ids(5, 9)
-    run = measure(model, tokens, batch=2)
+    run = measure(model, Inputs(tokens, batch=2))
     with torch.no_grad():
         states = model(input_ids=tokens, output_hidden_states=True).hidden_states
     assert torch.equal(torch.tensor(values(run, "relative_residual", "block.in")[0]), relative_residual(states[0]))
@@ -36,7 +36,7 @@ def test_values_are_those_of_the_models_own_hidden_states() -> None:
 
 
 def test_attention_rows_have_one_value_per_head() -> None:
-    run = measure("init:tiny-llama", sequences=2, tokens=10)
+    run = measure("init:tiny-llama", Inputs(sequences=2, tokens=10))
     rows = run.select(metric="attention_entropy", site="attention.probs", layer=0)
     assert set(rows["head"].to_pylist()) == {0, 1, 2, 3}
     assert rows.num_rows == 2 * 4
@@ -67,7 +67,7 @@ def test_padding_does_not_count() -> None:
 def test_the_first_token_can_be_left_out() -> None:
     model = load("init:tiny-vit").model
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    run = measure(model, {"pixel_values": pixels}, tokens_policy="no-first", metrics=["relative_residual"])
+    run = measure(model, Inputs({"pixel_values": pixels}, tokens_policy="no-first"), metrics=["relative_residual"])
     with torch.no_grad():
         state = model(pixel_values=pixels, output_hidden_states=True).hidden_states[1]
     expected = relative_residual(state[:, 1:]).numpy()
@@ -75,7 +75,7 @@ def test_the_first_token_can_be_left_out() -> None:
 
 
 def test_stacks_of_an_encoder_decoder_are_kept_apart() -> None:
-    run = measure("init:tiny-t5", sequences=2, tokens=12)
+    run = measure("init:tiny-t5", Inputs(sequences=2, tokens=12))
     assert set(run.table["stack"].unique().to_pylist()) == {"encoder", "decoder"}
     assert set(run.curve("relative_residual", "block.out", stack="decoder").layers.tolist()) == {0, 1}
 
@@ -94,13 +94,13 @@ def test_the_model_is_left_as_it_was_found() -> None:
 
 
 def test_the_float_floor_is_said() -> None:
-    run = measure("init:tiny-bert", sequences=1, tokens=8, dtype="bfloat16")
+    run = measure(Model("init:tiny-bert", dtype="bfloat16"), Inputs(sequences=1, tokens=8))
     assert run.floor["dtype"] == "bfloat16"
     assert run.floor["relative"] == 4 * 2.0**-7
 
 
 def test_the_null_is_that_of_gaussian_tokens() -> None:
-    run = measure("init:tiny-bert", sequences=2, tokens=30, null=True)
+    run = measure("init:tiny-bert", Inputs(sequences=2, tokens=30), null=True)
     null = run.null["correlation"]
     assert abs(null["mean"]) < 5 * max(null["sd"], 1e-3)
     assert "mu" not in run.null
@@ -114,11 +114,11 @@ def test_names_are_checked_before_anything_runs() -> None:
     with pytest.raises(InputError, match=r"after '@' come block numbers"):
         measure("init:tiny-bert", sites=["block.out@last"])
     with pytest.raises(InputError, match=r"None of the metrics \(stable_rank\)"):
-        measure("init:tiny-bert", metrics=["stable_rank"], sites=["attention.probs"], sequences=1, tokens=8)
+        measure("init:tiny-bert", Inputs(sequences=1, tokens=8), metrics=["stable_rank"], sites=["attention.probs"])
 
 
 def test_a_run_survives_saving(tmp_path) -> None:
-    run = measure("init:tiny-gpt2", sequences=2, tokens=10, null=True)
+    run = measure("init:tiny-gpt2", Inputs(sequences=2, tokens=10), null=True)
     run.save(tmp_path / "run")
     again = Run.load(tmp_path / "run")
     assert again.to_json() == run.to_json()
@@ -126,5 +126,5 @@ def test_a_run_survives_saving(tmp_path) -> None:
 
 def test_next_steps_name_a_loaded_model_as_it_was_asked_for() -> None:
     loaded = load("init:tiny-bert")
-    assert spec_of(loaded) == "init:tiny-bert"
-    assert spec_of(load(loaded.model)) is spec_of(loaded.model) is None
+    assert Model(loaded).spec == "init:tiny-bert"
+    assert Model(load(loaded.model)).spec is Model(loaded.model).spec is None

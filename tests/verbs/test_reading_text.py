@@ -16,6 +16,7 @@ import rankscope as rs
 from rankscope.errors import InputError, LoadError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
+from tests.runs.builders import write_sealed
 
 WORDS = ["[UNK]", "[PAD]", "the", "river", "runs", "under", "bridge", "and", "a", "boat", "waits", "."]
 TEXTS = ["the river runs under the bridge and a boat waits .", "a boat waits under the bridge ."]
@@ -72,7 +73,7 @@ def test_item_9_the_tokenizer_can_be_given_and_its_absence_is_in_the_verdict(
         wrong = act(model, TEXTS, **options)
         assert HASHED in wrong.verdict
         assert wrong.provenance.inputs_hash != right.provenance.inputs_hash
-        mended = act(model, TEXTS, tokenizer=str(whole), **options)
+        mended = act(model, rs.Inputs(TEXTS, tokenizer=str(whole)), **options)
         assert mended.provenance.inputs_hash == right.provenance.inputs_hash
         assert HASHED not in mended.verdict
         if verb != "remedy":  # whose rows hold times
@@ -87,7 +88,7 @@ def test_item_9_a_tokenizer_in_every_form(whole: Path, bare: Path) -> None:
         part = prepared[0]
         kept = torch.ones_like(part.inputs["input_ids"], dtype=torch.bool) if part.keep is None else part.keep
         assert [row[mask].tolist() for row, mask in zip(part.inputs["input_ids"], kept, strict=True)] == expected
-    assert rs.doctor(str(bare), TEXTS, tokenizer=whole).passed
+    assert rs.doctor(str(bare), rs.Inputs(TEXTS, tokenizer=whole)).passed
 
 
 @pytest.mark.parametrize(
@@ -112,19 +113,19 @@ def test_a_folder_or_file_without_tokenizer_is_refused(bare: Path) -> None:
 
 
 def test_item_9_cut_texts_are_in_the_verdict(whole: Path, tmp_path: Path) -> None:
-    said = rs.measure(str(whole), TEXTS, tokens=9, metrics=["relative_residual"])
+    said = rs.measure(str(whole), rs.Inputs(TEXTS, tokens=9), metrics=["relative_residual"])
     assert said.verdict.endswith("1 of 2 texts was cut at 9 tokens.")
-    assert "was cut" not in rs.measure(str(whole), TEXTS, tokens=11, metrics=["relative_residual"]).verdict
+    assert "was cut" not in rs.measure(str(whole), rs.Inputs(TEXTS, tokens=11), metrics=["relative_residual"]).verdict
     file = tmp_path / "river.txt"
     file.write_text(" ".join(TEXTS) * 3)
-    said = rs.measure(str(whole), file, sequences=2, tokens=8, metrics=["relative_residual"])
+    said = rs.measure(str(whole), rs.Inputs(file, sequences=2, tokens=8), metrics=["relative_residual"])
     assert "Of river.txt only the first 16 of 54 tokens were read." in said.verdict
 
 
 def test_item_9_a_text_the_tokenizer_does_not_know_is_in_the_verdict(whole: Path) -> None:
     given = rs.measure(str(whole), ["entirely other words here"], metrics=["relative_residual"])
     assert "does not know 100% of the tokens of this text." in given.verdict
-    own = rs.measure(str(whole), sequences=2, tokens=8, metrics=["relative_residual"])
+    own = rs.measure(str(whole), rs.Inputs(sequences=2, tokens=8), metrics=["relative_residual"])
     assert "random tokens were used instead" in own.verdict
     assert own.provenance.inputs == "random tokens, seed 0"
 
@@ -132,7 +133,7 @@ def test_item_9_a_text_the_tokenizer_does_not_know_is_in_the_verdict(whole: Path
 def test_what_was_asked_for_is_not_said_twice() -> None:
     """Nothing in the verdict where the user gave nothing, or asked for random tokens; the source is in the head."""
     for asked, source in ((False, "built-in sample text, words hashed to ids"), (True, "random tokens, seed 0")):
-        run = rs.measure("init:tiny-bert", sequences=2, tokens=8, random_tokens=asked)
+        run = rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=8, random_tokens=asked))
         assert HASHED not in run.verdict
         assert f"read: {source}" in str(run).splitlines()[0]
 
@@ -144,7 +145,7 @@ def test_item_9_what_was_read_is_saved_and_old_runs_load(tmp_path: Path) -> None
     facts = json.loads((tmp_path / "run.json").read_text())
     for name in ("inputs", "inputs_hash"):
         del facts["provenance"][name]
-    (tmp_path / "run.json").write_text(json.dumps(facts))
+    write_sealed(tmp_path / "run.json", facts)
     assert rs.load_run(tmp_path).provenance.inputs_hash is None
 
 
@@ -185,6 +186,9 @@ def test_item_9_the_gauge_says_it_too(bare: Path, whole: Path, caplog: pytest.Lo
         gauge.step(0)
     assert HASHED in caplog.text
     caplog.clear()
-    with caplog.at_level(logging.WARNING), rs.Gauge(model, TEXTS, schedule=1, tokenizer=whole, strict=True) as gauge:
+    with (
+        caplog.at_level(logging.WARNING),
+        rs.Gauge(model, rs.Inputs(TEXTS, tokenizer=whole), schedule=1, strict=True) as gauge,
+    ):
         assert gauge.step(0) is not None
-    assert caplog.text == ""
+    assert HASHED not in caplog.text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope import load_run, measure
+from rankscope import Inputs, load_run, measure
 from rankscope.errors import InputError, ResultError
 from rankscope.runs.similarity import MOST_TOKENS, packed, shown_positions, similarities_in
 from rankscope.verbs.measure.similarity import cosines
@@ -35,7 +35,7 @@ def test_at_most_64_tokens_both_ends_among_them() -> None:
 
 
 def test_measure_keeps_every_block(tmp_path: Path) -> None:
-    run = measure("init:tiny-bert", sequences=3, tokens=80, batch=1, similarity=True)
+    run = measure("init:tiny-bert", Inputs(sequences=3, tokens=80, batch=1), similarity=True)
     run.save(tmp_path)
     found = similarities_in(load_run(tmp_path).extra)[""]
     assert found.blocks == (0, 1, 2)
@@ -47,16 +47,16 @@ def test_measure_keeps_every_block(tmp_path: Path) -> None:
 
 
 def test_all_pairs_give_the_mean_cosine() -> None:
-    run = measure("init:tiny-bert", sequences=1, tokens=24, similarity=True)
+    run = measure("init:tiny-bert", Inputs(sequences=1, tokens=24), similarity=True)
     found = similarities_in(run.extra)[""]
     mean = run.select(metric="mean_cosine", site="block.out", layer=1)["value"].to_pylist()[0]
     assert found.matrices[1][~np.eye(24, dtype=bool)].mean() == pytest.approx(mean, abs=5e-4)
 
 
 def test_by_default_nothing_is_kept_and_the_site_is_needed() -> None:
-    assert "similarity" not in measure("init:tiny-bert", sequences=1, tokens=8).extra
+    assert "similarity" not in measure("init:tiny-bert", Inputs(sequences=1, tokens=8)).extra
     with pytest.raises(InputError, match=r"block\.out"):
-        measure("init:tiny-bert", sequences=1, tokens=8, sites=["block.in"], similarity=True)
+        measure("init:tiny-bert", Inputs(sequences=1, tokens=8), sites=["block.in"], similarity=True)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import rankscope
+from rankscope.cli.app import command_line
 from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import DEFAULT_TOKEN_METRICS
@@ -118,10 +119,12 @@ def test_a_folder_of_requests_has_one_sequence_per_file(tmp_path: Path) -> None:
     assert run.provenance.lengths == (9, 30, 12)
     for number, states in enumerate(given.values()):
         for layer in range(4):
-            alone = rankscope.judge({f"layers.{layer}": states[:, layer]}, metrics=["effective_rank"])
+            alone = rankscope.judge(
+                {f"layers.{layer}": states[:, layer]}, layout="tokens dim", metrics=["effective_rank"]
+            )
             mine = [row["value"] for row in run.select(metric="effective_rank", layer=layer).to_pylist()]
             assert mine[number] == alone.table["value"][0].as_py()
-    assert rankscope.judge(tmp_path, sequences=2).provenance.lengths == (9, 30)
+    assert rankscope.judge(tmp_path, rankscope.Inputs(sequences=2)).provenance.lengths == (9, 30)
     mixed = [str(tmp_path / "c.safetensors"), str(tmp_path / "a.safetensors")]
     assert rankscope.judge(mixed).provenance.lengths == (12, 9)
 
@@ -162,11 +165,12 @@ def test_one_layer_is_read_from_any_axis_of_a_file(axis: int, tmp_path: Path) ->
 
 def test_sites_are_those_of_the_names_or_as_declared() -> None:
     x = {f"model.layers.{number}.out": torch.randn(6, 8) for number in (10, 2)}
-    assert rankscope.judge(x).curve("relative_residual", "block.out").layers.tolist() == [2, 10]
-    run = rankscope.judge(x, at=["block.in@0", "final@1"])
+    assert rankscope.judge(x, layout="tokens dim").curve("relative_residual", "block.out").layers.tolist() == [2, 10]
+    run = rankscope.judge(x, layout="tokens dim", at=["block.in@0", "final@1"])
     assert run.table["site"].unique().to_pylist() == ["block.in", "final"]
-    last = rankscope.judge({"layers.0": x["model.layers.10.out"]}).select(metric="relative_residual")["value"]
-    assert run.select(metric="relative_residual", site="final")["value"] == last
+    last = rankscope.judge({"layers.0": x["model.layers.10.out"]}, layout="tokens dim")
+    expected = last.select(metric="relative_residual")["value"]
+    assert run.select(metric="relative_residual", site="final")["value"] == expected
     with pytest.raises(InputError, match="names 3 sites"):
         rankscope.judge(x, at="block.out@0-2")
     with pytest.raises(InputError, match="not a stream site"):
@@ -179,10 +183,12 @@ REFUSED = {
     "the same block": ({"layers.1": (4, 8), "layers.01": (4, 8)}, "same block"),
     "a site and a number": ({"block.out@0": (4, 8), "layers.1": (4, 8)}, "is not a site such as"),
     "an unknown site": ({"block.end@0": (4, 8)}, "is not a site such as"),
-    "other lengths": ({"layers.0": (4, 8), "layers.1": (5, 8)}, "different shapes"),
-    "transposed": ({"layers.0": (8, 4), "layers.1": (8, 5)}, "last axis is not the width"),
+    "other lengths": ({"layers.0": (1, 4, 8), "layers.1": (1, 5, 8)}, "different shapes"),
+    "transposed": ({"layers.0": (1, 8, 4), "layers.1": (1, 8, 5)}, "last axis is not the width"),
     "one axis": ({"layers.0": (8,)}, "has shape"),
-    "empty": ({"layers.0": (0, 8)}, "is empty"),
+    "empty": ({"layers.0": (1, 0, 8)}, "is empty"),
+    "rows of a matrix": ({"layers.0": (4, 8)}, "4 tokens of one sequence.*layout='batch dim'"),
+    "rows of one array": ({"states": (4, 8)}, "4 tokens of one sequence.*layout='batch dim'"),
     "nothing": ({}, "no hidden states"),
 }
 
@@ -214,41 +220,46 @@ def test_padding_is_left_out() -> None:
     alone = rankscope.judge({"layers.0": short}, metrics=["relative_residual"])
     assert run.provenance.lengths == (5, 9)
     assert run.table["value"][0].as_py() == pytest.approx(alone.table["value"][0].as_py(), rel=1e-14)
-    fewer = rankscope.judge({"layers.0": padded, "attention_mask": mask}, tokens_policy="no-first")
+    fewer = rankscope.judge({"layers.0": padded, "attention_mask": mask}, rankscope.Inputs(tokens_policy="no-first"))
     assert fewer.provenance.lengths == (4, 8)
     with pytest.raises(InputError, match="other values than 0 and 1"):
         rankscope.judge({"layers.0": padded, "attention_mask": 2 * mask})
     with pytest.raises(InputError, match="do not fit 2 sequences of 9 tokens"):
         rankscope.judge({"layers.0": padded, "attention_mask": mask.T})
     with pytest.raises(InputError, match="special tokens"):
-        rankscope.judge({"layers.0": padded}, tokens_policy="no-special")
+        rankscope.judge({"layers.0": padded}, rankscope.Inputs(tokens_policy="no-special"))
 
 
 def test_bfloat16_saved_as_float32_has_the_bfloat16_floor() -> None:
     random = torch.Generator().manual_seed(5)
     wide = {f"layers.{layer}": torch.randn(6, 16, generator=random) for layer in range(3)}
     rounded = {name: x.to(torch.bfloat16).float() for name, x in wide.items()}
-    assert rankscope.judge(rounded).floor["dtype"] == "bfloat16"
-    assert rankscope.judge(rounded, dtype="float32").floor["dtype"] == "float32"
-    assert rankscope.judge(wide).floor["dtype"] == "float32"
-    assert rankscope.judge(wide, dtype="bfloat16").floor["relative"] == float_floor(torch.bfloat16)
+    assert rankscope.judge(rounded, layout="tokens dim").floor["dtype"] == "bfloat16"
+    assert rankscope.judge(rounded, layout="tokens dim", computed_in="float32").floor["dtype"] == "float32"
+    assert rankscope.judge(wide, layout="tokens dim").floor["dtype"] == "float32"
+    assert rankscope.judge(wide, layout="tokens dim", computed_in="bfloat16").floor["relative"] == float_floor(
+        torch.bfloat16
+    )
     halves = {name: x.to(torch.float16).double() for name, x in wide.items()}
-    assert rankscope.judge(halves).floor["dtype"] == "float16"
+    assert rankscope.judge(halves, layout="tokens dim").floor["dtype"] == "float16"
     # Embeddings that are the rounded weights of a checkpoint do not make a float32 model a bfloat16 one.
-    assert rankscope.judge({**wide, "layers.0": rounded["layers.0"]}).floor["dtype"] == "float32"
+    assert rankscope.judge({**wide, "layers.0": rounded["layers.0"]}, layout="tokens dim").floor["dtype"] == "float32"
 
 
 def test_the_status_of_a_row_follows_the_format_the_model_ran_in() -> None:
     base = torch.ones(6, 16)
     near = base + 1e-3 * torch.randn(6, 16, generator=torch.Generator().manual_seed(6))
-    found = {dtype: rankscope.judge({"layers.0": near}, dtype=dtype).code for dtype in ("float32", "bfloat16")}
+    found = {
+        dtype: rankscope.judge({"layers.0": near}, layout="tokens dim", computed_in=dtype).code
+        for dtype in ("float32", "bfloat16")
+    }
     assert found == {"float32": "collapsed", "bfloat16": "floor"}
 
 
 def test_states_that_are_not_finite_are_called_so() -> None:
     x = torch.randn(6, 16)
     x[2, 3] = torch.nan
-    assert rankscope.judge({"layers.0": torch.randn(6, 16), "layers.1": x}).code == "not finite"
+    assert rankscope.judge({"layers.0": torch.randn(6, 16), "layers.1": x}, layout="tokens dim").code == "not finite"
 
 
 class Foreign:
@@ -284,8 +295,8 @@ def test_bfloat16_in_npz_is_read_only_if_declared(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **{"layers.0": raw})
     with pytest.raises(LoadError, match="numpy writes bfloat16 so"):
         rankscope.judge(tmp_path / "x.npz")
-    found = rankscope.judge(tmp_path / "x.npz", dtype="bfloat16")
-    assert values(found) == values(rankscope.judge({"layers.0": x}))
+    found = rankscope.judge(tmp_path / "x.npz", layout="tokens dim", computed_in="bfloat16")
+    assert values(found) == values(rankscope.judge({"layers.0": x}, layout="tokens dim"))
 
 
 def header(entries: object, data: bytes = b"") -> bytes:
@@ -327,7 +338,7 @@ def npz(path: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -
 def test_damaged_npz_is_refused(tmp_path: Path) -> None:
     good = npy(np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32))
     path = tmp_path / "x.npz"
-    assert rankscope.judge(npz(path, {"layers.0.npy": good})).provenance.lengths == (4,)
+    assert rankscope.judge(npz(path, {"layers.0.npy": good}), layout="tokens dim").provenance.lengths == (4,)
     cases = {
         "objects": npy(np.array([[{}]], dtype=object), allow_pickle=True),
         "big end": npy(np.zeros((4, 8), dtype=">f4")),
@@ -361,21 +372,49 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_measure_takes_a_model_or_states() -> None:
-    x = {"layers.0": torch.randn(4, 8)}
-    assert rankscope.measure(states=x).kind == "measure"
-    with pytest.raises(InputError, match="not both"):
-        rankscope.measure("init:tiny-bert", states=x)
-    with pytest.raises(InputError, match="Nothing to measure"):
-        rankscope.measure()
-    with pytest.raises(InputError, match="at= says where"):
-        rankscope.measure("init:tiny-bert", at=["block.out@0"])
-    for name, value in {"tokens": 5, "offload": True, "blocks": "h.*", "padding": torch.zeros(1), "batch": 2}.items():
+    x = {"layers.0": torch.randn(1, 4, 8)}
+    assert rankscope.judge(x).kind == "measure"
+    for name, value in {"tokens": 5, "tokenizer": "x", "padding": torch.zeros(1), "batch": 2, "data": ["a"]}.items():
         with pytest.raises(InputError, match=f"{name} is about running a model"):
-            rankscope.measure(states=x, **{name: value})
+            rankscope.judge(x, rankscope.Inputs(**{name: value}))
     with pytest.raises(InputError, match="attention_entropy is measured on attention"):
         rankscope.judge(x, metrics=["attention_entropy"])
-    with pytest.raises(InputError, match=r"not among the states: block\.out"):
-        rankscope.judge(x, sites=["final"])
+    np.savez("states.npz", **{name: value.numpy() for name, value in x.items()})
+    for words, said in {
+        "init:tiny-bert --states states.npz": "not both",
+        "": "Nothing to measure",
+        "init:tiny-bert --at block.out@0": "--at says where",
+        **{
+            f"--states states.npz {option}": "is about running a model"
+            for option in (
+                "--tokens 5",
+                "--offload",
+                "--blocks h.*",
+                "--batch 2",
+                "--device cuda:7",
+                "--byte-budget 1GiB",
+                "--skip 0",
+                "--lengths 4,8",
+                "--sites final",
+                "--attention-algorithm dense",
+            )
+        },
+    }.items():
+        with pytest.raises(InputError, match=said):
+            command_line()(["measure", *words.split()], standalone_mode=False)
+
+
+def test_rows_of_a_matrix_are_tokens_or_inputs_as_declared() -> None:
+    x = torch.randn(7, 16, generator=torch.Generator().manual_seed(0))
+    for states in ({"block.out@0": x}, x):
+        tokens = rankscope.judge(states, layout="tokens dim")
+        assert tokens.provenance.lengths == (7,)
+        inputs = rankscope.judge(states, layout="batch dim")
+        assert inputs.provenance.lengths == (1,) * 7
+        assert values(inputs) == values(rankscope.judge({"block.out@0": x[:, None]}))
+        (between,) = inputs.select(metric="relative_residual", site="inputs.mean")["value"].to_pylist()
+        wide = x.double()
+        assert between == pytest.approx(float((wide - wide.mean(0)).norm() / wide.norm()), rel=1e-6)
 
 
 def test_a_saved_run_of_states_is_read_again(gpt2, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a list": (["init:tiny-bert"], "is a list"),
     "None": (None, "is None"),
     "a configuration": (MODEL.config, "from_config"),
-    "a tokenizer": (TOKENIZER, "as tokenizer="),
+    "a tokenizer": (TOKENIZER, r"as Inputs\(tokenizer="),
     "a class": (torch.nn.Linear, "is the class Linear. *|Pass an instance"),
     "a tensor": (torch.zeros(2), "is a Tensor"),
     "a file": (Path(sys.executable), "is a file"),
@@ -49,14 +49,14 @@ def test_item_11_what_is_no_model_is_refused_in_words(verb: str, case: str) -> N
 
 
 def operated(given: Any) -> None:
-    with rs.operate(given, skip=0.0):
+    with rs.operate(given, rs.Surgery(skip=0.0)):
         pass
 
 
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "predict": rs.predict,
     "predict_remedies": rs.predict_remedies,
-    "measure, streamed": lambda given: rs.measure(given, offload=True),
+    "measure, streamed": lambda given: rs.measure(rs.Model(given, offload=True)),
     "bound, weights only": lambda given: rs.bound(given, weights_only=True),
     "operate": operated,
     "Gauge": lambda given: rs.Gauge(given, None),
@@ -75,6 +75,8 @@ def test_item_11_every_other_verb_refuses_in_words(
     verb: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if verb.startswith("predict") and case == "a configuration":
+        pytest.skip("a configuration is a design")
     with pytest.raises(RankscopeError):
         OTHERS[verb](WRONG[case][0])
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -22,17 +23,28 @@ def test_without_findings_the_verdict_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("found", "headline"),
     [
-        ([("inputs", "healthy")], ""),
-        ([("inputs", "collapsed")], "Collapsed along inputs, not tokens.\nTokens: "),
-        ([("inputs", "collapsed"), ("streams", "unknown")], "Collapsed along inputs, not tokens.\nTokens: "),
-        ([("inputs", "floor"), ("streams", "collapsed")], "Collapsed along inputs and streams, not tokens.\nTokens: "),
-        ([("inputs", "collapsed"), ("depth", "healthy")], "Collapsed along inputs, not tokens.\nTokens: "),
+        ([("inputs", "healthy")], "No collapse.\ninputs healthy."),
+        ([("inputs", "collapsed")], "Collapsed along inputs, not tokens.\ninputs collapsed.\nTokens: No collapse."),
+        (
+            [("inputs", "collapsed"), ("streams", "unknown")],
+            "Collapsed along inputs, not tokens.\ninputs collapsed.\nTokens: No collapse.\nstreams unknown.",
+        ),
+        (
+            [("experts", "healthy"), ("inputs", "floor"), ("streams", "collapsed")],
+            "Collapsed along inputs and streams, not tokens or experts.\ninputs floor.\nstreams collapsed.\nTokens: No "
+            "collapse.\nexperts healthy.",
+        ),
+        (
+            [("inputs", "collapsed"), ("depth", "collapsed")],
+            "Collapsed along inputs, not tokens.\ninputs collapsed.\nTokens: No collapse.\ndepth collapsed.",
+        ),
     ],
 )
 def test_the_headline_names_what_collapsed_and_what_did_not(found: list[tuple[str, str]], headline: str) -> None:
-    findings = [finding(*pair) for pair in found]
+    """What collapsed comes first; idle blocks are usual at initialisation and are not in the headline."""
+    findings = [replace(finding(*pair), is_usual_at_first=pair[0] == "depth") for pair in found]
     verdict = across_axes(TOKENS, findings)
-    assert verdict.sentence == headline + "\n".join(["No collapse.", *(f.sentence for f in findings)])
+    assert verdict.sentence == headline
     assert verdict.code == "healthy"
     assert [entry["axis"] for entry in verdict.axes] == [axis for axis, _ in found]
     assert [item.get("axis") for item in verdict.evidence] == [None, *(axis for axis, _ in found)]
@@ -53,4 +65,4 @@ def test_a_verdict_with_axes_can_be_pickled() -> None:
 
 
 def test_every_axis_has_a_meaning() -> None:
-    assert set(AXES) == {"tokens", "inputs", "streams", "experts", "length", "depth"}
+    assert set(AXES) == {"tokens", "inputs", "streams", "experts", "attention", "length", "depth"}

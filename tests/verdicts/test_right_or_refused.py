@@ -48,7 +48,9 @@ class FixedBlock(nn.Module):
 
 
 def measured(layers: list[Tensor]) -> rs.Run:
-    return rs.measure(Fixed(layers).eval(), {"inputs_embeds": torch.zeros_like(layers[0]) + 1}, blocks="blocks.*")
+    # The model does not read its inputs, so that no experiment can tell their axes.
+    inputs = rs.Inputs({"inputs_embeds": torch.zeros_like(layers[0]) + 1}, axes="batch tokens")
+    return rs.measure(rs.Model(Fixed(layers).eval(), blocks="blocks.*"), inputs)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -181,10 +183,11 @@ def alarm(values: dict[str, float], undefined: frozenset[str] = frozenset()) -> 
 @pytest.mark.parametrize("residual", [0.9, 0.2, 0.05, 0.035, 0.031, 0.029, 0.0047, 0.0020, 1e-5])
 def test_one_number_is_one_verdict_in_every_verb(residual: float) -> None:
     layers = [fixed_residual(0.9, seed=1), fixed_residual(0.9, seed=2), fixed_residual(residual)]
-    model, inputs = Fixed(layers).eval(), {"inputs_embeds": torch.ones_like(layers[0])}
+    model = Fixed(layers).eval()
+    inputs = rs.Inputs({"inputs_embeds": torch.ones_like(layers[0])}, axes="batch tokens")
     gone = is_collapsed(residual)
-    run = rs.measure(model, inputs, blocks="blocks.*")
-    ablation = rs.ablate(model, inputs, blocks="blocks.*", variants=["full"])
+    run = rs.measure(rs.Model(model, blocks="blocks.*"), inputs)
+    ablation = rs.ablate(rs.Model(model, blocks="blocks.*"), inputs, variants=["full"])
     exactly = judge_exact(exact_table(np.log10([0.9, 0.9, residual])), {"float32": 5e-7})
     assert run.curve("relative_residual", "block.out").mean[-1] == pytest.approx(residual, rel=1e-9)
     assert run.code == ablation.code == exactly.code
@@ -225,7 +228,7 @@ def test_exact_says_what_is_undefined() -> None:
 
 
 def test_pure_attention_of_gpt2_does_not_keep_its_tokens_apart() -> None:
-    run = rs.ablate("init:gpt2", variants=["pure", "full"], sequences=1, tokens=48)
+    run = rs.ablate("init:gpt2", rs.Inputs(sequences=1, tokens=48), variants=["pure", "full"])
     assert run.verdict.startswith("pure attention collapses: relative residual below 0.03 from block")
     assert "apart" not in run.verdict
     assert run.next_steps == ("rankscope exact init:gpt2 --skip 0",)

@@ -21,7 +21,7 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, evaluate
 from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.probing import layer_values
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.ablate.judge import judge_ablation
 from rankscope.verbs.exact.judge import judge_exact

@@ -156,7 +156,7 @@ def test_cosine_alone_speaks_of_directions() -> None:
     """Whether tokens of one direction have one length, cosines cannot tell."""
     verdict = judge(profile({"mean_cosine": [0.1, 0.99999]}).table(), FLOOR32)
     assert verdict.code == "same direction"
-    assert "whether they differ in length was not measured" in verdict.sentence
+    assert "whether their norms differ was not measured" in verdict.sentence
     assert judge(profile({"mean_cosine": [0.1, 0.9]}).table(), FLOOR32).code == "healthy"
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from rankscope.ext.theory.masks.run import mask_graph
+from rankscope.ext.theory.masks.show import plot as masks_plot
 from rankscope.runs.run import load_run
-from rankscope.verbs.masks.run import mask_graph
-from rankscope.verbs.masks.show import plot as masks_plot
 from rankscope.views import BEFORE, BarChart, Guide, HeatMap, Line, LineChart, Plot, Style
 from rankscope.views.figures import draw
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from rankscope._version import __version__
-from rankscope.cli import (
-    comparing,
-    environment,
-    listing,
-    playing,
-    querying,
-    reporting,
-    reproducing,
-    rerunning,
-    sweeping,
-)
+from rankscope.cli import comparing, environment, listing, reporting, rerunning
+from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.examples import epilog, question
 from rankscope.cli.failing import EXIT_NO_READER, drop_output, flush_output, told, tolerate_every_letter
 from rankscope.cli.interrupting import ending_on_request, exit_code, is_untold
+from rankscope.cli.panels import GroupedCommands, PanelledCommand
 from rankscope.cli.processes import one_voice
 from rankscope.cli.verb_commands import command_of
 from rankscope.errors import RankscopeError
+from rankscope.extensions import OURS, installed, missing
 from rankscope.verbs._spec import verbs_in_order
 
 EXIT_USAGE = 2
@@ -35,34 +28,56 @@ DEBUG_VARIABLE = "RANKSCOPE_DEBUG"
 
 app = typer.Typer(
     name="rankscope",
+    cls=GroupedCommands,
     help="Measure, explain, predict and prevent rank collapse in your own transformer.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(sweeping.sweep_app, name="sweep", epilog=epilog("sweep"), short_help=question(sweeping.HELP))
-TOOLS: Mapping[str, Callable[..., None]] = {
-    "reproduce": reproducing.reproduce_command,
-    "rerun": rerunning.rerun_command,
-    "report": reporting.report_command,
-    "card": reporting.card_command,
-    "compare": comparing.compare_command,
-    "play": playing.play_command,
-    "query": querying.query_command,
-    "ls": listing.ls_command,
-    "env": environment.env_command,
-}
-"""Commands that are not verbs: they read runs, or describe the program."""
+_SAVED = "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run"
+for _name, _command in {
+    "rerun": Command(rerunning.rerun_command, (_SAVED, "rerun run"), 20),
+    "report": Command(reporting.report_command, (_SAVED, "report run -o report.html"), 30),
+    "card": Command(reporting.card_command, (_SAVED, "card run --out card"), 40),
+    "compare": Command(
+        comparing.compare_command,
+        (
+            "measure init:tiny-bert --sequences 4 --tokens 16 --seed 0 --quiet --out run_a",
+            "measure init:tiny-bert --sequences 4 --tokens 16 --seed 1 --quiet --out run_b",
+            "compare run_a run_b --metrics relative_residual",
+        ),
+        50,
+    ),
+    "ls": Command(listing.ls_command, ("ls metrics", "ls presets --json"), 80),
+    "env": Command(environment.env_command, ("env",), 90),
+}.items():
+    COMMANDS.add(_name, _command)
 
 
 def command_line() -> typer.Typer:
     """The application with a command for every verb in the registry, including verbs declared after the import."""
     app.registered_commands.clear()
-    commands = {**{verb.name: command_of(verb) for verb in verbs_in_order()}, **TOOLS}
-    for name, function in commands.items():
-        app.command(name, epilog=epilog(name), short_help=question(function.__doc__))(function)
+    app.registered_groups.clear()
+    others = sorted(COMMANDS.items(), key=lambda item: (item[1].order, item[0]))
+    commands = {
+        **{verb.name: command_of(verb) for verb in verbs_in_order()},
+        **{name: command.run for name, command in others},
+    }
+    for name, run in commands.items():
+        if isinstance(run, typer.Typer):
+            app.add_typer(run, name=name, epilog=epilog(name), short_help=question(run.info.help))
+        else:
+            app.command(name, cls=PanelledCommand, epilog=epilog(name), short_help=question(run.__doc__))(run)
+    app.info.epilog = _left_out()
     return app
+
+
+def _left_out() -> str | None:
+    """Which commands would come with extensions of rankscope that cannot be used."""
+    lost = [f"{name} ({one.problem})" for name, one in installed().items() if one.problem and name in OURS]
+    lost += [f"{name} (is not installed)" for name in OURS if name not in installed()]
+    return f"Extensions that cannot be used: {', '.join(lost)}." if lost else None
 
 
 command_line()
@@ -119,6 +134,9 @@ def _run(words: Sequence[str]) -> None:
     """Run a command and flush its output; exit with the code a shell expects if it was stopped from outside."""
     try:
         try:
+            wanted = next((word for word in words if not word.startswith("-")), "")
+            if absent := missing(wanted):
+                raise absent
             command_line()(args=words, prog_name="rankscope")
         finally:
             flush_output()

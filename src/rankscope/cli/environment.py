@@ -13,6 +13,7 @@ from rankscope._version import __version__
 from rankscope.cli.streams import print_json, results_console
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "hf": ("transformers", "safetensors"),
     "plot": ("matplotlib",),
     "frames": ("pandas",),
     "report": ("jinja2",),

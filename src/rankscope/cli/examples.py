@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from rankscope.cli.commands import COMMANDS
 from rankscope.verbs._spec import VERBS, verbs_in_order
-
-EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "reproduce": (
-        "reproduce --list",
-        "reproduce dong2021-path-census --small --out census",
-        "reproduce mechanisms --small --only fourier",
-    ),
-    "rerun": (
-        "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
-        "rerun run",
-    ),
-    "report": (
-        "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
-        "report run -o report.html",
-    ),
-    "card": (
-        "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
-        "card run --out card",
-    ),
-    "compare": (
-        "measure init:tiny-bert --sequences 4 --tokens 16 --seed 0 --quiet --out run_a",
-        "measure init:tiny-bert --sequences 4 --tokens 16 --seed 1 --quiet --out run_b",
-        "compare run_a run_b --metrics relative_residual",
-    ),
-    "play": ("play --set skip_gain=0 --set depth=6 --set tokens=16 --write picture.html",),
-    "sweep": (
-        "sweep example --out plan.yaml",
-        "sweep plan.yaml --serial",
-        "sweep status plan",
-        "sweep atlas plan --out atlas.html",
-    ),
-    "query": (
-        "sweep example --out plan.yaml",
-        "sweep plan.yaml --serial --quiet",
-        "query plan 'SELECT model, variant, avg(value) AS residual FROM rows GROUP BY ALL ORDER BY ALL'",
-    ),
-    "ls": ("ls metrics", "ls presets --json"),
-    "env": ("env",),
-}
-"""Examples of the commands that are not verbs. If one needs a saved run, the line that saves it comes first."""
 
 
 def examples() -> dict[str, tuple[str, ...]]:
-    """The examples of every command: those of verbs from their declarations, the others from ``EXAMPLES``."""
-    return {**{verb.name: verb.examples for verb in verbs_in_order()}, **EXAMPLES}
+    """The examples of every command, from its declaration."""
+    verbs = {verb.name: verb.examples for verb in verbs_in_order()}
+    return {**verbs, **{name: command.examples for name, command in COMMANDS.items()}}
 
 
 def epilog(command: str) -> str | None:
     """The examples of a command, for the end of its help; its first line keeps click from joining the others.
 
     Example:
-        >>> (epilog("env") or "").splitlines()[1:]
-        ['Examples:', '  rankscope env']
+        >>> (epilog("selftest") or "").splitlines()[1:]
+        ['Examples:', '  rankscope selftest']
     """
     lines = examples().get(command)
     if lines is None:

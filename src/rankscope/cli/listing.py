@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from rankscope._registry import Registry
 from rankscope.cli.streams import print_json, results_console
+from rankscope.extensions import installed
 
 
-class Kind(str, Enum):
-    """What ``ls`` can list."""
+@dataclass(frozen=True)
+class Listing:
+    """What ``ls`` can list.
 
-    verbs = "verbs"
-    metrics = "metrics"
-    sites = "sites"
-    families = "families"
-    presets = "presets"
-    masks = "masks"
-    variants = "variants"
-    theorems = "theorems"
-    remedies = "remedies"
+    Attributes:
+        entries: all of them, with everything that ``--json`` prints.
+        columns: what is printed otherwise.
+    """
+
+    entries: Callable[[], list[dict[str, Any]]]
+    columns: tuple[str, ...]
+
+
+LISTINGS: Registry[Listing] = Registry("listing")
+
+
+def _kinds() -> list[str]:
+    return list(LISTINGS)
 
 
 def ls_command(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to list.", autocompletion=_kinds)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
-    """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, variants, theorems or remedies."""
+    """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, theorems, remedies, extensions."""
     from rankscope.reporting.plain_math import plain_sentence
 
+    listing = LISTINGS[kind]
     entries = [
         {**entry, "summary": plain_sentence(entry["summary"])} if "summary" in entry else entry
-        for entry in _LISTINGS[kind]()
+        for entry in listing.entries()
     ]
     if as_json:
         from rankscope.runs.provenance import SCHEMA
 
-        print_json({"schema": SCHEMA, "kind": kind.value, "entries": entries})
+        print_json({"schema": SCHEMA, "kind": kind, "entries": entries})
         return
     from rankscope.reporting.terminal import print_entries
 
-    rows = [{name: _shown(entry[name]) for name in _COLUMNS[kind]} for entry in entries]
+    rows = [{name: _shown(entry[name]) for name in listing.columns} for entry in entries]
     print_entries(rows, results_console())
 
 
@@ -143,23 +152,6 @@ def _variants() -> list[dict[str, Any]]:
     ]
 
 
-def _theorems() -> list[dict[str, Any]]:
-    from rankscope.theory.theorems import THEOREMS
-
-    return [
-        {
-            "name": entry.name,
-            "statement": entry.statement,
-            "hypotheses": list(entry.hypotheses),
-            "needs": entry.needs,
-            "sides": entry.sides,
-            "summary": entry.summary,
-            "cites": [str(cite) for cite in entry.cites],
-        }
-        for entry in THEOREMS.values()
-    ]
-
-
 def _remedies() -> list[dict[str, Any]]:
     from rankscope.remedies import REMEDIES
 
@@ -182,28 +174,32 @@ def _remedies() -> list[dict[str, Any]]:
     ]
 
 
-_LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
-    Kind.verbs: _verbs,
-    Kind.metrics: _metrics,
-    Kind.sites: _sites,
-    Kind.families: _families,
-    Kind.presets: _presets,
-    Kind.masks: _masks,
-    Kind.variants: _variants,
-    Kind.theorems: _theorems,
-    Kind.remedies: _remedies,
-}
-_COLUMNS: Mapping[Kind, tuple[str, ...]] = {
-    Kind.verbs: ("name", "question", "offload", "parallel", "in_plans"),
-    Kind.metrics: ("name", "side", "at_collapse", "needs", "summary"),
-    Kind.sites: ("name", "summary"),
-    Kind.families: ("name", "layout", "position", "model_types"),
-    Kind.presets: ("name", "model_type", "reads", "summary"),
-    Kind.masks: ("signature", "summary"),
-    Kind.variants: ("name", "summary"),
-    Kind.theorems: ("name", "needs", "sides", "summary"),
-    Kind.remedies: ("name", "strength", "needs", "summary"),
-}
+def _extensions() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name,
+            "package": one.package,
+            "summary": f"{one.problem}." if one.extension is None else one.extension.summary,
+            "usable": one.extension is not None,
+            "requires": [] if one.extension is None else list(one.extension.requires),
+            "adds": [] if one.extension is None else sorted(one.extension.adds),
+        }
+        for one in installed().values()
+    ]
+
+
+for _name, _listing in {
+    "verbs": Listing(_verbs, ("name", "question", "offload", "parallel", "in_plans")),
+    "metrics": Listing(_metrics, ("name", "side", "at_collapse", "needs", "summary")),
+    "sites": Listing(_sites, ("name", "summary")),
+    "families": Listing(_families, ("name", "layout", "position", "model_types")),
+    "presets": Listing(_presets, ("name", "model_type", "reads", "summary")),
+    "masks": Listing(_masks, ("signature", "summary")),
+    "variants": Listing(_variants, ("name", "summary")),
+    "remedies": Listing(_remedies, ("name", "strength", "needs", "summary")),
+    "extensions": Listing(_extensions, ("name", "package", "requires", "summary")),
+}.items():
+    LISTINGS.add(_name, _listing)
 
 
 def _shown(value: object) -> str:

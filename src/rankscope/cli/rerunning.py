@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankscope._types import is_named
 from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError
@@ -19,7 +20,18 @@ from rankscope.verbs._spec import verbs_in_order
 if TYPE_CHECKING:
     from rankscope.runs.reruns import Rerun
 
-PLACES = ("--out", "--figure")
+PLACES = ("--out", "--figure", "--work")
+REACHING = (
+    "--text",
+    "--inputs",
+    "--loss",
+    "--labels",
+    "--optimizer",
+    "--tokenizer",
+    "--states",
+    "--trust-remote-code",
+    "--allow-pickle",
+)
 SILENT = ("--json", "--quiet", "-q", "--no-progress")
 
 
@@ -27,6 +39,9 @@ def rerun_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, written with --out.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Save the new run in this folder.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Also run a command that names a server or files of this machine.")
+    ] = False,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
 ) -> None:
@@ -41,6 +56,8 @@ def rerun_command(
 
         typer.echo(shlex.join(["rankscope", *words]))
         return
+    if not trust:
+        refuse_reaching(words)
     with tempfile.TemporaryDirectory() as scratch:
         place = out or Path(scratch) / "run"
         _run(words, place, quiet=quiet)
@@ -79,6 +96,20 @@ def command_again(command: Sequence[str]) -> list[str]:
         elif word not in SILENT and not word.startswith(tuple(f"{place}=" for place in PLACES)):
             kept.append(str(Path(word).expanduser()) if word.startswith("~/") else word)
     return kept
+
+
+def refuse_reaching(words: Sequence[str]) -> None:
+    """Refuse a command that would read a file or ask a server of its author's choice.
+
+    Raises:
+        InputError: it names the word, and how to run the command anyway.
+    """
+    for word in words:
+        if "://" in word or word.partition("=")[0] in REACHING or is_named(word):
+            raise InputError(
+                f"The command of this run has {word!r:.200}: it reads or runs a file of this machine or asks a "
+                "server, and whoever wrote the run chose which. See it with --show; pass --trust if you know the run."
+            )
 
 
 def _run(words: Sequence[str], place: Path, *, quiet: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
-from rankscope.verbs._spec import Answer, Verb, function_at
+from rankscope.verbs._spec import Answer, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,14 +74,21 @@ def show_answer(verb: Verb, answer: Answer, outputs: Mapping[str, Any]) -> None:
     if outputs.get("figure") is not None:
         from rankscope.views.figures import draw
 
-        save_figure(draw(function_at(verb.show.plot)(answer), f"The figure of {verb.name}"), outputs["figure"])
+        plot = verb.show().plot
+        assert plot is not None, "a verb without a figure has no --figure"
+        save_figure(draw(plot(answer), f"The figure of {verb.name}"), outputs["figure"])
+    if outputs.get("page") is not None:
+        from rankscope.reporting.pages import report
+
+        written = report(answer, outputs["page"])  # type: ignore[arg-type]
+        remarks_console().print(f"wrote {written}", markup=False)
     if outputs["as_json"]:
         print_json(answer.to_json())
     elif not outputs["quiet"]:
         from rankscope.views.terminal import print_document
 
         tone = "good" if answer.passed else "bad"
-        print_document(function_at(verb.show.document)(answer), results_console(), tone=tone)
+        print_document(verb.show().document(answer), results_console(), tone=tone)
     elif answer.brief:
         typer.echo(answer.brief)
     if not answer.passed:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.completing import complete_site, complete_spec
 from rankscope.cli.interrupting import keeping
+from rankscope.cli.panels import panel_of
 from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
 from rankscope.cli.streams import remarks_console
+from rankscope.errors import InputError
 from rankscope.options import Option
-from rankscope.verbs._spec import Verb, function_at
+from rankscope.verbs._spec import Verb
+from rankscope.verbs.calling import call_flat
 
 COMPLETIONS = {"models": complete_spec, "sites": complete_site}
 
@@ -40,7 +45,7 @@ def command_of(verb: Verb) -> Callable[..., None]:
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_default(option),
-            annotation=annotation_of(option),
+            annotation=annotation_of(option, panel_of(option, verb.outputs)),
         )
         for option in declared
     ]
@@ -55,17 +60,17 @@ def _default(option: Option) -> Any:
     return None if option.several else option.default
 
 
-def annotation_of(option: Option) -> Any:
-    """The annotation of an option for typer: its type, flags and help."""
+def annotation_of(option: Option, panel: str | None = None) -> Any:
+    """The annotation of an option for typer: its type, flags, help and the section of the help."""
     kind = Enum(option.name, {word: word for word in option.choices}, type=str) if option.choices else option.kind
     wanted: Any = {None: kind, "pair": tuple[kind, kind]}.get(option.several, list[kind])  # type: ignore[valid-type]
     if (option.default is None or option.several) and not (option.is_argument and option.is_required):
         wanted = wanted | None
-    return Annotated[wanted, described(option)]
+    return Annotated[wanted, described(option, panel)]
 
 
-def described(option: Option) -> Any:
-    """The flags, bounds and help of an option, for typer."""
+def described(option: Option, panel: str | None = None) -> Any:
+    """The flags, bounds, help and section of an option, for typer."""
     settings: dict[str, Any] = {"help": option.help, **option.checks}
     if option.metavar is not None:
         settings["metavar"] = option.metavar
@@ -78,11 +83,21 @@ def described(option: Option) -> Any:
     flags = option.flags or (f"--{option.name.replace('_', '-')}",)
     if option.kind is bool and option.default is True:
         flags = tuple(f"{flag}/--no-{flag.removeprefix('--')}" for flag in flags)
-    return typer.Option(*flags, **settings)
+    return typer.Option(*flags, **settings, rich_help_panel=panel)
 
 
 def _read(option: Option, value: Any) -> Any:
-    """The value in the form that the Python function expects."""
+    """The value in the form that the Python function expects.
+
+    Raises:
+        InputError: there is no such file; a name in the user's code is looked up later.
+    """
+    if option.kind is Path and option.noun == "inputs" and value is not None:
+        if not value.exists() and not is_named(str(value)):  # whoever opens it says what else is wrong
+            raise InputError(
+                f"There is no file {str(value)!r}. Pass a text file, a file of tensors, or train.py:batch."
+            )
+        return value
     if option.several in ("names", "expressions"):
         return split_names(value) if option.several == "names" else split_expressions(value)
     if option.several == "repeated":
@@ -122,10 +137,8 @@ def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:
     import rankscope
 
     if verb.call is not None:
-        return function_at(verb.call)(rankscope, arguments)
-    positional = [option.name for option in verb.options if option.is_positional]
-    named = {name: value for name, value in arguments.items() if name not in positional}
-    return getattr(rankscope, verb.name)(*(arguments[name] for name in positional), **named)
+        return verb.call(rankscope, arguments)
+    return call_flat(verb, getattr(rankscope, verb.name), arguments)
 
 
 def split_names(given: Sequence[str] | None) -> list[str] | None:

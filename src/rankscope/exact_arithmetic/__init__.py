@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope._deferred import names_of
+from rankscope._lazy import names_of
 
 if TYPE_CHECKING:
     from rankscope.exact_arithmetic.registry import rule
@@ -17,10 +17,4 @@ __all__ = [
     "rule",
 ]
 
-_HOME = {
-    "Deviation": "rankscope.exact_arithmetic.tensor",
-    "Term": "rankscope.exact_arithmetic.terms",
-    "rule": "rankscope.exact_arithmetic.registry",
-}
-
-__getattr__ = names_of(__name__, _HOME)
+__getattr__ = names_of(__name__)

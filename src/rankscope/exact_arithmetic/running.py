@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -87,20 +86,7 @@ def single_sequences(batch: Batch) -> Iterator[Batch]:
     """The sequences of a batch as separate batches, in float64."""
     batch = widened(batch)
     for row in range(batch.sequences):
-
-        def cut(value: Any, row: int = row) -> Any:
-            if not isinstance(value, Tensor) or value.dim() <= batch.axis:
-                return value
-            return value.narrow(batch.axis, row, 1) if value.shape[batch.axis] == batch.sequences else value
-
-        yield replace(
-            batch,
-            inputs={name: cut(value) for name, value in batch.inputs.items()},
-            arguments=tuple(cut(value) for value in batch.arguments),
-            keep=None if batch.keep is None else batch.keep[row : row + 1],
-            first_sequence=batch.first_sequence + row,
-            sequences=1,
-        )
+        yield batch.taken(row, 1)
 
 
 class _Deviator(SiteMode):

@@ -2,8 +2,8 @@
 
 .. code-block:: python
 
-    with executing(MEASURE.execution, model, how) as execution:
-        view = execution.plan(prepared, identity, blocks=blocks, stream=stream)
+    with executing(MEASURE.execution, model, surgery) as execution:
+        view = execution.plan(prepared, identity)
         with execution.stages(findings) as stages:
             for stage in stages:
                 with trace(stage.view, sites, execution.watch(reader)):
@@ -13,43 +13,42 @@
         execution.collect(findings, order)
 
 A stage is the part of the model that runs at once: the whole model if it is in memory, one block if it is offloaded.
-``batches`` are all batches, or those of this rank. After ``collect``, rows and order are the same in every case.
+``batches`` are all batches, or those of this rank. After ``collect``, rows and order are the same in every case. From
+``plan`` on, the model runs under the surgery of the call.
 """
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from rankscope._registry import Registry
 from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
-from rankscope.execution.offload.budget import parse_size
-from rankscope.execution.offload.meta_model import MetaModel, open_meta_model
-from rankscope.execution.offload.schedule import BlockSchedule, BlockStage, OffloadLimits, plan_schedule
 from rankscope.execution.ranks import RankShare, parallel_mode, sharing
-from rankscope.execution.support import PARALLEL_MODES, ExecutionSupport, Parallel
+from rankscope.execution.support import ExecutionSupport
 from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.linear_maps import absence_of
-from rankscope.models.loading import LoadedModel, load
+from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.devices import device_of, held_on
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.stream import Stream, stream_of
+from rankscope.models.model import Model, ModelLike, as_model
 from rankscope.models.view import ModelView
-from rankscope.models.weight_files.files import Traffic
 from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
 from rankscope.stream.viewing import undisturbed, view_and_batches
+from rankscope.surgery.operating import operating
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.surgery import SurgeryLike, as_surgery
 
 
 class Stage(Protocol):
@@ -92,8 +91,6 @@ class PassPlan:
     """The arguments of :meth:`Execution.plan` besides the inputs."""
 
     identity: tuple[Any, ...]
-    blocks: str | Sequence[str] | None
-    stream: Stream | None
     model: nn.Module | None
     variants: int
     reads_weights: bool
@@ -104,7 +101,9 @@ class Execution(ABC):
 
     Args:
         support: the declaration of the verb.
-        loaded: the model and the facts about it.
+        model: the model as the user wants it to be run.
+        loaded: the module and the facts about it.
+        operation: the surgery under which it runs.
         shown: whether to show a progress bar.
 
     Attributes:
@@ -114,19 +113,33 @@ class Execution(ABC):
 
     prepared: Prepared
 
-    def __init__(self, support: ExecutionSupport, loaded: LoadedModel, *, shown: bool) -> None:
+    def __init__(
+        self, support: ExecutionSupport, model: Model, loaded: LoadedModel, operation: Operation, *, shown: bool
+    ) -> None:
         self.verb = support.verb
         self._support = support
+        self.model = model
         self.loaded = loaded
+        self._operation = operation
         self._shown = shown
+        self._operated: list[nn.Module] = []
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        """End the surgery."""
+        self._open.close()
+
+    def _operate(self, view: ModelView) -> None:
+        """Run this model under the surgery until the execution is closed; a verb may plan the same model again."""
+        if self._operation.describe() and not any(model is view.model for model in self._operated):
+            self._open.enter_context(operating(view.model, self._operation, view=view))
+            self._operated.append(view.model)
 
     def plan(
         self,
         prepared: Prepared,
         identity: tuple[Any, ...] = (),
         *,
-        blocks: str | Sequence[str] | None = None,
-        stream: Stream | None = None,
         model: nn.Module | None = None,
         variants: int = 1,
         reads_weights: bool = False,
@@ -137,14 +150,12 @@ class Execution(ABC):
             prepared: the inputs.
             identity: everything besides the model and its inputs that determines the values, so that a killed
                 offloaded run is resumed only by the same call.
-            blocks: names or patterns of the block modules, if discovery needs help.
-            stream: where the residual stream is, if it was declared.
             model: model to run instead of the loaded one (a randomly initialised copy); in memory only.
             variants: number of networks that run side by side.
             reads_weights: whether the verb computes with the weights themselves, in float64.
         """
         self.prepared = prepared
-        return self._view_for(PassPlan(identity, blocks, stream, model, variants, reads_weights))
+        return self._view_for(PassPlan(identity, model, variants, reads_weights))
 
     @abstractmethod
     def _view_for(self, plan: PassPlan) -> ModelView:
@@ -204,13 +215,24 @@ class InMemory(Execution):
 
     Args:
         support: the declaration of the verb.
-        loaded: the model and the facts about it.
+        model: the model as the user wants it to be run.
+        loaded: the module and the facts about it.
+        operation: the surgery under which it runs.
         share: the share of this process.
         shown: whether to show a progress bar.
     """
 
-    def __init__(self, support: ExecutionSupport, loaded: LoadedModel, share: RankShare, *, shown: bool) -> None:
-        super().__init__(support, loaded, shown=shown and share.is_first)
+    def __init__(
+        self,
+        support: ExecutionSupport,
+        model: Model,
+        loaded: LoadedModel,
+        operation: Operation,
+        share: RankShare,
+        *,
+        shown: bool,
+    ) -> None:
+        super().__init__(support, model, loaded, operation, shown=shown and share.is_first)
         self._share = share
         self._view: ModelView | None = None
         self._bar: tqdm[Any] | None = None
@@ -222,8 +244,11 @@ class InMemory(Execution):
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
             self._share.before_discovery(self.prepared)
-            self._view, batches = view_and_batches(model, tuple(self.prepared), blocks=plan.blocks, stream=plan.stream)
+            self._view, batches = view_and_batches(
+                model, tuple(self.prepared), blocks=self.model.blocks, stream=self.model.declared_stream
+            )
             self.prepared = replace(self.prepared, batches=batches)
+        self._operate(self._view)
         return self._view
 
     @contextmanager
@@ -271,161 +296,47 @@ class InMemory(Execution):
         return self._share.described
 
 
-class Offloaded(Execution):
-    """Only the weights of one block at a time are in memory, read from a local folder.
-
-    Args:
-        support: the declaration of the verb.
-        meta_model: the model without its weights.
-        limits: memory budget and work folder, as set by the user.
-        shown: whether to show a progress bar.
-    """
-
-    def __init__(self, support: ExecutionSupport, meta_model: MetaModel, limits: OffloadLimits, *, shown: bool) -> None:
-        super().__init__(support, meta_model.loaded, shown=shown)
-        self._meta_model, self._limits = meta_model, limits
-        self._schedule: BlockSchedule | None = None
-
-    def _view_for(self, plan: PassPlan) -> ModelView:
-        """Discover the structure without weights, and check the memory budget."""
-        assert plan.model is None or plan.model is self.loaded.model
-        options = [str(option) for option in (self.verb, *plan.identity)]
-        # These decide the name of the work folder, so that a killed run is never resumed with other settings.
-        named = {"options": options, "dtype": self.loaded.dtype, "blocks": plan.blocks}
-        if plan.stream is not None:
-            named["stream"] = str(plan.stream)
-        self._schedule = plan_schedule(
-            self._meta_model,
-            self.prepared,
-            self._limits,
-            options=named,
-            blocks=plan.blocks,
-            stream=plan.stream,
-            variants=plan.variants,
-            widened=plan.reads_weights,
-        )
-        return self._schedule.view
-
-    @contextmanager
-    def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
-        """One stage per block, and one for the final norm."""
-        assert self._schedule is not None
-        # The generator holds open files, hooks and weights; close it even if the verb stops early.
-        with closing(self._schedule.stages(findings, final=final)) as stages:
-            yield self._counted(stages)
-
-    def _counted(self, stages: Iterator[BlockStage]) -> Iterator[Stage]:
-        assert self._schedule is not None
-        depth = self._schedule.view.depth
-        traffic = self._meta_model.folder.traffic
-        if traffic is not None:
-            yield from self._counted_in_bytes(stages, traffic)
-            return
-        with tqdm(total=depth, desc=self.verb, unit="block", disable=not self._shown) as bar:
-            for stage in stages:
-                bar.update(stage.number - bar.n)  # not 1: a resumed run starts at a later block
-                yield stage
-            bar.update(depth - bar.n)
-
-    def _counted_in_bytes(self, stages: Iterator[BlockStage], traffic: Traffic) -> Iterator[Stage]:
-        """What is read from a server takes most of the time, so the bar shows bytes."""
-        assert self._schedule is not None
-        depth, total = self._schedule.view.depth, self._schedule.bytes_of_blocks
-        bytes_bar = tqdm(
-            total=total, desc=self.verb, unit="B", unit_scale=True, unit_divisor=1024, disable=not self._shown
-        )
-        with bytes_bar as bar, traffic.watched(bar.update):
-            for stage in stages:
-                bar.set_postfix_str(f"block {min(stage.number + 1, depth)}/{depth}", refresh=False)
-                yield stage
-
-    def batches(self) -> Iterator[Batch]:
-        """All batches."""
-        yield from self.prepared
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Only one block is in memory."""
-        return False
-
-    @property
-    def ends_batch_by_batch(self) -> bool:
-        """All batches end together, with the last block."""
-        return False
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """How often blocks were read, and the memory estimate."""
-        schedule = self._schedule
-        if schedule is None:
-            return {}
-        return {
-            "offload": {
-                "blocks_read": schedule.tally["blocks_read"],
-                "resumed_at": schedule.tally["resumed_at"],
-                "states_in_memory": schedule.in_memory,
-                "estimated_bytes": schedule.need.total(in_memory=schedule.in_memory),
-                **({"by_expert": True} if schedule.by_expert else {}),
-                **({} if self._meta_model.folder.traffic is None else self._meta_model.folder.traffic.described),
-            }
-        }
-
-
-@dataclass(frozen=True)
-class HowToRun:
-    """How the user wants a model to be loaded and run; the arguments that all model verbs have in common.
-
-    Attributes:
-        seed: seed for a random initialisation.
-        dtype: dtype of the weights, if they are loaded here.
-        device: device of the weights, if they are loaded here.
-        parallel: how the processes of the group share the work.
-        progress: show a progress bar, on the first rank.
-        offload: read a local folder, the hub or a server block by block.
-        memory: with ``offload``, the memory budget.
-        work: with ``offload``, the folder for checkpoints.
-        byte_budget: with ``offload``, the largest number of bytes to read from a server.
-    """
-
-    seed: int
-    dtype: torch.dtype | str | None
-    device: torch.device | str | None
-    parallel: Parallel | None
-    progress: bool
-    offload: bool
-    memory: int | str | None = None
-    work: str | Path | None = None
-    byte_budget: int | str | None = None
+EXECUTIONS: Registry[Callable[[ExecutionSupport, Model, Operation, bool], Execution]] = Registry("execution")
+"""Further ways to run a model, by the argument that asks for them. The last argument is whether to show progress."""
 
 
 @contextmanager
-def executing(support: ExecutionSupport, model: str | Path | nn.Module, how: HowToRun) -> Iterator[Execution]:
+def executing(
+    support: ExecutionSupport, model: ModelLike, surgery: SurgeryLike = None, *, progress: bool = False
+) -> Iterator[Execution]:
     """Load a model, or open it without its weights if it is offloaded.
+
+    Args:
+        support: the declaration of the verb.
+        model: what to run, and how.
+        surgery: under which it runs, from :meth:`Execution.plan` on.
+        progress: show a progress bar, on the first rank.
 
     Raises:
         InputError: the verb does not support this, or the arguments contradict each other.
     """
-    limits, parallel = OffloadLimits(how.memory, how.work, how.byte_budget), how.parallel
-    if how.offload:
+    chosen, operation = as_model(model), as_surgery(surgery).operation
+    if chosen.offload:
         support.check(offload=True)
-        if how.device is not None:
-            raise InputError("offload runs each block on the processor. Leave device out.")
-        yield Offloaded(support, _offloaded(model, limits, how.dtype, parallel), limits, shown=how.progress)
+        with closing(EXECUTIONS["offload"](support, chosen, operation, progress)) as execution:
+            yield execution
         return
-    if limits != OffloadLimits():
+    if (chosen.memory, chosen.work, chosen.byte_budget) != (None, None, None):
         raise InputError(
             "memory, work and byte_budget need offload: without it the whole model is loaded. Add offload=True."
         )
-    if parallel in PARALLEL_MODES:
-        support.check(parallel=parallel)
-    spread = spread_of(model) if isinstance(model, nn.Module) else None
-    mode = parallel_mode(parallel, is_module=isinstance(model, nn.Module), spread=spread)
+    if chosen.parallel is not None:
+        support.check(parallel=chosen.parallel)
+    spread = spread_of(chosen.source) if isinstance(chosen.source, nn.Module) else None
+    mode = parallel_mode(chosen.parallel, is_module=chosen.is_module, spread=spread)
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
-        to_spread = None if isinstance(model, nn.Module) else share.spread
-        loaded = load(model, seed=how.seed, dtype=how.dtype, device=how.device, spread=to_spread)
-        with _able(loaded, support) as able:
-            yield InMemory(support, able, share, shown=how.progress)
+        loaded = replace(chosen.loaded_with(None if chosen.is_module else share.spread), gather=share.gather)
+        with (
+            _able(loaded, support) as able,
+            closing(InMemory(support, chosen, able, operation, share, shown=progress)) as execution,
+        ):
+            yield execution
 
 
 @contextmanager
@@ -443,40 +354,6 @@ def _able(loaded: LoadedModel, support: ExecutionSupport) -> Iterator[LoadedMode
     note = f"{device} has no float64, in which {support.verb} computes: it ran on a copy of the model on the processor."
     with held_on(loaded.model, home):
         yield replace(loaded, device=str(home), notes=(*loaded.notes, note))
-
-
-def _offloaded(
-    model: str | Path | nn.Module, limits: OffloadLimits, dtype: torch.dtype | str | None, parallel: Parallel | None
-) -> MetaModel:
-    if isinstance(model, nn.Module):
-        raise InputError(
-            f"offload reads weights from a folder while it runs; {type(model).__name__} is already in memory. "
-            "Leave offload out, or pass the folder."
-        )
-    if parallel is not None:
-        raise InputError(
-            f"offload works in one process, so it cannot be combined with parallel={parallel!r}. Leave one out."
-        )
-    if limits.memory is not None:
-        parse_size(limits.memory)
-    budget = None if limits.byte_budget is None else parse_size(limits.byte_budget, "byte_budget")
-    return open_meta_model(model, dtype=dtype, byte_budget=budget)
-
-
-def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> tuple[Stream | None, bool]:
-    """The declared stream and whether to offload; ``stream=True`` is the old spelling of ``offload=True``.
-
-    Raises:
-        InputError: ``stream`` is neither a declaration nor a bool.
-    """
-    if not isinstance(stream, bool):
-        return stream_of(stream), offload
-    warnings.warn(
-        f"stream={stream} is now offload={stream}; stream= declares where the residual stream is.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return None, offload or stream
 
 
 def _need_weights(model: nn.Module, support: ExecutionSupport) -> None:

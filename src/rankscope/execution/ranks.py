@@ -7,7 +7,6 @@ others need its shard. If products are split (tensor parallel), every rank runs 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rankscope.errors import InputError, ProcessError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.rendezvous import Rendezvous, rendezvous
-from rankscope.execution.support import PARALLEL_MODES, Parallel
-from rankscope.models.inputs import Batch, Prepared
+from rankscope.execution.support import Parallel
+from rankscope.models.inputs import Batch, Prepared, digest_of, need_same_inputs
 from rankscope.models.loading import LoadedModel
 from rankscope.models.wrapping import Spread, in_group, is_distributed, whole
 from rankscope.runs.rows import Piece, rows_from_bytes
@@ -42,8 +40,6 @@ def parallel_mode(parallel: Parallel | None, *, is_module: bool, spread: Spread 
     Raises:
         InputError: the mode does not fit the model or the number of processes.
     """
-    if parallel is not None and parallel not in PARALLEL_MODES:
-        raise InputError(f"parallel={parallel!r} is not one of {', '.join(PARALLEL_MODES)}.")
     if not is_module:
         if parallel in ("fsdp", "tensor") and not in_group():
             raise InputError(
@@ -97,6 +93,10 @@ class RankShare:
         """How a model is sharded over the ranks; None if each has all of it."""
         return self._mode if self._mode in ("fsdp", "tensor") else None
 
+    def gather(self, own: bytes) -> Sequence[bytes]:
+        """What each rank that takes part in a forward pass hands in; only this one if each has all of the model."""
+        return [own] if self._ranks is None or self.spread is None else self._ranks.gather(own)
+
     def before_discovery(self, prepared: Prepared) -> None:
         """Wait for the other ranks, which discover the same structure on the same inputs.
 
@@ -104,7 +104,8 @@ class RankShare:
             InputError: the ranks received different inputs.
         """
         if self._ranks is not None and not self._compared:
-            _need_same_inputs(self._ranks.gather(_digest_of(prepared)))
+            parts = [(part.first_sequence, part.sequences, part.arguments, part.inputs, part.keep) for part in prepared]
+            need_same_inputs(self._ranks.gather(digest_of(parts)))
             self._compared = True
         self._before_a_pass()
 
@@ -260,27 +261,6 @@ class RankObserver:
         }
         self.gathered_heads |= bool(spread)
         return replace(seen, **spread) if spread else seen
-
-
-def _digest_of(prepared: Prepared) -> bytes:
-    """A hash of all tensors of all batches, and of their sizes."""
-    found = hashlib.sha256()
-    for part in prepared:
-        found.update(f"{part.first_sequence},{part.sequences};".encode())
-        for value in (*part.arguments, *part.inputs.values(), part.keep):
-            if isinstance(value, torch.Tensor):
-                bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                found.update(f"{tuple(value.shape)}{value.dtype}".encode() + bits.numpy().tobytes())
-    return found.digest()
-
-
-def _need_same_inputs(digests: Sequence[bytes]) -> None:
-    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if different:
-        raise InputError(
-            f"Process {', '.join(map(str, different))} received other inputs than process 0. rankscope distributes the "
-            "batches itself: pass all inputs, the same ones, on every process."
-        )
 
 
 @dataclass(frozen=True)

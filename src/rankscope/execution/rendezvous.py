@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rankscope.errors import ProcessError, RankscopeError
 
 PATIENCE_SECONDS = 1800.0
+"""For a rank that runs and says nothing: one forward pass of a large model on a slow machine may take long."""
+SILENT_SECONDS = 20.0
+"""For a rank whose pulse has stopped: its process was killed or suspended."""
+_PULSE_SECONDS = 2.0
 _PARTING_SECONDS = 1.0
 _POLL_SECONDS = 0.005
 _CHUNK = 4 * 2**20
@@ -78,7 +83,7 @@ class RankStore:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def meet(self, name: str, *, patience: float, unless: str) -> bool:
+    def meet(self, name: str, *, patience: float, unless: str, given_up: Callable[[], bool] = lambda: False) -> bool:
         """Whether all ranks reached the point called ``name``; the same answer on every rank.
 
         The last rank to arrive writes "go", a rank that times out writes "skip", and the first of the two counts.
@@ -87,6 +92,7 @@ class RankStore:
             name: name of this point in the program.
             patience: seconds to wait for the others.
             unless: an entry that ends the wait, because it means that a rank will not arrive.
+            given_up: asked while waiting; ends the wait as well.
         """
         verdict = f"verdict.{name}"
         before, self._met = self._met, name
@@ -94,7 +100,7 @@ class RankStore:
             if before is not None:  # all ranks arrived here, so none still reads the previous entries
                 self.delete(f"arrived.{before}", f"verdict.{before}")
             return self.write_first(verdict, _GO) == _GO
-        self.wait(lambda: self.has(verdict) or self.has(unless), patience)
+        self.wait(lambda: self.has(verdict) or self.has(unless) or given_up(), patience)
         # An atomic compare-and-set: "skip" after a timeout loses against a "go" that was written meanwhile.
         return self.write_first(verdict, _SKIP) == _GO
 
@@ -111,6 +117,52 @@ class Rendezvous:
         self.rank, self.world = self._store.rank, self._store.world
         self._patience = patience
         self._gathered = self._barriers = 0
+        self._pulses = {rank: (0, time.monotonic()) for rank in range(self.world) if rank != self.rank}
+        self._felt = 0.0
+
+    @contextmanager
+    def pulse(self) -> Iterator[None]:
+        """Inside this context a thread tells the other ranks every two seconds that this process still exists.
+
+        A rank may compute for minutes without a word, and one that was killed says nothing either: without the pulse
+        the others could not tell the two apart.
+        """
+        over = threading.Event()
+
+        def beat() -> None:
+            try:
+                while not over.is_set():
+                    self._store.add(f"pulse.{self.rank}")
+                    over.wait(_PULSE_SECONDS)
+            except RuntimeError:  # the store is gone with the rank that hosted it; the main thread notices by itself
+                return
+
+        thread = threading.Thread(target=beat, name="rankscope-pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_PULSE_SECONDS)
+
+    def _silent(self) -> list[int]:
+        """Ranks that have had a pulse and have none any more; those that have not begun are not among them."""
+        now = time.monotonic()
+        if now - self._felt > min(1.0, SILENT_SECONDS / 4):
+            self._felt = now
+            for rank, (beats, _) in self._pulses.items():
+                if (found := self._store.add(f"pulse.{rank}", 0)) != beats:
+                    self._pulses[rank] = found, now
+        return [rank for rank, (beats, since) in self._pulses.items() if beats and now - since > SILENT_SECONDS]
+
+    def _refuse_silent(self, waited_for: Sequence[int]) -> None:
+        gone = [rank for rank in self._silent() if rank in waited_for]
+        if gone:
+            raise ProcessError(
+                f"Process {', '.join(map(str, gone))} of {self.world} has stopped: no sign of life for "
+                f"{SILENT_SECONDS:g} s. It was killed or suspended; look at its output and the system's log (out of "
+                "memory?), and start all processes again."
+            )
 
     def heartbeat(self) -> None:
         """Signal that this rank is alive; raises if another rank failed."""
@@ -125,8 +177,14 @@ class Rendezvous:
         """
         self._barriers += 1
         self._store.add("beats")
-        if not self._store.meet(f"barrier.{self._barriers}", patience=self._patience, unless="failed"):
+        if not self._store.meet(
+            f"barrier.{self._barriers}",
+            patience=self._patience,
+            unless="failed",
+            given_up=lambda: bool(self._silent()),
+        ):
             self._check()
+            self._refuse_silent(range(self.world))
             raise ProcessError(
                 f"Not all {self.world} processes arrived within {self._patience:g} s. Every process of the group must "
                 "make the same call; check that they are running."
@@ -184,7 +242,14 @@ class Rendezvous:
         def beats() -> int:
             return self._store.add("beats", 0)
 
-        if not self._store.wait(lambda: self._unless_failed(self._store.has(*keys)), self._patience, beats):
+        def ready() -> bool:
+            if self._unless_failed(self._store.has(*keys)):
+                return True
+            if self._silent():
+                self._refuse_silent([rank for rank, key in enumerate(keys) if not self._store.has(key)])
+            return False
+
+        if not self._store.wait(ready, self._patience, beats):
             absent = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
             raise ProcessError(
                 f"Process {', '.join(map(str, absent))} of {self.world} did not respond for {self._patience:g} s. "
@@ -198,7 +263,8 @@ class Rendezvous:
         """On the first rank, which may host the store, remove the payloads once all ranks have read them."""
         if self.rank == 0:
             self._store.wait(
-                lambda: self._unless_failed(self._store.add(f"{name}.read", 0) >= self.world), self._patience
+                lambda: self._unless_failed(self._store.add(f"{name}.read", 0) >= self.world) or bool(self._silent()),
+                self._patience,
             )
             for rank in range(self.world):
                 count = int(self._store.read(f"{name}.{rank}"))
@@ -214,7 +280,8 @@ def rendezvous(patience: float = PATIENCE_SECONDS) -> Iterator[Rendezvous]:
     """
     ranks = Rendezvous(patience)
     try:
-        yield ranks
+        with ranks.pulse():
+            yield ranks
     except BaseException as error:
         raised = ranks.fail(error)
         if raised is error:

@@ -11,9 +11,11 @@ these. Tensors have the sequences (or matrices) as their first axis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -71,6 +73,39 @@ class Joinable:
             elif not _is_cached(type(self), name):
                 copied = name in self.activations and value is not None
                 found.__dict__[name] = value.clone() if copied else value
+        return found
+
+    @property
+    def unit(self) -> int:
+        """Number of consecutive sequences that one thread reduces together."""
+        return math.lcm(*(value.unit for value in self.__dict__.values() if isinstance(value, Joinable)))
+
+    def split(self: V, number: int) -> list[V]:
+        """At most ``number`` views of whole units, as equal as possible; itself if there are reductions already."""
+        batch, unit = self.batch_shape[0], self.unit
+        units = -(-batch // unit)
+        number = min(number, units)
+        if number == 1 or self.taken():
+            return [self]
+        ends = [min(batch, units * place // number * unit) for place in range(number + 1)]
+        return [self._of(slice(*pair), batch) for pair in pairwise(ends)]
+
+    def _of(self: V, some: slice, batch: int) -> V:
+        """A view of some of the ``batch`` sequences."""
+        found = object.__new__(type(self))
+        for name, value in self.__dict__.items():
+            if isinstance(value, Joinable):
+                found.__dict__[name] = value._of(some, batch)
+            elif isinstance(value, Tensor) and not _is_cached(type(self), name):
+                # A first axis may hold the matrices of all heads, or be broadcast.
+                each = len(value) // batch
+                found.__dict__[name] = value[some.start * each : some.stop * each] if len(value) > 1 else value
+            elif name in _ADDED:
+                found.__dict__[name] = value // batch * (some.stop - some.start)
+            elif name == "batch_shape":
+                found.__dict__[name] = (some.stop - some.start, *value[1:])
+            elif not _is_cached(type(self), name):
+                found.__dict__[name] = value
         return found
 
     @property

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -113,12 +114,15 @@ def centred_pair_statistics(
         known: which places hold a token; None if all do.
     """
     diagonal = products.diagonal(dim1=-2, dim2=-1)
-    square = torch.add(diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2), products, alpha=-2.0).clamp_(min=0.0)
+    # Few fresh buffers: on a CPU the pages of a new one cost more than the arithmetic in it.
+    square = (diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2)).add_(products, alpha=-2.0).clamp_(min=0.0)
     square.diagonal(dim1=-2, dim2=-1).zero_()
     first, second = length.unsqueeze(-1), length.unsqueeze(-2)
-    distance = square / torch.maximum(first, second).square_()
+    longer = torch.maximum(first, second).square_()
+    distance = torch.div(square, longer, out=longer)
     # |v_i - v_j|^2 l_i l_j = |x_i - x_j|^2 - (l_i - l_j)^2.
-    direction = square.sub_((first - second).square_()).clamp_(min=0.0).div_(first * second)
+    gap = (first - second).square_()
+    direction = square.sub_(gap).clamp_(min=0.0).div_(torch.mul(first, second, out=gap))
     middle, middle_direction = (_median_of_pairs(squares, known) for squares in (distance, direction))
     relative = rounded / length.square()
     worst = (relative if known is None else relative.masked_fill(~known, 0.0)).amax(-1)
@@ -181,9 +185,19 @@ def _median_of_pairs(values: Tensor, some: Tensor | None) -> Tensor:
     if upper.shape[-1] == 0:
         return upper.sum(-1) * math.nan
     if some is None:
-        return upper.median(-1).values
+        return _median(upper)
     both = (some.unsqueeze(-1) & some.unsqueeze(-2)).flatten(1).index_select(1, place)
     return upper.masked_fill(~both, math.nan).nanmedian(-1).values
+
+
+def _median(rows: Tensor) -> Tensor:
+    """Median of each row, the lower of two; NaN if the row has one."""
+    if rows.device.type != "cpu":
+        return rows.median(-1).values
+    # Four times as fast on a CPU as torch's, which finds the place of the median too. NaN is sorted to the end.
+    middle, last = (rows.shape[-1] - 1) // 2, rows.shape[-1] - 1
+    parted = torch.from_numpy(np.partition(rows.numpy(), (middle, last), axis=-1))
+    return torch.where(parted[:, last].isnan(), math.nan, parted[:, middle])
 
 
 def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ Fallbacks, in order:
 2. the same, matrix by matrix, if LAPACK did not converge on one of the stack;
 3. singular values of the Gram matrix (it is positive semi-definite, so they are its eigenvalues) for that matrix.
 
+The sum and the norm of the eigenvalues are always compared with the trace and the Frobenius norm of the matrix.
+Where they differ, as in releases whose batched solver on an accelerator was wrong, the matrix goes to the CPU.
+
 A Gram matrix squares the condition number: a singular value below about
 :math:`\sqrt{\varepsilon_{64}} \approx 10^{-8}` of the largest is lost in it. Rounding X to float32 or narrower already
 changes every singular value by more than that, so for such input the Gram matrix loses no accuracy. For float64 input,
@@ -14,10 +17,13 @@ changes every singular value by more than that, so for such input the Gram matri
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from rankscope.errors import UnsupportedOperationError
 from rankscope.linalg.precision import is_wide
 
 # A singular value of 1e-2 of the largest keeps 12 of 16 digits in a float64 Gram matrix: the error is eps/ratio^2.
@@ -25,12 +31,61 @@ _KEPT_IN_GRAM = 1e-2
 
 
 def gram_eigenvalues(gram: Tensor) -> Tensor:
-    """Eigenvalues of a stack ``(stack, side, side)`` of Gram matrices, largest first, clamped at zero."""
+    """Eigenvalues of a stack ``(stack, side, side)`` of Gram matrices, largest first, clamped at zero.
+
+    Raises:
+        UnsupportedOperationError: no solver returns eigenvalues with the trace and the norm of the matrix.
+    """
     try:
         values: Tensor = torch.linalg.eigvalsh(gram)
     except LinAlgError:
         values = torch.stack([_eigenvalues_of_one(matrix) for matrix in gram])
+    right = _have_moments_of(gram, values)
+    if not bool(right.all()):
+        wrong = ~right.to(values.device)
+        values[wrong] = _from_the_host(gram[wrong])
     return values.flip(-1).clamp_min(0.0)
+
+
+# Roundings, times the side, by which a backward stable solver may change the trace and the norm.
+_ROUNDINGS = 8
+
+
+def _have_moments_of(gram: Tensor, values: Tensor) -> Tensor:
+    """Which rows of ``values`` have the trace and the Frobenius norm of their matrix, on the CPU; NaN has neither.
+
+    The sums go to the host in one copy: on an accelerator that is fewer kernels than the comparison, and the solver
+    has just waited there itself.
+    """
+    allowed = _ROUNDINGS * gram.shape[-1] * torch.finfo(gram.dtype).eps
+    sums = values.sum(-1), gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    norms = torch.linalg.vector_norm(values, dim=-1), torch.linalg.vector_norm(gram, dim=(-2, -1))
+    moments = torch.stack([sums[0], norms[0], sums[1], norms[1]]).cpu()
+    found, expected = moments[:2], moments[2:]
+    right: Tensor = ((found - expected).abs() <= allowed * expected).all(0)
+    return right
+
+
+def _from_the_host(gram: Tensor) -> Tensor:
+    """Eigenvalues computed on the CPU, matrix by matrix, by the first solver whose result passes."""
+    warnings.warn(
+        f"torch.linalg.eigvalsh on {gram.device} returned values that are not the eigenvalues of {len(gram)} matrices "
+        f"of side {gram.shape[-1]}: their sum or sum of squares is wrong. They were computed again on the CPU.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    found = []
+    for matrix in gram.cpu():
+        tries = (solve(matrix) for solve in (_eigenvalues_of_one, lambda m: torch.linalg.svdvals(m).flip(-1)))
+        good = (values for values in tries if bool(_have_moments_of(matrix, values)))
+        values = next(good, None)
+        if values is None:
+            raise UnsupportedOperationError(
+                f"Neither eigvalsh nor svdvals of torch {torch.__version__} on the CPU returns the eigenvalues of a "
+                f"matrix of side {matrix.shape[-1]}: their sum or sum of squares is wrong. Run `rankscope selftest`."
+            )
+        found.append(values)
+    return torch.stack(found).to(gram.device)
 
 
 def _eigenvalues_of_one(gram: Tensor) -> Tensor:

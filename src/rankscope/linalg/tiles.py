@@ -36,6 +36,11 @@ def piece_room(stack: int, rows: int, columns: int, device: torch.device) -> Ten
     return torch.empty(size, min(rows, _strip_size(columns, device)), columns, dtype=torch.float64, device=device)
 
 
+def group_size_of_one_thread(rows: int, columns: int) -> int:
+    """Number of matrices that one thread of a CPU takes at a time."""
+    return max(1, _CPU_ENTRIES // 2 // max(1, rows * columns))
+
+
 def _slices(length: int, step: int) -> Iterator[slice]:
     for start in range(0, length, step):
         yield slice(start, min(length, start + step))

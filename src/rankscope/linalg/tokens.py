@@ -224,6 +224,13 @@ class Tokens(Joinable):
         """Zeros to accumulate one number, or one vector, per sequence."""
         return torch.zeros(self.sequences, *width, dtype=torch.float64, device=self.device)
 
+    @property
+    def unit(self) -> int:
+        """Number of consecutive sequences of the batch whose pieces one thread reduces together."""
+        each = self.sequences // max(1, self.batch_shape[0]) if self.batch_shape else 1
+        piece = tiles.group_size_of_one_thread(self.tokens, self.dim)
+        return piece // math.gcd(piece, each)
+
     def groups(self) -> Iterator[slice]:
         """The sequences, a few at a time."""
         return tiles.groups(self.sequences, self.tokens, self.dim, self.device)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope._files import open_regular
 from rankscope._headers import read_npy_header
 from rankscope.errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
@@ -132,7 +133,7 @@ def _bytes_of(path: Path) -> bytes:
     try:
         if not path.is_file():
             raise InputError(f"adjacency: there is no file {shown}. Give the path of a graph. {EXPECTED}")
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = stream.read(limit + 1)
     except OSError as error:
         raise InputError(f"adjacency: {shown} cannot be read: {error.strerror}.") from error

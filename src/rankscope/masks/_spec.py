@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.masks._edges import Bools, EdgeRows, Edges, contained
@@ -94,6 +95,8 @@ class MaskSpec:
     edges: Callable[..., Edges]
     settle: Callable[[dict[str, Value]], dict[str, Value]]
 
+    __repr__ = brief
+
     @property
     def signature(self) -> str:
         """Name and parameters, as written in an expression."""
@@ -117,7 +120,7 @@ class MaskSpec:
         return NamedMask(self.name, tuple(self.settle(checked).items()))
 
 
-MASKS: Registry[MaskSpec] = Registry("mask", "rankscope.masks")
+MASKS: Registry[MaskSpec] = Registry("mask", __package__)
 
 
 def mask(

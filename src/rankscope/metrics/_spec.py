@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import partial, wraps
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.linalg.thin_spectrum import RankEstimate
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import ATTENTION, BRANCH, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
+from rankscope.runs.lengths import LENGTH_DEPENDENCE
 
 Needs = Literal["norms", "order", "gram", "spectrum"]
 MetricFunction = Callable[..., Tensor]
@@ -92,8 +94,15 @@ class MetricSpec:
     depends_on_length: bool = False
     estimate: Callable[[Tokens], RankEstimate] | None = None
 
+    __repr__ = brief
 
-METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
+
+METRICS: Registry[MetricSpec] = Registry("metric", __package__)
+
+
+def _add(spec: MetricSpec) -> None:
+    METRICS.add(spec.name, spec)
+    LENGTH_DEPENDENCE.add(spec.name, spec.depends_on_length)
 
 
 def metric(
@@ -120,11 +129,10 @@ def metric(
             return where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
-        METRICS.add(
-            compute.__name__,
+        _add(
             MetricSpec(
                 compute.__name__, side.name, *facts, _summary(compute), measured, None, depends_on_length, estimate
-            ),
+            )
         )
         return measured
 
@@ -153,25 +161,12 @@ def metric_alias(
     def register(named: MetricFunction) -> MetricFunction:
         facts = METRICS.registered(of.__name__)
         name, summary = named.__name__, _summary(named)
-        METRICS.add(
-            name,
-            replace(
-                facts, name=name, symbol=symbol, cites=cites, summary=summary, function=named, alias_of=of.__name__
-            ),
+        _add(
+            replace(facts, name=name, symbol=symbol, cites=cites, summary=summary, function=named, alias_of=of.__name__)
         )
         return named
 
     return register
-
-
-def depending_on_length(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that are metrics whose size depends on the number of tokens.
-
-    Example:
-        >>> depending_on_length(["effective_rank", "relative_residual", "not a metric"])
-        ['effective_rank']
-    """
-    return [name for name in names if name in METRICS and METRICS[name].depends_on_length]
 
 
 def where_defined(value: Tensor, view: View, least_count: int) -> Tensor:

@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"\(\s*(\w+)\s+(\w+)\s*\)|(\w+)")
 class Stream:
     """The layout of the residual stream in the inputs and outputs of a block.
 
-    Declare it (``measure(model, x, stream=Stream("batch dim tokens"))``) if a model does not hold its stream as
+    Declare it (``measure(Model(module, stream=Stream("batch dim tokens")), x)``) if a model does not hold its stream as
     ``batch tokens dim`` or ``tokens batch dim``, which are distinguished automatically.
 
     Args:

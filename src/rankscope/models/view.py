@@ -12,6 +12,7 @@ from rankscope.models.stream import Stream
 
 Label = Literal["attention", "cross_attention", "mixer", "mlp", "both"]
 Sums = Literal["plain", "any", "joined"]
+Response = Literal["alone", "mixes"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class BlockPlan:
     ``post_norm`` says whether a branch is added to the norm of an earlier sum, instead of to the sum itself.
     ``joins`` marks adds of a parallel branch, one that was not computed from the sum it is added to: the block has one
     skip, where the first of its branches is added.
+    ``responses`` says for each add how its branch responded when tokens of the stream were replaced: it changed for
+    these tokens ``"alone"``, or it ``"mixes"``; ``None`` if it did not change, so that its label is not proven.
     """
 
     adds: tuple[Label | None, ...]
@@ -32,6 +35,7 @@ class BlockPlan:
     parallel_mlp: str | None = None
     joins: tuple[bool, ...] = ()
     post_norm: bool = False
+    responses: tuple[Response | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.joins:
@@ -41,6 +45,12 @@ class BlockPlan:
     def skips(self) -> tuple[Label, ...]:
         """Labels of the genuine skip adds."""
         return tuple(label for label in self.adds if label is not None)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether every branch that is not attention was seen to mix tokens, or not to."""
+        found = zip(self.adds, self.responses, strict=False)
+        return not any(label in ("mlp", "both") and response is None for label, response in found)
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,8 @@ class Stack:
         operators: operators the model called that are not PyTorch's own (``flash_attn::forward``).
         second_streams: what blocks pass on besides the stream, with another number of tokens: slot and tokens.
         idle: modules beside its blocks that did not run when the model was probed, as after an early exit.
+        reach: to which tokens the first block passes on a change of one token; None if that was not seen.
+        cuts_proven: whether it was tested that the known skips and ``carries`` are all there is.
     """
 
     name: str | None
@@ -117,6 +129,8 @@ class Stack:
     operators: tuple[str, ...] = field(default=(), kw_only=True)
     second_streams: tuple[tuple[int | str, int], ...] = field(default=(), kw_only=True)
     idle: tuple[str, ...] = field(default=(), kw_only=True)
+    reach: Literal["later", "earlier", "both", "none"] | None = field(default=None, kw_only=True)
+    cuts_proven: bool = field(default=False, kw_only=True)
 
     @property
     def depth(self) -> int:

@@ -7,9 +7,9 @@ the model cannot run without them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rankscope.errors import InputError, UnsupportedConfigError
 
 Spread = Literal["fsdp", "tensor"]
+T = TypeVar("T")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -115,6 +116,21 @@ def uncompiled(module: nn.Module) -> Iterator[None]:
                 part._compiled_call_impl = call
 
 
+def once_more_uncompiled(run: Callable[[], T]) -> T:
+    """Run passes under :func:`uncompiled`; if they fail and have imported the compiler, run them again.
+
+    ``flex_attention`` and ``cond`` compile themselves when they are called, our hooks and modes included, unless they
+    are told not to. They can only be told once the compiler is there, and importing it for every model takes seconds.
+    """
+    before = "torch._dynamo" in sys.modules
+    try:
+        return run()
+    except Exception:
+        if before or "torch._dynamo" not in sys.modules:
+            raise
+    return run()
+
+
 def in_group() -> bool:
     """Whether this process belongs to an initialised group of at least two."""
     return _initialised() and torch.distributed.get_world_size() > 1
@@ -202,3 +218,48 @@ def resharded(model: nn.Module) -> Iterator[None]:
     finally:
         for module in fsdp_modules(model):
             module.reshard()  # type: ignore[operator]
+
+
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Copy buffers first; restore those that were written to or replaced."""
+    before = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, kept in before:
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer
+            # The statistics of a norm are written by its kernel, which does not count as a new version.
+            if buffer is not None and kept is not None and not buffer.is_meta and not torch.equal(buffer, kept):
+                with torch.no_grad():
+                    buffer.copy_(kept)
+
+
+@contextmanager
+def with_parameters(model: nn.Module, replaced: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run a model with other parameters inside the ``with`` block; its own are not touched and come back.
+
+    A tensor that is a parameter itself is put in as it is, so that gradients reach it.
+    """
+    old: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    new = {
+        name: tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+        for name, tensor in replaced.items()
+    }
+    try:
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                full = own.get(id(parameter)) if parameter is not None else None
+                if full in new:  # also where a tied parameter has another name
+                    old.append((module, name, parameter))
+                    module._parameters[name] = new[full]
+        yield
+    finally:
+        for module, name, parameter in reversed(old):
+            module._parameters[name] = parameter

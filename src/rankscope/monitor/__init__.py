@@ -43,15 +43,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope._deferred import names_of
+from rankscope._lazy import names_of
 
 if TYPE_CHECKING:
     from rankscope.monitor.acting import CollapseError, CollapseWarning
     from rankscope.monitor.alarms import ALARMS
     from rankscope.monitor.gauge import Gauge
     from rankscope.monitor.outlets import Sink
-    from rankscope.runs.gauge_record import Record, read_record
-    from rankscope.runs.readings import Alarm, Heatmap, LayerValue, Reading
+    from rankscope.monitor.readings import Alarm, Heatmap, LayerValue, Reading
+    from rankscope.monitor.record import Record, read_record
 
 __all__ = [
     "ALARMS",
@@ -67,18 +67,4 @@ __all__ = [
     "read_record",
 ]
 
-_HOME = {
-    "ALARMS": "rankscope.monitor.alarms",
-    "Alarm": "rankscope.runs.readings",
-    "CollapseError": "rankscope.monitor.acting",
-    "CollapseWarning": "rankscope.monitor.acting",
-    "Gauge": "rankscope.monitor.gauge",
-    "Heatmap": "rankscope.runs.readings",
-    "LayerValue": "rankscope.runs.readings",
-    "Reading": "rankscope.runs.readings",
-    "Record": "rankscope.runs.gauge_record",
-    "Sink": "rankscope.monitor.outlets",
-    "read_record": "rankscope.runs.gauge_record",
-}
-
-__getattr__ = names_of(__name__, _HOME)
+__getattr__ = names_of(__name__)

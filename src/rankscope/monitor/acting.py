@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from rankscope.errors import InputError, RankscopeError, UnknownNameError
-from rankscope.runs.readings import Alarm
+from rankscope.monitor.readings import Alarm
 
 Action = Literal["log", "warn", "stop", "raise"] | Callable[[Alarm], None]
 NAMED_ACTIONS = ("log", "warn", "stop", "raise")
@@ -37,9 +37,10 @@ class Actions:
     Args:
         actions: names or functions of an :class:`Alarm`.
         speaks: whether this rank logs, warns and calls functions.
+        strict: raise the errors of functions, instead of reporting each once and leaving the function out.
     """
 
-    def __init__(self, actions: Sequence[Action], *, speaks: bool) -> None:
+    def __init__(self, actions: Sequence[Action], *, speaks: bool, strict: bool = False) -> None:
         if isinstance(actions, str):
             raise InputError(f"actions={actions!r}: expected several in a tuple, such as ({actions!r},).")
         for action in actions:
@@ -48,7 +49,7 @@ class Actions:
             if not isinstance(action, str) and not callable(action):
                 raise InputError(f"The action {action!r} is neither a name nor a function of an alarm.")
         self._actions = tuple(actions)
-        self._speaks = speaks
+        self._speaks, self._strict = speaks, strict
         self.should_stop = False
 
     def take(self, alarm: Alarm, *, alone: bool = False) -> None:
@@ -65,6 +66,17 @@ class Actions:
             elif action == "warn" and self._speaks and raised:
                 warnings.warn(alarm.sentence, CollapseWarning, stacklevel=3)
             elif not isinstance(action, str) and self._speaks:
-                action(alarm)
+                self._call(action, alarm)
         if raised and not alone and "raise" in self._actions:
             raise CollapseError(alarm)
+
+    def _call(self, action: Callable[[Alarm], None], alarm: Alarm) -> None:
+        try:
+            action(alarm)
+        except CollapseError:
+            raise
+        except Exception:
+            if self._strict:
+                raise
+            self._actions = tuple(one for one in self._actions if one is not action)
+            LOGGER.exception("The action %r failed and is not called again; the gauge continues.", action)

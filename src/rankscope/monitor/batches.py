@@ -36,6 +36,7 @@ class BatchWatch:
         - ``batch_copies``: share of sequences that equal another one of the batch.
         - ``batch_padding``: share of tokens that are padding, or, if nothing marks padding, that are the most common
           token.
+        - ``batch_common``: share of the most common token among those that are not padding.
         - ``batch_surprise``: mean of -log p over the tokens, where p is the frequency of a token in earlier batches
           (with one added to every count); from the second batch on.
         - ``batch_size``: root mean square of the entries, for inputs that are not tokens.
@@ -61,6 +62,7 @@ class BatchWatch:
         found["batch_padding"] = float((counts.max() / counts.sum()) if keep is None else (~keep).double().mean())
         content = ids.flatten() if keep is None else ids[keep]
         if content.numel():
+            found["batch_common"] = float(torch.bincount(content.clamp(min=0)).max() / content.numel())
             found |= self._surprise(torch.bincount(content.clamp(min=0)).double())
         return found
 

@@ -1,23 +1,30 @@
-"""Why an alarm was raised: how the model differs from before, and which component, switched off, brings it back."""
+"""Why an alarm was raised: one search for every alarm, from what is already known to experiments on the branches."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rankscope.causes import Finding
 from rankscope.errors import RankscopeError
 from rankscope.linalg.precision import widest
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.monitor.alarms import AlarmSpec, LayerState
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.alarms.loss_shift import loss_shift
+from rankscope.monitor.alarms.still_weights import STEPS as STILL
+from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
+from rankscope.monitor.readings import LayerValue
+from rankscope.remedies import arrangement_of
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
@@ -36,6 +43,16 @@ OTHER_BRANCH = 2.0
 """Factor by which the size of a branch, relative to the stream, has to change to be named."""
 COLLAPSED_ENTRY = 0.1
 """Relative residual of the first block's input below which the embedding is the cause."""
+SETTLES = 16
+"""Steps after which the motion of weights counts: with Adam and small initial weights, the first steps are large."""
+RAISED = 4.0
+"""Factor by which a learning rate was raised from one reading to the next, and above its first value."""
+EQUAL_INPUTS = 1e-3
+"""Relative residual between the inputs before the first block, below which they are the same there."""
+TARGET = 0.003
+"""Motion of the weights per step, relative to their norm, that a lower learning rate should lead to."""
+FAST_EARLY = 0.05
+"""The same for the first steps, in three readings."""
 FAST = 0.015
 """Change of the weights per step, relative to their norm, above which, in two readings, the learning rate is the cause.
 In training that works it is about 0.001, and at most 0.008 in the healthy runs of our benchmark."""
@@ -50,10 +67,16 @@ class Cause:
     Attributes:
         component: one word, ``"unknown"`` if it was not found.
         words: a sentence with the evidence.
+        change: what to change; empty if that follows from the component.
     """
 
     component: str
     words: str
+    change: str = ""
+
+    def following(self, alarm: str) -> Cause:
+        """The same cause, for an alarm that has none of its own while another one is active."""
+        return replace(self, words=f"Follows {alarm.replace('_', ' ')}. {self.words}")
 
 
 @dataclass(frozen=True)
@@ -68,6 +91,7 @@ class Structure:
         entry: relative residual of the first block's input, by stack.
         branches: size of what each branch adds, relative to the block's input, by stack, layer and branch
             (``"encoder/3/mlp"``).
+        inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
     """
 
     shapes: str
@@ -75,6 +99,7 @@ class Structure:
     sees_later: Mapping[str, bool]
     entry: Mapping[str, float]
     branches: Mapping[str, float] = field(default_factory=dict)
+    inputs_entry: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -165,6 +190,7 @@ class _StructureReader:
         self.sees_later: dict[str, bool] = {}
         self.entry: dict[str, float] = {}
         self.branches: dict[str, float] = {}
+        self.inputs_entry: dict[str, float] = {}
         self._size = math.nan
         self._stream: Tensor | None = None
         self._branch: Tensor | None = None
@@ -186,9 +212,13 @@ class _StructureReader:
             if ref.layer == 0:
                 residual = METRICS["relative_residual"].function
                 self.entry[ref.stack or ""] = float(residual(tensor).mean()) if tensor.ndim == 3 else math.nan
+                if tensor.ndim == 3 and min(tensor.shape[:2]) > 1:
+                    self.inputs_entry[ref.stack or ""] = float(residual(tensor.to(widest(tensor.device)).mean(1)))
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
-            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = _norm(tensor) / self._size
+            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = (
+                _norm(tensor) / self._size if self._size > 0.0 else math.nan  # a stream of zeros: no share of it
+            )
         elif self._stream is not None and self._branch is not None:
             gain = _gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -204,9 +234,9 @@ def _gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
     total, branch, stream = (tensor.cpu().double() for tensor in (total, branch, stream))
     carried, size = total - branch, float(stream.norm())
     error = rounding * float(total.norm() + branch.norm() + stream.norm())
-    if not (math.isfinite(error) and error <= LARGEST_ERROR * size):
+    if not (size > 0.0 and math.isfinite(error) and error <= LARGEST_ERROR * size):
         return math.nan
-    gain = float((carried * stream).sum()) / size**2
+    gain = float((carried / size * (stream / size)).sum())  # the square of a tiny size would underflow
     return round(gain, 6) if float((carried - gain * stream).norm()) <= error else math.nan
 
 
@@ -222,49 +252,339 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
     shapes = hashlib.sha256()
     for name, parameter in view.model.named_parameters():
         shapes.update(f"{name} {tuple(parameter.shape)};".encode())
-    return Structure(shapes.hexdigest()[:16], reader.gains, reader.sees_later, reader.entry, reader.branches)
+    return Structure(
+        shapes.hexdigest()[:16], reader.gains, reader.sees_later, reader.entry, reader.branches, reader.inputs_entry
+    )
 
 
 Severity = Callable[[Sequence[LayerValue]], "tuple[float, float] | None"]
 Without = Callable[[str, int, int], Sequence[LayerValue]]
 
 
-def cause_of_structure(now: Structure, before: Structure | None, stack: str | None, layer: int) -> Cause | None:
-    """A cause that can be seen without switching anything off."""
-    for found in now.differences(before) if before is not None else ():
-        return Cause(found.component, f"Cause: {found.words}.")
-    missing = now.missing_skips(stack, layer)
-    if missing is not None:
-        return Cause(missing.component, f"Cause: {missing.words}.")
-    entry = now.entry.get(stack or "", math.nan)
-    if entry < COLLAPSED_ENTRY:
-        words = f"Cause: tokens are alike before the first block, relative residual {entry:.2g}."
-        return Cause("embedding", words)
+@dataclass(frozen=True)
+class Moment:
+    """What is remembered of one reading, for causes.
+
+    Attributes:
+        step: training step.
+        motion: change of the weights per step, relative to their norm, by stack and layer.
+        rate: learning rate, NaN if it is not known.
+        loss: NaN if it is not known.
+        data: whether the batch was unlike those before.
+        turned: stack and layer of the blocks whose weights point elsewhere than at the reading before.
+    """
+
+    step: int
+    motion: Mapping[tuple[str | None, int | None], float]
+    rate: float = math.nan
+    loss: float = math.nan
+    data: bool = False
+    turned: tuple[tuple[str | None, int | None], ...] = ()
+
+    @property
+    def fastest(self) -> float:
+        """Motion of the block that moved most; NaN if none is known."""
+        return max((value for value in self.motion.values() if math.isfinite(value)), default=math.nan)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything the search for a cause may look at, when an alarm was raised. Functions are called only if needed.
+
+    Attributes:
+        spec: the alarm.
+        stack: of the layer.
+        layer: the first affected layer; None for an alarm about the whole model, the loss or the batch.
+        state: of that layer.
+        whole: facts about the whole model, the loss and the batch.
+        past: the last readings, this one last.
+        changes: how the model differs from what was seen last, if this reading compared it.
+        before: how the model was put together before.
+        structure: how it is put together now.
+        not_finite: the first number that is not finite; None if all are finite.
+        structural: the seam to causes in the structure of the model alone; see :func:`structural_cause`.
+        experiment: switches branches off, one kind after the other.
+    """
+
+    spec: AlarmSpec
+    stack: str | None
+    layer: int | None
+    state: LayerState
+    whole: LayerState
+    past: Sequence[Moment]
+    changes: Sequence[Cause]
+    before: Structure | None
+    structure: Callable[[], Structure]
+    not_finite: Callable[[], Cause | None]
+    structural: Callable[[], Cause | None]
+    experiment: Callable[[], Cause]
+
+
+def find_cause(scene: Scene) -> Cause:
+    """The first cause that the evidence supports; the same order for every alarm.
+
+    Numbers that are not finite, the batch, a model that was rebuilt, weights that were replaced or do not move, the
+    learning rate, the embedding, the objective, the structure, branches that changed, attention itself, and last the
+    experiments, which cost passes of the probe.
+    """
+    for look in _LOOKS:
+        found = look(scene)
+        if found is not None:
+            return found
+    return Cause("unknown", _NOT_SHOWN)
+
+
+def _of_numbers(scene: Scene) -> Cause | None:
+    return scene.not_finite()
+
+
+ONE_TOKEN = 0.8
+"""Share of a batch that one token may have, before it counts as the cause."""
+RECENT = 8
+"""Readings before an alarm in which a change of the data, the rate or the loss may be its cause."""
+
+
+def _of_batch(scene: Scene) -> Cause | None:
+    now, start = scene.whole.now, scene.whole.start
+    copies, common = now.get("batch_copies", 0.0), now.get("batch_common", 0.0)
+    empty = max(now.get("batch_padding", 0.0), now.get("batch_ignored", 0.0))
+    if (
+        copies == 1.0
+        or copies - start.get("batch_copies", copies) >= 0.5 * (1.0 - start.get("batch_copies", copies)) > 0
+    ):
+        return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
+    if empty >= 0.99:
+        return Cause("data", f"Cause: the data: {empty:.0%} of the batch is padding or has ignored labels.")
+    if common >= ONE_TOKEN:
+        return Cause("data", f"Cause: the data: one token makes up {common:.0%} of the batch.")
+    if any(moment.data for moment in scene.past[-RECENT:]):
+        step = next(moment.step for moment in scene.past[-RECENT:] if moment.data)
+        return Cause("data", f"Cause: the data: the batches changed at step {step}.")
     return None
 
 
-def cause_in_history(state: LayerState, fastest: float) -> Cause | None:
-    """A cause that the run's own history shows: weights that move too fast, or an objective that is satisfied.
+def _of_changes(scene: Scene) -> Cause | None:
+    changes = scene.changes or (scene.structure().differences(scene.before) if scene.before is not None else ())
+    if not changes:
+        return None
+    return Cause(changes[0].component, f"Cause: {'; '.join(change.words for change in changes)}.")
+
+
+def _of_replaced_weights(scene: Scene) -> Cause | None:
+    """Blocks whose weights turned in one reading, at a rate that was not raised: written by something else."""
+    rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
+    if len(rates) > 1 and max(rates[-RECENT:]) > 2.0 * max(rates[: -RECENT // 2] or rates):
+        return None
+    for moment in reversed(scene.past[-RECENT:]):
+        if moment.turned and (rates or len(moment.turned) < len(moment.motion)):
+            blocks = _blocks([f"{stack or ''}/{layer}" for stack, layer in moment.turned])
+            return Cause("weights", f"Cause: the weights of {blocks} were replaced at step {moment.step} or before.")
+    return None
+
+
+def _of_still_weights(scene: Scene) -> Cause | None:
+    still = scene.whole.now.get("still_steps", 0.0)
+    if still < STILL:
+        return None
+    rate = scene.past[-1].rate if scene.past else math.nan
+    if rate == 0.0:
+        return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
+    moved = scene.whole.now.get("weights_moved", 0.0)
+    if moved > 0.0:
+        words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
+        return Cause("numbers", f"Cause: rounding: {words}.")
+    return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
+
+
+def _of_rate(scene: Scene) -> Cause | None:
+    """Weights that move too fast, now or in two readings since the first steps; or a rate that was raised."""
+    if not scene.past:
+        return None
+    first, last = scene.past[0].step, scene.past[-1]
+    rates = [(one.step, one.rate) for one in scene.past if math.isfinite(one.rate) and one.rate > 0.0]
+    motions = sorted(one.fastest for one in scene.past if one.step - first >= SETTLES and math.isfinite(one.fastest))
+    fastest = motions[-2] if len(motions) > 1 else max(motions, default=0.0)
+    early = sorted(one.fastest for one in scene.past if math.isfinite(one.fastest))
+    if len(early) > 2 and early[-3] >= FAST_EARLY:
+        fastest = max(fastest, early[-3])
+    known = f" (learning rate {last.rate:.2g})" if math.isfinite(last.rate) else ""
+    for number in range(len(rates) - 1, 0, -1):
+        step, after = rates[number]
+        before = max(rate for _, rate in rates[:number])
+        moved = max((one.fastest for one in scene.past if one.step >= step and math.isfinite(one.fastest)), default=0.0)
+        if step - first >= SETTLES and after >= RAISED * before and moved >= FAST / 3:
+            return Cause("rate", f"Cause: the learning rate went from {before:.2g} to {after:.2g} at step {step}.")
+    if fastest >= FAST:
+        words = f"weights changed by {fastest:.2g} of their norm per step"
+        return Cause("rate", f"Cause: the learning rate: {words}{known}.")
+    return None
+
+
+def _of_entry(scene: Scene) -> Cause | None:
+    if scene.layer is None:
+        return None
+    now = scene.structure()
+    entry, inputs = (found.get(scene.stack or "", math.nan) for found in (now.entry, now.inputs_entry))
+    if entry < COLLAPSED_ENTRY:
+        return Cause("embedding", f"Cause: tokens are alike before the first block, relative residual {entry:.2g}.")
+    if inputs < EQUAL_INPUTS:
+        words = f"inputs are alike before the first block, relative residual between inputs {inputs:.2g}"
+        return Cause("embedding", f"Cause: {words}: look at the token ids and the embedding.")
+    return None
+
+
+LOSS_MOVED = 0.25
+"""Change of the loss between two readings, as a share of its level, that is called a jump if it was calm before."""
+
+
+def _of_objective(scene: Scene) -> Cause | None:
+    """A loss that changed while data, model and rate did not; or a gradient that has vanished in this state."""
+    losses = [(one.step, one.loss) for one in scene.past if math.isfinite(one.loss)]
+    for (_, before), (step, after) in list(pairwise(losses))[-2 * RECENT :]:
+        if before > 0.0 > after:
+            words = f"its sign: {before:.2g} before and {after:.2g} at step {step}"
+            return Cause("objective", f"Cause: the objective: the loss changed {words}.")
+    if scene.state.settled and (not scene.state.converged or "inputs_relative_residual" in scene.spec.metrics):
+        words = "the gradient of the whole model has nearly vanished in this state"
+        return Cause("objective", f"Cause: the objective: {words}.")
+    risen = loss_shift(scene.whole)
+    if risen is not None and risen.severity >= 1.0:
+        words = f"{risen.words}; data, model and rate are as they were"
+        return Cause("objective", f"Cause: the objective or the labels: {words}.")
+    shift = loss_shift_of(losses[-2 * RECENT :])
+    if shift is not None:
+        words = (
+            f"{shift[1]:.2g} before and {shift[2]:.2g} at step {shift[0]}, with the data, the model and the rate as "
+        )
+        return Cause("objective", f"Cause: the objective or the labels: the loss was {words}they were.")
+    return None
+
+
+def loss_shift_of(losses: Sequence[tuple[int, float]]) -> tuple[int, float, float] | None:
+    """Step, level before and value of the last jump of the loss to another level; None if there is none."""
+    for place in range(len(losses) - 2, 3, -1):
+        before = sorted(value for _, value in losses[:place])
+        level, spread = before[len(before) // 2], before[-1] - before[0]
+        near, far = losses[place][1] - level, losses[place + 1][1] - level
+        if near * far > 0.0 and min(abs(near), abs(far)) > max(LOSS_MOVED * abs(level), spread):
+            return losses[place][0], level, losses[place][1]
+    return None
+
+
+def _of_structure(scene: Scene) -> Cause | None:
+    return None if scene.layer is None else scene.structural()
+
+
+def _of_branches(scene: Scene) -> Cause | None:
+    """What a sudden change of a layer comes from, if weights or branches show it."""
+    jumped = {name for name, change in scene.state.changes.items() if change.score >= JUMP}
+    if scene.layer is None or not jumped:
+        return None
+    if "weight_norm" in jumped:
+        return Cause("weights", f"Cause: the weights of block {scene.layer} themselves.")
+    other = None
+    if scene.before is not None and jumped & {"write_ratio", "stream_rms"}:
+        other = scene.structure().other_branches(scene.before)
+    return None if other is None else Cause(other.component, f"Cause: {other.words}.")
+
+
+def _of_attention(scene: Scene) -> Cause | None:
+    """Attention itself: it does not depend on queries and keys, or its rows narrow while the tokens stay apart."""
+    now, entropy = scene.state.now, scene.state.now.get("attention_entropy", math.nan)
+    if now.get("qk_to_v_gradient", math.nan) < NOTHING:
+        if math.isnan(entropy) or entropy == 0.0:
+            return Cause(
+                "attention", "Cause: each token sees a single key, so queries and keys have no effect: the mask."
+            )
+        words = f"attention does not depend on queries and keys at all; its entropy is {entropy:.2g}"
+        return Cause("attention", f"Cause: {words}.")
+    sides = {METRICS[name].side for name in scene.spec.metrics if name in METRICS}
+    apart = now.get("relative_residual", math.nan)
+    if sides == {"attention"} and apart >= COLLAPSED_ENTRY:
+        words = f"its tokens are apart (relative residual {apart:.2g}), its weights move at their usual speed"
+        return Cause("attention", f"Cause: the scores of attention in block {scene.layer}: {words}.")
+    return None
+
+
+def _by_experiment(scene: Scene) -> Cause | None:
+    if scene.layer is None or scene.spec.is_event:
+        return Cause("unknown", "Cause not found: data, rate, weights, skips and masks are as they were.")
+    return scene.experiment()
+
+
+_LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
+    _of_numbers,
+    _of_batch,
+    _of_changes,
+    _of_replaced_weights,
+    _of_still_weights,
+    _of_rate,
+    _of_entry,
+    _of_objective,
+    _of_structure,
+    _of_branches,
+    _of_attention,
+    _by_experiment,
+)
+
+
+def was_so_at_start(spec: AlarmSpec, state: LayerState) -> bool:
+    """Whether what an alarm reads was about the same when the run began: the model is to blame, not its training."""
+    found = [values[spec.metrics[0]] for values in (state.now, state.start, state.highest) if spec.metrics[0] in values]
+    return len(found) > 1 and min(found) > 0 and max(found) <= OTHER_BRANCH * min(found)
+
+
+def structural_cause(
+    structure: Structure, view: ModelView, stack: str | None, layer: int, diagnose: Callable[[], Sequence[Finding]]
+) -> Cause | None:
+    """A cause in the structure of the model alone: the one place where such causes come from.
 
     Args:
-        state: of the layer.
-        fastest: second largest ``weight_motion`` of the readings so far, each the largest of its layers.
+        structure: how the model is put together, as seen in one pass.
+        view: the model.
+        stack: of the layer.
+        layer: up to which blocks matter.
+        diagnose: what ``doctor`` finds in the model on the probe; it runs passes. Nothing if the model began well.
     """
-    if fastest >= FAST:
-        return Cause("rate", f"Cause: the learning rate: weights changed by {fastest:.2g} of their norm per step.")
-    if state.settled:
-        words = "Cause: the objective: the gradient of the whole model has nearly vanished in this state."
-        return Cause("objective", words)
-    return None
+    missing = structure.missing_skips(stack, layer)
+    if missing is None and not structure.gains and arrangement_of(view, stack) == "no skips":
+        missing = Cause("skip", f"no addition of a skip was found in the blocks of this {type(view.model).__name__}")
+    if missing is not None:
+        return Cause(missing.component, f"Cause: {missing.words}.")
+    shown = next((one for one in diagnose() if one.kind == "fault" and one.certainty == "shown"), None)
+    if shown is None:
+        return None
+    return Cause("structure", f"Cause: {shown.sentence} Shown by: {shown.evidence}", f"{shown.change}.")
 
 
-def cause_of_vanished_gradients(state: LayerState, spec: AlarmSpec) -> Cause | None:
-    """Why queries and keys get no gradient, if attention itself is the reason."""
-    entropy, gradient = state.now.get("attention_entropy", math.nan), state.now.get(spec.metrics[0], math.nan)
-    if gradient == 0.0 and entropy > 0.0:
-        words = f"Cause: attention does not depend on queries and keys at all; its entropy is {entropy:.2g}."
-        return Cause("attention", words)
-    return None
+TO_DO: Mapping[str, str] = {
+    "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
+    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, or lengthen the warm-up.",
+    "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
+    "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
+    "weights": "Reload the weights from a checkpoint before it and compare what was loaded or re-initialised then.",
+    "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
+    "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
+    "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",
+    "gradients": "If a loss scaler skips these steps, nothing is learned: look at its scale. Clip gradients.",
+    "loss": "Look at the batch and at the loss of this step.",
+    "shapes": "Compare the code and the configuration with those of the earlier steps.",
+}
+"""What to do about a cause that no change of the architecture removes."""
+
+
+def to_do(cause: Cause, past: Sequence[Moment]) -> str:
+    """What to do about the cause; empty if a remedy may help."""
+    words = cause.change or TO_DO.get(cause.component, "")
+    if cause.component == "rate":
+        rates = [one.rate for one in past if math.isfinite(one.rate) and one.rate > 0.0]
+        fastest = max((one.fastest for one in past[-RECENT:] if math.isfinite(one.fastest)), default=math.nan)
+        if past and past[-1].rate == 0.0:
+            return "Look at the schedule of the learning rate."
+        factor = max(2.0, fastest / TARGET) if math.isfinite(fastest) else 10.0
+        target = f"about {rates[-1] / factor:.1g}" if rates else f"about 1/{factor:.0f} of what it is"
+        words = words.format(rate=target)
+    return words
 
 
 def cause_by_experiment(

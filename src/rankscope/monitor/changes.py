@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from statistics import median
 
 from rankscope.monitor.alarms import LevelChange
@@ -101,19 +102,55 @@ class Peak:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=LAG)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=LAG)
         self._largest, self._number = 0.0, 0
-        self._top = [0.0, 0.0]
+        self._first, self._lag = 0, 0
 
-    def take(self, value: float) -> float:
-        """Add a reading; the largest of those at least eight readings before it, NaN if these are fewer than eight."""
+    def take(self, value: float, step: int | None = None) -> float:
+        """Add a reading; the largest of those at least eight readings before it, NaN if these are fewer than eight.
+
+        If readings get further apart, eight of them reach back further than to half of the steps, and what a linear
+        warm-up would add beyond a doubling is added to the largest.
+        """
+        step = self._number + len(self._recent) if step is None else step
+        if not self._recent:
+            self._first = step
         if len(self._recent) == LAG:
-            self._largest, self._number = max(self._largest, self._recent[0]), self._number + 1
-        self._recent.append(value)
-        self._top = sorted((*self._top, value))[1:]
-        return self._largest if self._number >= LAG else math.nan
+            self._lag, oldest = self._recent[0]
+            self._largest, self._number = max(self._largest, oldest), self._number + 1
+        self._recent.append((step, value))
+        if self._number < LAG:
+            return math.nan
+        return self._largest * max(1.0, 0.5 * (step - self._first + 1) / (self._lag - self._first + 1))
 
-    @property
-    def second(self) -> float:
-        """The second largest value of all readings: one of them may be a single event."""
-        return self._top[0]
+
+class LossLevel:
+    """The loss of the last eight steps, and its level and spread before the last sixteen.
+
+    Given the loss of every step, also of those that are not read.
+    """
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=48)
+
+    def take(self, loss: float) -> None:
+        """Add the loss of a step."""
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def level(self) -> tuple[float, float, float] | None:
+        """Median now, median of the 16 steps before the last 16, and standard deviation of 32 steps before those 16.
+
+        The deviation is that of differences of neighbours, which a trend hardly changes. None after fewer than 40
+        steps.
+        """
+        if len(self._losses) < 40:
+            return None
+        losses = list(self._losses)
+        before = losses[:-16]
+        spread = NORMAL * median(abs(later - earlier) for earlier, later in pairwise(before)) / math.sqrt(2.0)
+        return median(losses[-8:]), median(before[-16:]), spread
+
+
+NORMAL = 1.4826
+"""Standard deviation of a normal distribution over the median of its absolute values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,37 +15,40 @@ from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rankscope.errors import InputError, ReadingError, ResultError
-from rankscope.models.inputs import Padding, TokensPolicy
+from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
-from rankscope.models.stream import Stream, stream_of
+from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.alarms import AlarmSpec, LayerState
-from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
     Cause,
+    Scene,
     Structure,
     cause_by_experiment,
-    cause_in_history,
-    cause_of_structure,
-    cause_of_vanished_gradients,
+    find_cause,
+    structural_cause,
+    was_so_at_start,
 )
+from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
-from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober
+from rankscope.monitor.probing import ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
+from rankscope.monitor.readings import ENOUGH, LOSS, LayerValue, Reading, fact, one_line, scalar_name, too_few
+from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
-from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, random_null, worst_of
+from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
 from rankscope.remedies import evidence_for
-from rankscope.runs.gauge_record import Record, holds_record, read_record
-from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
 STREAM = "stream_rms"
+LOSS_FACTS = ("loss_now", "loss_level", "loss_spread")
 OVERFLOWS = 16.0
 """Growth of the stream since the start of the run that is blamed for numbers that are not finite."""
 
@@ -53,9 +57,11 @@ class Gauge:
     """Monitors a training run for collapse.
 
     Args:
-        model: the model being trained, wrapped or not; with several ranks, after ``init_process_group``.
-        probe: the inputs on which it is measured, fixed for the run: texts, a tensor, keyword arguments, or None for
-            the built-in sample text. Eight sequences are enough; a slice of a validation batch is a good choice.
+        model: the model being trained, wrapped or not; with several ranks, after ``init_process_group``. A
+            :class:`rankscope.Model` also says where its blocks and its residual stream are.
+        probe: the inputs on which it is measured, fixed for the run: :class:`rankscope.Inputs`, texts, a tensor,
+            keyword arguments, or None for the built-in sample text. Eight sequences are enough and the most that are
+            used unless the inputs say otherwise; a slice of a validation batch is a good choice.
         schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
         metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it.
         alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
@@ -69,15 +75,6 @@ class Gauge:
             ``torch.compile`` builds: create the gauge before the first compiled step, and pass ``alarms=()`` to read
             nothing else. With the latter two, every rank of a DDP training reads its own batches, so
             :attr:`should_stop` may differ between ranks.
-        sequences: maximum number of sequences of the probe.
-        tokens: length at which texts are truncated; tensors are not.
-        tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
-            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        tokenizer: reads the texts of the probe: a tokenizer, its folder, or a hub name; without one, words are hashed.
-        padding: which tokens of tensors do not count: the argument that says so (``"src_key_padding_mask"``, or with
-            the value that marks padding, ``"mask=0"``) or, of a probe, a tensor that is True there; see ``measure``.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
@@ -86,16 +83,16 @@ class Gauge:
             and cannot be read from this model or loop.
 
     Example:
-        >>> from rankscope.models.loading import load
-        >>> with Gauge(load("init:tiny-bert").model, None, schedule=10, sequences=2, tokens=8) as gauge:
+        >>> from rankscope import Inputs, load
+        >>> with Gauge(load("init:tiny-bert"), Inputs(sequences=2, tokens=8), schedule=10) as gauge:
         ...     [step for step in range(25) if gauge.step(step) is not None]
         [0, 10, 20]
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        probe: Given,
+        model: nn.Module | Model,
+        probe: InputsLike,
         *,
         schedule: str | int | Schedule = "1%",
         metrics: Sequence[str] | None = None,
@@ -105,13 +102,6 @@ class Gauge:
         record: str | Path | None = None,
         strict: bool = False,
         where: Where = "probe",
-        sequences: int = 8,
-        tokens: int = 128,
-        tokens_policy: TokensPolicy = "content",
-        blocks: str | Sequence[str] | None = None,
-        stream: Stream | str | None = None,
-        tokenizer: Any = None,
-        padding: Padding = None,
         patience: float = 60.0,
     ) -> None:
         if where not in ("probe", "inside", "graph"):
@@ -119,12 +109,11 @@ class Gauge:
         request = ReadingRequest(metrics, alarms, where)
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
-        self._prober = Prober(
-            need_module(model, "Gauge"),
-            ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
-            ProbeBattery(request.metrics, tokens_policy),
-        )
-        self._actions = Actions(actions, speaks=self._ranks.is_first)
+        watched = model if isinstance(model, Model) else Model(need_module(model, "Gauge"))
+        given = as_inputs(probe)
+        policy = given.plan().policy
+        self._prober = Prober(watched, given, ProbeBattery(request.metrics, policy))
+        self._actions = Actions(actions, speaks=self._ranks.is_first, strict=strict)
         facts = {
             "model": type(self._prober.model).__qualname__,
             "metrics": [spec.name for spec in request.metrics],
@@ -137,13 +126,21 @@ class Gauge:
         self._resumes = _earlier(record) if record is not None and self._ranks.world == 1 else None
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
-        self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
+        padding = given.padding if isinstance(given.padding, str) else None
+        self._inside = InsideReader(self._prober, policy, padding)
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
+        self.optimizers: tuple[Optimizer, ...] = ()  # set those of the run: their learning rates are evidence
+        self._loss_level = LossLevel()
+        self._raw: int | None = None
+        self._unseen: dict[str, tuple[int, float | Tensor]] = {}
+        self._before, self._closed = 0, False
+        self._offset = 0
         # The last but one as well: an alarm that needs two readings may follow a look that has seen the change already.
         self._structures: deque[Structure] = deque(maxlen=2)
         self._changes: tuple[Cause, ...] = ()
-        self._batches = BatchWatch(padding if isinstance(padding, str) else None)
+        self._causes: dict[str, Cause] = {}
+        self._batches = BatchWatch(padding)
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
         self._only_graph = where == "graph" and not request.alarms
@@ -168,7 +165,10 @@ class Gauge:
 
     def is_due(self, step: int) -> bool:
         """Whether this step will be read; may be called repeatedly."""
-        if self.disabled is not None:
+        return self._is_due(self._numbered(step))
+
+    def _is_due(self, step: int | None) -> bool:
+        if self.disabled is not None or step is None:
             return False
         if self._decision is None or self._decision[0] != step:
             with self._guarded():
@@ -177,10 +177,11 @@ class Gauge:
 
     def after_backward(self, step: int) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
-        if not self.is_due(step):
+        number = self._numbered(step)
+        if number is None or not self._is_due(number):
             return
         with self._guarded(), self._timed():
-            if self._meets(step):
+            if self._meets(number):
                 self._gradients = self._prober.look_at_gradients()
 
     @contextmanager
@@ -209,8 +210,14 @@ class Gauge:
             batch: the training batch, a tensor, a mapping or a sequence of tensors: alarms are raised for copies,
                 padding only, and a jump of the token distribution. Read only when the step is due.
         """
-        if not self.is_due(step):
+        number = self._numbered(step)
+        if number is None:
             return None
+        if loss is not None:
+            self.notice(number, "loss", loss)
+        if not self._is_due(number):
+            return None
+        step = number
         reading: Reading | None = None
         with self._guarded():
             with self._timed():
@@ -232,6 +239,44 @@ class Gauge:
                 self._actions.take(alarm, alone=alarm.component == "data" and self._ranks.world > 1)
         return reading
 
+    def notice(self, step: int, name: str, value: float | Tensor) -> None:
+        """Show the schedule a value of a step that costs nothing: the loss, or the norm of the gradient.
+
+        After a jump of it the default schedule reads the next steps. On an accelerator, a value is looked at one step
+        later, when it has been computed anyway.
+        """
+        if self.disabled is not None:
+            return
+        with self._guarded():
+            late, self._unseen[name] = self._unseen.get(name), (step, value)
+            if not (isinstance(value, Tensor) and value.device.type != "cpu"):
+                late = self._unseen.pop(name)
+            if late is not None:
+                number = _plain(late[1])
+                self._schedule.notice(late[0], name, number)
+                if name == "loss":
+                    self._loss_level.take(number)
+
+    def silence(self, *names: str) -> None:
+        """Never raise these alarms again.
+
+        Raises:
+            UnknownNameError: there is no such alarm.
+        """
+        self._watch.silence(names)
+
+    @property
+    def summary(self) -> str:
+        """The last reading in one line."""
+        if self.disabled is not None:
+            return f"disabled: {self.disabled}"
+        if self.last is None:
+            return "nothing was read yet"
+        return one_line(self.last, self._outlets.count + self._before)
+
+    def __repr__(self) -> str:
+        return f"Gauge({type(self._prober.model).__name__}): {self.summary}"
+
     def close(self) -> None:
         """Write what is pending and close sinks and record; may be called again."""
         with self._guarded():
@@ -239,6 +284,10 @@ class Gauge:
                 self._graph.close()
             self._status.listen()
             self._outlets.describe(self._status.news())
+            count = self._outlets.count + self._before
+            if 0 < count < ENOUGH and not self._closed and self._ranks.is_first:
+                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), self.summary)
+            self._closed = True
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
     def __enter__(self) -> Gauge:
@@ -248,6 +297,23 @@ class Gauge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _numbered(self, step: int) -> int | None:
+        """The step as a number that never falls; None if it is not a whole number, which disables the gauge.
+
+        A loop that counts from 0 in each epoch is counted on.
+        """
+        number: int | None = None
+        with self._guarded():
+            raw = operator.index(step)
+            if self._raw is not None and raw < self._raw:
+                if not self._offset:
+                    LOGGER.warning(
+                        "Step %d after step %d: the gauge counts on, from %d.", raw, self._raw, self._raw + 1
+                    )
+                self._offset += self._raw + 1 - raw
+            self._raw, number = raw, raw + self._offset
+        return number
 
     def _decide(self, step: int) -> bool:
         now = time.monotonic()
@@ -293,7 +359,15 @@ class Gauge:
     def _own(self, loss: float | Tensor | None, batch: BatchData | None) -> Iterator[LayerValue]:
         """What only this process knows: its batch, and its loss if there is no other process to disagree with."""
         if loss is not None and self._ranks.world == 1:
-            yield fact("loss_not_finite", "loss", float(not math.isfinite(_plain(loss))))
+            value = _plain(loss)
+            yield fact("loss_not_finite", "loss", float(not math.isfinite(value)))
+            if math.isfinite(value):
+                yield fact("loss", "loss", value)
+            for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
+                yield fact(name, "loss", number)
+        rates = [float(group["lr"]) for one in self.optimizers for group in one.param_groups if "lr" in group]
+        if rates:
+            yield fact("learning_rate", "optimizer", max(rates))
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)
@@ -306,36 +380,54 @@ class Gauge:
         self._changes = ()
         if self._outlets.count % STRUCTURE_EVERY == 0 and not self._only_graph:
             values = (*values, self._compared())
-        self._references.take(values)
+        self._references.take(values, step)
+        states, active = self._references.states(values), self._watch.active
 
         def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
-            if spec.blames == "numbers":
-                return self._not_finite_at(values)
-            if spec.blames in (None, "structure") and self._changes:
-                words = "; ".join(change.words for change in self._changes)
-                return Cause(self._changes[0].component, f"Cause: {words}.")
-            if spec.blames is not None or layer is None:
-                return Cause(spec.blames or "unknown", "")
-            state = self._references.states(values)[stack, layer]
-            now, before = self._prober.structure(), self._structures[0] if self._structures else None
-            seen = cause_of_structure(now, before, stack, layer)
-            if seen is None:
-                seen = (
-                    self._cause_of_event(now, before, state, layer)
-                    if spec.is_event
-                    else cause_in_history(state, self._references.fastest(stack))
+            structure = cache(self._prober.structure)
+            whole, past = states.get((None, None), states[stack, layer]), tuple(self._references.past)
+            of_batch = all(metric.startswith("batch_") for metric in spec.metrics)
+            if self._prober.needs_all_ranks and not of_batch:
+                # Only the first rank knows its batch. A cause that it alone finds there would leave the others waiting
+                # in the passes that look further.
+                own = {name: value for name, value in whole.now.items() if not name.startswith("batch_")}
+                whole, past = replace(whole, now=own), tuple(replace(one, data=False) for one in past)
+
+            def experiment() -> Cause:
+                return cause_by_experiment(
+                    spec,
+                    self._prober.depth(stack),
+                    plain(),
+                    lambda found: worst_of(spec, stack, self._references.states(found)),
+                    partial(self._prober.without, stack),
                 )
-            if seen is None and "qk_to_v_gradient" in spec.metrics:
-                seen = cause_of_vanished_gradients(state, spec)
-            if seen is not None:
-                return seen
-            return cause_by_experiment(
-                spec,
-                self._prober.depth(stack),
-                plain(),
-                lambda found: worst_of(spec, stack, self._references.states(found)),
-                partial(self._prober.without, stack),
+
+            found = find_cause(
+                Scene(
+                    spec=spec,
+                    stack=stack,
+                    layer=layer,
+                    state=states[stack, layer],
+                    whole=whole,
+                    past=past,
+                    changes=self._changes,
+                    before=self._structures[0] if self._structures and not self._only_graph else None,
+                    structure=structure,
+                    not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
+                    structural=lambda: structural_cause(
+                        structure(),
+                        self._prober.view,
+                        stack,
+                        layer or 0,
+                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple,
+                    ),
+                    experiment=experiment,
+                )
             )
+            if found.component == "unknown":
+                found = next((one.following(name) for name, one in self._causes.items() if name in active), found)
+            self._causes[spec.name] = found
+            return found
 
         @cache
         def trials() -> dict[str, tuple[LayerValue, ...]]:
@@ -345,11 +437,14 @@ class Gauge:
         def plain() -> tuple[LayerValue, ...]:
             return values if self._where == "probe" else self._prober.look()
 
-        def advised(spec: AlarmSpec, stack: str | None) -> Advice:
-            seen = evidence_for(self._prober.arrangement(stack), [spec.name])
-            return advise(spec, stack, plain(), trials, self._references.states, seen)
+        def advised(spec: AlarmSpec, stack: str | None, cause: Cause) -> Advice:
+            def try_remedies() -> Advice:
+                seen = evidence_for(self._prober.arrangement(stack), [spec.name])
+                return advise(spec, stack, plain(), trials, self._references.states, seen)
 
-        alarms = self._watch.look(step, self._references.states(values), blame, advised)
+            return advice_for(spec, cause, tuple(self._references.past), try_remedies)
+
+        alarms = self._watch.look(step, states, blame, advised)
         if self._where == "probe" and self._prober.caveats:
             words = " ".join(self._prober.caveats)
             alarms = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in alarms)
@@ -360,16 +455,6 @@ class Gauge:
         self._outlets.describe(self._status.news())
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
-
-    @staticmethod
-    def _cause_of_event(now: Structure, before: Structure | None, state: LayerState, layer: int) -> Cause:
-        jumped = {name for name, change in state.changes.items() if change.score >= JUMP}
-        if "weight_norm" in jumped:
-            return Cause("weights", f"Cause: the weights of block {layer} themselves.")
-        other = now.other_branches(before) if before is not None and jumped & {"write_ratio", STREAM} else None
-        if other is not None:
-            return Cause(other.component, f"Cause: {other.words}.")
-        return Cause("unknown", "Cause not found: weights, skips and masks are as they were.")
 
     def _compared(self) -> LayerValue:
         """How the model is put together, compared with what was seen last, here or in an earlier session."""
@@ -386,13 +471,16 @@ class Gauge:
         self._structures.extend(() if structure is None else (structure,))
         for reading in record.readings:
             if reading.step < step:
-                self._references.take(reading.table)
+                self._references.take(reading.table, reading.step)
                 self._watch.look(reading.step, self._references.states(reading.table), _no_cause, _no_advice)
                 self._outlets.recall(reading)
+                self._before += 1
 
-    def _not_finite_at(self, values: Sequence[LayerValue]) -> Cause:
+    def _not_finite_at(self, values: Sequence[LayerValue], spec: AlarmSpec) -> Cause | None:
         """Where the first number that is not finite was seen, and when all were finite last."""
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
+        if not bad or (bad == {"gradients_not_finite"} and not bad & set(spec.metrics)):
+            return None  # a loss scaler skips steps whose gradients overflow: not the cause of another alarm
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
         if "weights_not_finite" in bad and self._prober.all_weights_bad:
             return self._cause_of_bad_update(since)
@@ -456,7 +544,7 @@ def _no_cause(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
     return Cause("unknown", "")
 
 
-def _no_advice(spec: AlarmSpec, stack: str | None) -> Advice:
+def _no_advice(spec: AlarmSpec, stack: str | None, cause: Cause) -> Advice:
     return Advice((), "")
 
 

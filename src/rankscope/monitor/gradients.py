@@ -23,7 +23,7 @@ from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import whole
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 
 _SEPARATE = (
     ("q_proj", "k_proj", "v_proj"),
@@ -34,7 +34,7 @@ _SEPARATE = (
     ("w_q", "w_k", "w_v"),
     ("q", "k", "v"),
 )
-_STACKED = re.compile(r"(^|\.)(in_proj_weight|(qkv|Wqkv|to_qkv|qkv_proj|in_proj)\.weight)$")
+_STACKED = re.compile(r"(^|\.)(in_proj_weight|(qkv|Wqkv|to_qkv|qkv_proj|in_proj|c_attn)\.weight)$")
 _CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
@@ -150,10 +150,16 @@ def _by_name(block: nn.Module, prefix: str) -> BlockProjections | None:
 
 def _stacked(own: Mapping[str, nn.Parameter], prefix: str) -> BlockProjections | None:
     for name, parameter in own.items():
-        if _STACKED.search(name) and parameter.dim() == 2 and parameter.shape[0] % 3 == 0:
+        if _STACKED.search(name) and parameter.dim() == 2 and _is_stacked(name, parameter):
             thirds = torch.arange(parameter.shape[0]).chunk(3)
             return BlockProjections(*(ParameterRows(f"{prefix}.{name}", rows) for rows in thirds))
     return None
+
+
+def _is_stacked(name: str, parameter: nn.Parameter) -> bool:
+    """Whether queries, keys and values are a third of the rows each; ``c_attn`` also names maps stored otherwise."""
+    rows, columns = parameter.shape
+    return rows % 3 == 0 and ("c_attn" not in name or rows == 3 * columns)
 
 
 def _whole(prefix: str, paths: list[str]) -> BlockProjections:

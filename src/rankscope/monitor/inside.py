@@ -21,7 +21,7 @@ from rankscope.models.loading import load
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import is_compiled, unwrapped
 from rankscope.monitor.probing import Prober
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Observer, Tracer
 

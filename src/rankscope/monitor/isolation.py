@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.models.loading.devices import devices_in_use, random_state, set_random_state
+from rankscope.models.wrapping import same_buffers
 from rankscope.stream.viewing import undisturbed
 
 
@@ -24,7 +25,7 @@ def beside_training(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; all training state is preserved."""
     with ExitStack() as stack:
         stack.enter_context(same_random_state())
-        stack.enter_context(_same_buffers(model))
+        stack.enter_context(same_buffers(model))
         stack.enter_context(_without_autocast_cache())
         stack.enter_context(undisturbed(model))
         yield
@@ -42,25 +43,6 @@ def same_random_state() -> Iterator[None]:
         np.random.set_state(numpy)
         for device, state in states:
             set_random_state(device, state)
-
-
-@contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Copy buffers first; restore those that were written to or replaced."""
-    before = [
-        (module, name, buffer, None if buffer is None else (buffer._version, buffer.detach().clone()))
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    try:
-        yield
-    finally:
-        for module, name, buffer, kept in before:
-            if module._buffers.get(name) is not buffer:
-                module._buffers[name] = buffer
-            if buffer is not None and kept is not None and buffer._version != kept[0]:
-                with torch.no_grad():
-                    buffer.copy_(kept[1])
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 
 from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
+from rankscope.monitor.history import History
+from rankscope.monitor.readings import Alarm, Heatmap, Reading
+from rankscope.monitor.record import SCHEMA, SEGMENT, read_segment, table_of
 from rankscope.runs._frozen import thaw
-from rankscope.runs.gauge_history import History
-from rankscope.runs.gauge_record import SCHEMA, SEGMENT, read_segment, table_of
+from rankscope.runs.locks import sole_writer
+from rankscope.runs.plain_json import sealed_json
 from rankscope.runs.provenance import installed_versions
-from rankscope.runs.readings import Alarm, Heatmap, Reading
 
 
 @runtime_checkable
@@ -67,6 +69,12 @@ class RecordWriter:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"record={str(folder)!r} cannot be made a folder ({error.strerror}).") from error
+        release = sole_writer(folder)
+        if release is None:
+            raise InputError(
+                f"record={str(folder)!r}: another gauge is writing into this folder; close it, or use another one."
+            )
+        self._release = weakref.finalize(self, release)
         numbers = [int(match[1]) for path in folder.iterdir() if (match := SEGMENT.fullmatch(path.name))]
         try:
             self._begin(max(numbers, default=0))
@@ -80,8 +88,9 @@ class RecordWriter:
             self._begin(self._number + 1)
 
     def close(self) -> None:
-        """Write the last segment as Parquet; may be called again."""
+        """Write the last segment as Parquet and let others write into the folder; may be called again."""
         self._to_parquet()
+        self._release()
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Add to the description of the gauge; the last one in a record counts."""
@@ -94,7 +103,7 @@ class RecordWriter:
 
     def _append(self, entry: Mapping[str, Any]) -> int:
         """Append a line and return the size of the file, which is open only meanwhile."""
-        line = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = sealed_json(entry) + b"\n"
         with self._path(self._number).open("a+b") as stream:
             if stream.seek(0, os.SEEK_END) > 0:
                 stream.seek(-1, os.SEEK_END)
@@ -105,7 +114,7 @@ class RecordWriter:
     def _to_parquet(self) -> None:
         path = self._path(self._number)
         temporary = path.with_suffix(".parquet.part")
-        pq.write_table(table_of(read_segment(path)), temporary, compression="zstd")
+        pq.write_table(table_of(read_segment(path)), temporary, compression="zstd", write_page_checksum=True)
         temporary.replace(path.with_suffix(".parquet"))
 
     def _path(self, number: int) -> Path:

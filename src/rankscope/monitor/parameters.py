@@ -16,7 +16,7 @@ from rankscope._types import Status
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed, whole
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue, fact
 from rankscope.stream.frames import tensors_in
 
 Of = Literal["weight", "gradient"]
@@ -24,6 +24,10 @@ SITE = "block.weights"
 _DEEPEST = 8
 """Levels of tuples and mappings of a module's output that are looked into."""
 _SAMPLED = 1024
+MOVED = 0.05
+"""Share of the entries of the blocks' matrices below which weights count as still."""
+EARLY_LOOKS = 8
+"""Looks at the weights before a turn is reported: small initial weights turn fast in the first steps."""
 """Entries of a parameter that are compared with those of the last reading."""
 
 
@@ -68,7 +72,11 @@ class WeightMotion:
 
     def __init__(self) -> None:
         self._step = 0
+        self._still = 0
+        self._number = 0
         self._samples: dict[str, Tensor] = {}
+        self._matrices: set[str] = set()
+        self._largest: dict[tuple[str | None, int], float] = {}
 
     def take(self, view: ModelView, step: int) -> tuple[LayerValue, ...]:
         r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
@@ -80,8 +88,9 @@ class WeightMotion:
         if any(map(is_distributed, named.values())):
             return ()
         homes = _homes(view, named)
-        now = dict(zip(homes, to_host([_sample(named[name]) for name in homes]), strict=True))
+        now = dict(zip(named, to_host([_sample(tensor) for tensor in named.values()]), strict=True))
         now = {name: sample.double() for name, sample in now.items()}
+        self._matrices = {name for name, tensor in named.items() if tensor.dim() > 1}
         before, steps = self._samples, step - self._step
         self._samples, self._step = now, step
         moved: dict[tuple[str | None, int], list[float]] = {}
@@ -92,11 +101,58 @@ class WeightMotion:
                 sums[1] += float(now[name].square().sum())
         if steps <= 0:
             return ()
-        return tuple(
+        rows = [
             _row("weight_motion", stack, layer, math.sqrt(change / size) / steps)
             for (stack, layer), (change, size) in moved.items()
             if size > 0.0
-        )
+        ]
+        return (*rows, *self._turns(homes, before, now, steps), *self._stillness(view, homes, before, now, steps))
+
+    def _turns(
+        self,
+        homes: Mapping[str, tuple[str | None, int]],
+        before: Mapping[str, Tensor],
+        now: Mapping[str, Tensor],
+        steps: int,
+    ) -> Iterator[LayerValue]:
+        """One minus the cosine between the matrices of a block now and at the last look, and the largest so far.
+
+        Near 0 while a model trains, and about 1 if the block was initialised again or another one was loaded.
+        """
+        self._number += 1
+        for home in dict.fromkeys(homes.values()):
+            own = [name for name in homes if homes[name] == home and name in self._matrices and name in before]
+            own = [name for name in own if before[name].shape == now[name].shape]
+            if not own:
+                continue
+            old, new = (torch.cat([samples[name] for name in own]) for samples in (before, now))
+            size = float(old.norm() * new.norm())
+            turn = 1.0 - float(old @ new) / size if size > 0.0 else math.nan
+            largest = self._largest.get(home, math.nan)
+            if math.isfinite(largest) and self._number > EARLY_LOOKS:
+                yield _row("weight_turn_before", *home, largest)
+                yield _row("weight_turn", *home, turn)
+            self._largest[home] = turn if math.isnan(largest) else max(turn, largest)
+
+    def _stillness(
+        self,
+        view: ModelView,
+        homes: Mapping[str, tuple[str | None, int]],
+        before: Mapping[str, Tensor],
+        now: Mapping[str, Tensor],
+        steps: int,
+    ) -> Iterator[LayerValue]:
+        """Share of the entries of matrices that learn which moved at all, and for how many steps hardly any did."""
+        learned = {name for name, parameter in view.model.named_parameters() if parameter.requires_grad}
+        known = [name for name in learned if name in now and name in before and before[name].shape == now[name].shape]
+        matrices = [name for name in known if name in self._matrices and name in homes] or known
+        if not known:
+            return
+        count = sum(now[name].numel() for name in matrices)
+        share = sum(int((now[name] != before[name]).sum()) for name in matrices) / max(1, count)
+        self._still = self._still + steps if share < MOVED else 0
+        yield fact("weights_moved", "weights", share)
+        yield fact("still_steps", "weights", float(self._still))
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankscope._types import Status
+from rankscope.causes import Finding, examine, find
 from rankscope.errors import RankscopeError
 from rankscope.metrics import METRICS, MetricSpec
-from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, distinct_in, prepare_inputs
+from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load
-from rankscope.models.stream import Stream
+from rankscope.models.model import Model
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import needs_all_ranks
 from rankscope.monitor.acting import LOGGER
@@ -27,8 +27,8 @@ from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.parameters import ParameterNorms, WeightMotion, parameter_norms, watching_modules
+from rankscope.monitor.readings import LayerValue, fact
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
-from rankscope.runs.readings import LayerValue, fact
 from rankscope.runs.rows import RowWriter, only
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
@@ -184,40 +184,12 @@ def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, s
     return LayerValue(*key, float(worth.mean()), float(worth.min()), float(worth.max()), status)
 
 
-Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
-
-
-@dataclass(frozen=True)
-class ProbePlan:
-    """The probe and its size; the arguments of ``prepare_inputs``.
-
-    Attributes:
-        given: texts, a tensor, keyword arguments, or None for the built-in sample text.
-        sequences: maximum number of sequences.
-        tokens: length at which texts are truncated.
-        policy: which tokens count.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: the layout of the residual stream, if declared.
-        tokenizer: reads the texts.
-        padding: which tokens of tensors do not count.
-    """
-
-    given: Given
-    sequences: int
-    tokens: int
-    policy: TokensPolicy
-    blocks: str | Sequence[str] | None
-    stream: Stream | None = None
-    tokenizer: Any = None
-    padding: Padding = None
-
-
 class Prober:
     """Measures one model on one fixed probe.
 
     Args:
-        model: without wrappers.
-        plan: the probe.
+        watched: the model, and where its blocks and its residual stream are.
+        probe: the probe and its size.
         battery: the metrics.
 
     Attributes:
@@ -226,13 +198,13 @@ class Prober:
         all_weights_bad: whether no parameter was free of NaN and infinity then.
     """
 
-    def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
-        self.model = model
+    def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
+        self.model = watched.model
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
         self.all_weights_bad = False
-        self._plan = plan
+        self._watched, self._probe = watched, probe
         self._motion = WeightMotion()
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
@@ -245,19 +217,13 @@ class Prober:
         """Prepare the probe and find the blocks, the first time."""
         if self._ready is None:
             loaded = load(self.model)
-            plan = self._plan
+            plan = self._probe.plan(sequences=8, tokens=128)
+            plan = replace(plan, sequences=plan.wanted, batch=plan.wanted)
             with beside_training(self.model):
-                prepared = prepare_inputs(
-                    loaded,
-                    plan.given,
-                    sequences=plan.sequences,
-                    tokens=plan.tokens,
-                    batch=plan.sequences,
-                    tokens_policy=plan.policy,
-                    tokenizer=plan.tokenizer,
-                    padding=plan.padding,
+                prepared = prepare_planned(loaded, self._probe.data, plan)
+                view = view_of(
+                    self.model, prepared[0], blocks=self._watched.blocks, stream=self._watched.declared_stream
                 )
-                view = view_of(self.model, prepared[0], blocks=plan.blocks, stream=plan.stream)
             for caveat in prepared.caveats:
                 LOGGER.warning("The probe: %s", caveat)
             self.caveats = prepared.caveats
@@ -268,6 +234,14 @@ class Prober:
     def view(self) -> ModelView:
         """The structure of the model."""
         return self.set_up()[0]
+
+    def diagnosed(self) -> tuple[Finding, ...]:
+        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
+        if self.needs_all_ranks:
+            return ()
+        view, prepared, _ = self.set_up()
+        with beside_training(self.model):
+            return find(examine(self.model, prepared[0], view=view)).findings
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics."""

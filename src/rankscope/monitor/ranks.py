@@ -13,7 +13,7 @@ from rankscope.errors import ProcessError
 from rankscope.execution.rendezvous import RankStore
 from rankscope.models.wrapping import in_group
 from rankscope.monitor.acting import LOGGER
-from rankscope.runs.readings import LayerValue
+from rankscope.monitor.readings import LayerValue
 
 
 class Ranks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar, Protocol
@@ -33,6 +35,10 @@ class Schedule(Protocol):
         """Record that ``step`` was read, and how many seconds that took."""
         ...
 
+    def notice(self, step: int, name: str, value: float) -> None:
+        """Look at the loss or the norm of the gradient of a step, which may be one that is not read."""
+        ...
+
 
 @dataclass
 class Linear:
@@ -60,6 +66,9 @@ class Linear:
     def was_read(self, step: int, seconds: float) -> None:
         """Remember the step."""
         self._last = step
+
+    def notice(self, step: int, name: str, value: float) -> None:
+        """Nothing: only the steps count."""
 
 
 @dataclass
@@ -92,25 +101,92 @@ class Logarithmic:
         """Remember the step."""
         self._last = step
 
+    def notice(self, step: int, name: str, value: float) -> None:
+        """Nothing: only the steps count."""
+
+
+DENSE = 4
+"""Readings per doubling of the steps at the start of a run."""
+
+
+def dense_start(since: int, last: int) -> bool:
+    """Whether the grid 0, 1, ..., 8, 10, 12, 14, 16, 20, ... has a point after ``last`` and up to ``since``.
+
+    Four readings per doubling: 23 in the first 100 steps, 29 in 300, 37 in 1,000.
+
+    Example:
+        >>> [step for step in range(33) if dense_start(step, step - 1)]
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
+    """
+    gap = max(1, 2 ** (since.bit_length() - 1) // DENSE) if since > 0 else 1
+    return since // gap * gap > last
+
+
+AFTER = (1, 2, 3, 8, 12, 16)
+"""Steps after a jump that are read."""
+
+
+class Jumps:
+    """Tells when the loss or the norm of the gradient leaves the range of the last steps.
+
+    A value jumps if it is further from the median of the last sixteen than three times the furthest of them, and by a
+    tenth of that median at least; or if it is not finite. The three steps after it are then worth a reading, and three
+    later ones that show whether it lasts. Each jump that was looked at doubles the number of steps until the next one
+    counts.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, deque[float]] = {}
+        self._jumped, self._quiet_until = -(AFTER[-1] + 1), -1
+        self._pause = 2 * AFTER[-1]
+
+    def take(self, step: int, name: str, value: float) -> None:
+        """Add the value of a step."""
+        kept = self._last.setdefault(name, deque(maxlen=16))
+        if len(kept) >= 8 and step >= self._quiet_until and _leaves(kept, value):
+            self._jumped, self._quiet_until = step, step + self._pause
+            self._pause *= 2
+            kept.clear()
+        if math.isfinite(value):
+            kept.append(value)
+
+    def wants(self, step: int) -> bool:
+        """Whether a value jumped one, two, three, 8, 12 or 16 steps ago."""
+        return step - self._jumped in AFTER
+
+
+def _leaves(kept: Sequence[float], value: float) -> bool:
+    if not math.isfinite(value):
+        return True
+    level = median(kept)
+    furthest = max(abs(one - level) for one in kept)
+    return abs(value - level) > max(3.0 * furthest, 0.1 * abs(level))
+
 
 @dataclass
 class WallTime:
-    """As often as a share of the wall time allows; adapts to the cost of readings and steps.
+    """Densely at the start and after jumps, else as often as a share of the wall time allows.
 
-    The first step is read, because alarms compare with the run's own start; its cost is amortised before the
-    next. A further reading is due once the time spent, including that reading, is at most ``share`` of the time since
-    the gauge was first called. A run that is shorter than the first reading divided by ``share`` exceeds it.
+    - The first steps are read on a grid that gets coarser with the steps (:func:`dense_start`), so that a run of 100
+      steps has 23 readings; this is the only part that may cost more than ``share``, in runs of some thousand steps at
+      most.
+    - Six of the next 16 steps are read after the loss or the norm of the gradient jumped (:class:`Jumps`).
+    - Apart from these, a reading is due once the time spent on readings, including the next one, is at most ``share``
+      of the time since the gauge was first called. The first reading is left out of the account and of the forecast:
+      it sets up what later ones reuse.
 
     Attributes:
         share: share of the wall time, above 0 and below 1.
 
     Example:
         >>> schedule = WallTime(share=0.01)
-        >>> schedule.wants(0, now=0.0)
-        True
-        >>> schedule.was_read(0, seconds=0.5)
-        >>> schedule.wants(1, now=99.0), schedule.wants(2, now=100.0)
-        (False, True)
+        >>> read = []
+        >>> for step in range(300):
+        ...     if schedule.wants(step, now=0.1 * step):
+        ...         schedule.was_read(step, seconds=1.0 if step == 0 else 0.3)
+        ...         read.append(step)
+        >>> len(read), read[:13]
+        (29, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16])
     """
 
     share: float = DEFAULT_SHARE
@@ -118,23 +194,36 @@ class WallTime:
     _spent: float = field(default=0.0, repr=False)
     _costs: tuple[float, ...] = field(default=(), repr=False)
     _start: float | None = field(default=None, repr=False)
+    _first: int | None = field(default=None, repr=False)
+    _last: int = field(default=-1, repr=False)
+    _jumps: Jumps = field(default_factory=Jumps, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
             raise InputError(f"share={self.share}: expected a share of wall time between 0 and 1, e.g. 0.01.")
 
     def wants(self, step: int, now: float) -> bool:
-        """Whether one more reading is within the share."""
+        """Whether the step belongs to the dense start, follows a jump, or is within the share."""
         if self._start is None:
             self._start = now
-        if not self._costs:
+        if self._first is None:
             return True
-        return self._spent + median(self._costs) <= self.share * (now - self._start)
+        if dense_start(step - self._first, self._last - self._first) or self._jumps.wants(step):
+            return True
+        return bool(self._costs) and self._spent + median(self._costs) <= self.share * (now - self._start)
 
     def was_read(self, step: int, seconds: float) -> None:
-        """Remember the cost; the last three are used to predict the next."""
+        """Remember the step, and the cost unless it is the first; the last three are used to predict the next."""
+        self._last = step
+        if self._first is None:
+            self._first = step
+            return
         self._spent += seconds
         self._costs = (*self._costs, seconds)[-3:]
+
+    def notice(self, step: int, name: str, value: float) -> None:
+        """Look at the loss or the norm of the gradient of a step."""
+        self._jumps.take(step, name, value)
 
 
 def as_schedule(given: str | int | Schedule) -> Schedule:

@@ -17,13 +17,15 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.inside import graph_metrics
 from rankscope.monitor.probing import RESIDUAL, chosen_metrics
 from rankscope.monitor.ranks import Ranks
+from rankscope.monitor.readings import LAYERS, LAYERS_READ, RANKS_READ, LayerValue
 from rankscope.monitor.watching import chosen_alarms
-from rankscope.runs.readings import LAYERS, LAYERS_READ, RANKS_READ, LayerValue
 from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verdicts.states import LEAST_INPUTS
 
 Where = Literal["probe", "inside", "graph"]
 ROW = "layers_read"
+PATIENT = 3
+"""Readings after which a rank that never reported is named."""
 
 _BETWEEN_INPUTS = "inputs_relative_residual"
 _OF_SIDE = {
@@ -37,6 +39,8 @@ _OF_SIDE = {
 _OF_ALARMS = {
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
     "weight_motion": "the weights are sharded over processes",
+    "still_steps": "the weights are sharded over processes",
+    "weight_turn": "the weights are sharded over processes",
     _BETWEEN_INPUTS: f"the probe needs at least {LEAST_INPUTS} different inputs, with finite values",
     "batch_copies": "the batch has a single sequence, or no tensor of tokens or features",
     "batch_padding": "the batch has no tensor of tokens and no labels",
@@ -44,6 +48,7 @@ _OF_ALARMS = {
 }
 _UNDEFINED = "it is undefined in every block; a probe with a single token per sequence has this effect"
 _NO_GRADIENTS = "no gradients were read: call gauge.after_backward(step) between backward() and zero_grad()"
+_NO_LOSS = "no loss was given: call gauge.step(step, loss=loss), or watch.loss(loss)"
 _NO_BATCH = "no batch was given: call gauge.step(step, batch=batch); a Hugging Face Trainer has none to give"
 
 
@@ -93,11 +98,16 @@ class ReadingRequest:
                     reason = _NO_GRADIENTS
                 elif reason is None and metric.startswith("batch_") and not has_batch:
                     reason = _NO_BATCH
+                elif reason is None and metric.startswith("loss_"):
+                    reason = _NO_LOSS
                 alarms[alarm.name] = reason or _OF_ALARMS.get(metric, f"{metric} was not read")
         refused = {**(why if self._names_metrics else {}), **(alarms if self._names_alarms else {})}
         if refused:
             reasons = " ".join(f"{names}: {reason}." for names, reason in _by_reason(refused))
-            raise ReadingError(f"The gauge was asked by name for what it cannot read here; leave it out. {reasons}")
+            raise ReadingError(
+                f"The gauge was asked by name for what it cannot read here; leave it out, or use silence() "
+                f"to leave out single alarms instead of naming the others. {reasons}"
+            )
         return {"not_read": dict(why), "not_watched": alarms}
 
     def _unread(self, metric: str) -> str | None:
@@ -218,6 +228,7 @@ class StatusWatch:
         self._request, self._ranks = request, ranks
         self._heard: dict[int, RankStatus] = {}
         self._before = -1
+        self._taken = 0
         self._unmet: dict[str, dict[str, str]] | None = None
         self._warned: set[str] = set()
         self._recorded: dict[str, Any] = {}
@@ -238,7 +249,9 @@ class StatusWatch:
         why = reasons_why_not(self._request.metrics, values, view, notes)
         read = {row.metric for row in values if row.metric not in why} | {"structure_changes"}
         if not any(map(is_distributed, view.model.parameters())):
-            read.add("weight_motion")  # from the second reading on
+            read |= {"weight_motion", "weight_turn", "still_steps"}  # from the second reading on
+        if "loss_not_finite" in read:
+            read.add("loss_now")  # after enough steps
         if not self._ranks.is_first:
             read |= {metric for alarm in self._request.alarms for metric in alarm.metrics if "batch_" in metric}
         self._unmet = self._request.unmet(read, why, has_batch=has_batch)
@@ -256,6 +269,15 @@ class StatusWatch:
         self._say(own)
         self.listen()
         problems = {rank: status.problem(self._before) for rank, status in self._heard.items()}
+        self._taken += 1
+        if self._ranks.is_first and self._taken > PATIENT:
+            silent = [rank for rank in range(self._ranks.world) if rank not in self._heard]
+            if silent and "silent" not in self._warned:
+                self._warned.add("silent")
+                ranks = ", ".join(map(str, silent))
+                LOGGER.warning(
+                    "The gauge was never called on rank %s: call it on every rank, at the same steps.", ranks
+                )
         self._before = step
         for rank, problem in problems.items() if self._ranks.is_first else ():
             if problem and f"{rank} {problem}" not in self._warned:

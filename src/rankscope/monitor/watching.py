@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,16 +15,22 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import JUMP, SETTLED, TRANSIENT, TRANSIENT_STEPS
-from rankscope.monitor.causes import Cause
+from rankscope.monitor.alarms._spec import SETTLED, TRANSIENT, TRANSIENT_STEPS
+from rankscope.monitor.alarms.data_shift import LIMIT as DATA_JUMP
+from rankscope.monitor.alarms.weights_replaced import GROWTH, TURN
+from rankscope.monitor.causes import FAST, RAISED, RECENT, Cause, Moment, to_do
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
-from rankscope.remedies import Evidence
-from rankscope.runs.readings import Alarm, LayerValue
+from rankscope.monitor.readings import Alarm, LayerValue
+from rankscope.remedies import REMEDIES, Evidence
 from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
 START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""
 
+CONVERGED = 0.25
+"""Loss relative to the first readings, at which a low loss explains what gradients and tokens look like."""
+REMEMBERED = 64
+"""Readings that causes may look back at."""
 _LARGEST_NULL = 256
 _TOTAL = "total_gradient_norm"
 Place = tuple[str | None, int | None]
@@ -57,9 +64,10 @@ class References:
         self._changes: dict[Place, dict[str, LevelChange]] = {}
         self._peaks: dict[tuple[str, str | None], Peak] = {}
         self._peak: dict[tuple[str, str | None], float] = {}
+        self.past: deque[Moment] = deque(maxlen=REMEMBERED)
 
-    def take(self, table: Sequence[LayerValue]) -> None:
-        """Record a reading."""
+    def take(self, table: Sequence[LayerValue], step: int | None = None) -> None:
+        """Record a reading; without a step, readings are taken to be evenly spaced."""
         self._changes = {}
         largest: dict[tuple[str, str | None], float] = {}
         for row in table:
@@ -73,7 +81,35 @@ class References:
                 self._changes.setdefault(place, {})[row.metric] = change
             if row.metric in ALARMS["update_growth"].metrics and math.isfinite(row.mean):
                 largest[row.metric, row.stack] = max(row.mean, largest.get((row.metric, row.stack), 0.0))
-        self._peak = {key: self._peaks.setdefault(key, Peak()).take(value) for key, value in largest.items()}
+        self._peak = {key: self._peaks.setdefault(key, Peak()).take(value, step) for key, value in largest.items()}
+        whole = {row.metric: row.mean for row in table if row.layer is None}
+        self.past.append(
+            Moment(
+                step=self.past[-1].step + 1 if step is None and self.past else step or 0,
+                motion={(row.stack, row.layer): row.mean for row in table if row.metric == "weight_motion"},
+                rate=whole.get("learning_rate", math.nan),
+                loss=whole.get("loss", math.nan),
+                turned=tuple(
+                    (row.stack, row.layer)
+                    for row in table
+                    if row.metric == "weight_turn" and self._has_turned(row, table)
+                ),
+                data=any(
+                    change.score >= DATA_JUMP
+                    for metric, change in self._changes.get((None, None), {}).items()
+                    if metric in ALARMS["data_shift"].metrics
+                ),
+            )
+        )
+
+    @staticmethod
+    def _has_turned(row: LayerValue, table: Sequence[LayerValue]) -> bool:
+        before = [
+            one.mean
+            for one in table
+            if (one.metric, one.stack, one.layer) == ("weight_turn_before", row.stack, row.layer)
+        ]
+        return row.mean >= TURN and all(row.mean >= GROWTH * largest for largest in before)
 
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
         """The input of the rules for every layer."""
@@ -84,7 +120,7 @@ class References:
             if row.status == Status.UNDEFINED:
                 undefined.setdefault((row.stack, row.layer), set()).add(row.metric)
         starts = {key: median(values) for key, values in self._first.items() if values}
-        settled = self._settled(table)
+        settled, converged, restarted = self._settled(table), self._converged(), self._restarted()
         largest: dict[tuple[str, str | None], float] = {}
         for (metric, (stack, _)), value in starts.items():
             largest[metric, stack] = max(value, largest.get((metric, stack), -math.inf))
@@ -99,13 +135,26 @@ class References:
                 highest={metric: max(self._first.get((metric, place), ()), default=math.nan) for metric in values},
                 peak={metric: self._peak.get((metric, place[0]), math.nan) for metric in values},
                 settled=settled,
+                converged=converged,
+                restarted=restarted,
             )
             for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), depth(item[0][1])))
         }
 
-    def fastest(self, stack: str | None) -> float:
-        """The second largest ``weight_motion`` of the readings of a stack; 0 if fewer than two are known."""
-        return max((peak.second for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
+    def _converged(self) -> bool:
+        first = self._first.get(("loss", (None, None)), ())
+        last = [one.loss for one in list(self.past)[-3:] if math.isfinite(one.loss)]
+        return bool(last) and 0.0 <= median(last) <= CONVERGED * max(first, default=0.0)
+
+    def _restarted(self) -> bool:
+        """Whether the learning rate, or the motion of the weights if it is not known, rose in the last readings."""
+        for values in ([one.rate for one in self.past], [one.fastest for one in self.past]):
+            known = [value for value in values if math.isfinite(value)]
+            before, last = known[: -RECENT // 2], known[-RECENT // 2 :]
+            motion = max((one.fastest for one in list(self.past)[-RECENT // 2 :]), default=math.nan)
+            if len(before) >= 3 and max(last) >= RAISED * median(before[-RECENT:]) > 0.0 and motion < FAST:
+                return True
+        return False
 
     def _settled(self, table: Sequence[LayerValue]) -> bool:
         first = self._first.get((_TOTAL, (None, None)), ())
@@ -113,7 +162,9 @@ class References:
 
 
 HELPS = 0.5
-"""A remedy is suggested only if it at least halves the alarm's severity."""
+"""A remedy is suggested only if it at least halves the alarm's severity ..."""
+RESCUES = 0.5
+"""... and rescued at least this share of the trainings of such networks in which it was tried."""
 MOST_NAMED = 2
 
 States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
@@ -140,7 +191,7 @@ def advise(
     states: States,
     seen: Mapping[str, Evidence],
 ) -> Advice:
-    """The remedies that at least halve an alarm's severity on the probe, and are not known never to rescue a training.
+    """The remedies that at least halve an alarm's severity on the probe and rescued half of the trainings they were in.
 
     Those that rescued the largest share of trainings come first, then those with the lowest severity.
 
@@ -155,23 +206,44 @@ def advise(
     before = worst_of(spec, stack, states(plain))
     if before is None:
         return Advice((), "No remedy was tried: a pass of the probe does not show this. Compare them with remedy().")
+    if not any(one.share >= RESCUES for one in seen.values()):
+        return Advice((), "No remedy is suggested: none was seen to rescue a training of such a network.")
     tried = {name: worst_of(spec, stack, states(values)) for name, values in trials().items()}
     known = {name: after for name, after in tried.items() if after is not None}
     better = [name for name in known if known[name][0] < math.inf and known[name][0] <= HELPS * before[0]]
-    useless = [name for name in better if name in seen and not seen[name].rescued]
-    better = [name for name in better if name not in useless]
-    better.sort(key=lambda name: (-seen[name].share if name in seen else 0.0, known[name][0]))
-    if useless and not better:
-        words = f"What helps on the probe rescued no training of such networks: {', '.join(useless)}."
-        return Advice((), f"None of the {len(known)} remedies tried can be suggested. {words}")
-    if not better:
-        return Advice((), f"None of the {len(known)} remedies tried on the probe helps." if known else
+    trained = [name for name in better if name in seen and seen[name].share >= RESCUES]
+    trained.sort(key=lambda name: (-seen[name].share, known[name][0]))
+    if not trained:
+        others = f" What helps on the probe rescued too few trainings: {', '.join(better)}." if better else ""
+        return Advice((), f"None of the {len(known)} remedies tried can be suggested.{others}" if known else
                       "No remedy could be tried on this model.")  # fmt: skip
     what = spec.metrics[0].replace("_", " ")
-    trained = {name: f" (in training, it {seen[name].words} with this alarm)" for name in better if name in seen}
-    named = [f"{name} brings the {what} to {known[name][1]:.2g}{trained.get(name, '')}" for name in better[:MOST_NAMED]]
-    words = f"Of {len(known)} remedies tried on the probe, on these weights, {' and '.join(named)}."
-    return Advice(tuple(better[:MOST_NAMED]), words)
+    named = [
+        f"{name} brings the {what} from {before[1]:.2g} to {known[name][1]:.2g} (in training, it {seen[name].words})"
+        for name in trained[:MOST_NAMED]
+    ]
+    words = f"Of {len(known)} remedies tried on the probe, on these weights, {' and '.join(named)}: {line(trained[0])}"
+    return Advice(tuple(trained[:MOST_NAMED]), words)
+
+
+def line(remedy: str) -> str:
+    """The line of Python that applies a remedy to a module of one's own, from before the optimizer is built."""
+    learned = ", learnable=True" if REMEDIES[remedy].strength == 0.0 else ""
+    return f'`with rankscope.remedies.applied(model, "{remedy}"{learned}, inputs=batch) as treatment:`.'
+
+
+ARCHITECTURE = frozenset({"attention", "mlp", "skip", "branches", "unknown"})
+"""Causes for which a change of the architecture is tried; all others have something to do of their own."""
+
+
+def advice_for(spec: AlarmSpec, cause: Cause, past: Sequence[Moment], try_remedies: Callable[[], Advice]) -> Advice:
+    """What to do: about the cause if it is known how, else a remedy, for an alarm that remedies are about."""
+    about = to_do(cause, past)
+    if about:
+        return Advice((), about)
+    if spec.to_do:
+        return Advice((), spec.to_do)
+    return try_remedies() if cause.component in ARCHITECTURE and not spec.is_event else Advice((), "")
 
 
 def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
@@ -182,7 +254,7 @@ def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerSta
 
 
 Blame = Callable[[AlarmSpec, str | None, int | None], Cause]
-Advise = Callable[[AlarmSpec, str | None], Advice]
+Advise = Callable[[AlarmSpec, str | None, Cause], Advice]
 
 
 @dataclass
@@ -192,7 +264,6 @@ class _Memory:
     active: bool = False
     in_a_row: int = 0
     since: int = 0
-    jumped: bool = False
 
 
 class AlarmWatch:
@@ -204,19 +275,25 @@ class AlarmWatch:
 
     def __init__(self, specs: Sequence[AlarmSpec]) -> None:
         self._specs = tuple(specs)
+        self._silenced: set[str] = set()
         self._memory: dict[tuple[str, str | None], _Memory] = {}
 
     @property
     def active(self) -> tuple[str, ...]:
         """Names of the active alarms."""
-        return tuple(sorted({name for (name, _), memory in self._memory.items() if memory.active}))
+        active = {name for (name, _), memory in self._memory.items() if memory.active}
+        return tuple(sorted(active - self._silenced))
+
+    def silence(self, names: Sequence[str]) -> None:
+        """Never raise these alarms again."""
+        self._silenced |= {ALARMS[name].name for name in names}
 
     def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame, advise: Advise) -> tuple[Alarm, ...]:
         """The alarms that this reading raises or clears; ``blame`` and ``advise`` are called only for raised ones."""
         stacks = dict.fromkeys(stack for stack, _ in states)
         found: list[Alarm] = []
         for spec in self._specs:
-            for stack in stacks:
+            for stack in stacks if spec.name not in self._silenced else ():
                 found += self._look_at(spec, step, stack, states, blame, advise)
         return tuple(found)
 
@@ -236,32 +313,28 @@ class AlarmWatch:
         memory = self._memory.setdefault((spec.name, stack), _Memory())
         worst = max(known, key=lambda layer: known[layer].severity)
         severity, lasts = known[worst].severity, known[worst].may_pass and memory.in_a_row > 0
-        # What has to last may fall back behind the threshold a little, as a raised alarm may.
+        # An alarm that has to last is not started over by a reading slightly below the threshold.
         turns = severity < spec.release if memory.active else severity >= (spec.release if lasts else 1.0)
         memory.in_a_row = memory.in_a_row + 1 if turns else 0
         memory.since = step if memory.in_a_row == 1 else memory.since
-        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, step, stack, states, known[worst])):
+        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, step, stack, known[worst])):
             return
         memory.active, memory.in_a_row = not memory.active, 0
         if memory.active:
             affected = [layer for layer, judgement in known.items() if judgement.severity >= min(1.0, severity)]
             first = min(affected, key=depth)
             cause = blame(spec, stack, first)
-            advice = Advice((), spec.to_do) if spec.to_do else advise(spec, stack)
+            advice = advise(spec, stack, cause)
             yield _raised(spec, step, stack, first, worst, known, cause, advice)
         elif not spec.is_event:
             yield _cleared(spec, step, stack, worst, known[worst])
 
-    def _needed(
-        self, spec: AlarmSpec, step: int, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement
-    ) -> float:
-        """How many readings in a row raise an alarm: many if healthy runs pass through this state without a jump."""
-        memory = self._memory[spec.name, stack]
-        changes = [change for place, state in states.items() if place[0] == stack for change in state.changes.values()]
-        memory.jumped = memory.in_a_row > 0 and (memory.jumped or any(change.score >= JUMP for change in changes))
-        if not worst.may_pass or memory.jumped:
+    def _needed(self, spec: AlarmSpec, step: int, stack: str | None, worst: Judgement) -> float:
+        """How many readings in a row raise an alarm: many if healthy runs pass through this state."""
+        if not worst.may_pass:
             return spec.confirm
-        return TRANSIENT if step - memory.since >= TRANSIENT_STEPS else math.inf
+        since = self._memory[spec.name, stack].since
+        return TRANSIENT if step - since >= TRANSIENT_STEPS else math.inf
 
 
 def chosen_alarms(names: Sequence[str] | None) -> tuple[AlarmSpec, ...]:

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.models.view import BlockPlan, ModelView
 from rankscope.remedies._spec import REMEDIES, Need, Remedy, RemedyCase, Step
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.operating import grafting, operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.session import structure_of
-from rankscope.theory.designs.design import Design
 
 # Says what was not found, not what the model lacks: a skip may be written in a way that is not recognised.
 _LACKS: dict[Need, str] = {

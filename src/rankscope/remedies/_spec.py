@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rankscope._citations import Cite
+from rankscope._printing import brief
 from rankscope._registry import Registry
+from rankscope.models.design import Design
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.operation import Operation
-from rankscope.theory.designs.design import Design
 
 Need = Literal["skips", "post-norm", "pre-norm", "sequential", "attention", "mlp", "training"]
 Step = Operation | Graft
@@ -74,8 +75,10 @@ class Remedy:
     prepare: Callable[[RemedyCase], Sequence[Step]]
     design: DesignChange | None = None
 
+    __repr__ = brief
 
-REMEDIES: Registry[Remedy] = Registry("remedy", "rankscope.remedies")
+
+REMEDIES: Registry[Remedy] = Registry("remedy", __package__)
 
 
 def remedy(

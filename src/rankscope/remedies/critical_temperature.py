@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,22 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.remedies._present import QUERY_KEY_NORM, refuse_norm_in_attention
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import LengthScale, QueryKeyNorm
-from rankscope.theory.designs.design import Design
-from rankscope.theory.oracles.derrida_1981_random_energy import critical_score_std
+
+
+def critical_score_std(keys: int) -> float:
+    r"""Standard deviation :math:`\sqrt{2\log n}` of independent Gaussian scores at which attention freezes.
+
+    **Exact** as n grows.
+
+    Example:
+        >>> round(critical_score_std(512), 3), round(critical_score_std(512**4) / critical_score_std(512), 12)
+        (3.532, 2.0)
+    """
+    return math.sqrt(2 * math.log(keys))
 
 
 def _design(design: Design, strength: float) -> Mapping[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchGains, MlpWeightGains
 from rankscope.surgery.graft import Spot
-from rankscope.theory.designs.design import Design
 
 
 def _design(design: Design, strength: float) -> Mapping[str, Any]:

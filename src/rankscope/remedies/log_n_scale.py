@@ -8,9 +8,9 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import LengthScale
-from rankscope.theory.designs.design import Design
 
 
 def _design(design: Design, gamma: float) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchNorm
-from rankscope.theory.designs.design import Design
 
 
 def _design(design: Design, gain: float) -> Mapping[str, Any]:

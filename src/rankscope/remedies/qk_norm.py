@@ -7,10 +7,10 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
+from rankscope.models.design import Design
 from rankscope.remedies._present import QUERY_KEY_NORM, refuse_norm_in_attention
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import QueryKeyNorm
-from rankscope.theory.designs.design import Design
 
 
 def _design(design: Design, gain: float) -> Mapping[str, Any]:

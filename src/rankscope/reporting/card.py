@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rankscope._printing import brief
 from rankscope._types import path_of
 from rankscope.errors import ResultError
 from rankscope.reporting.page.chapters import command_of, model_name, tiles
@@ -22,6 +23,7 @@ from rankscope.reporting.page.safe_text import (
     spoken,
     visible,
 )
+from rankscope.runs.presenting import showing
 from rankscope.runs.run import Run, load_run
 from rankscope.runs.storage import write_page
 from rankscope.runs.summary import Summary, summarise
@@ -47,6 +49,8 @@ class Card:
     markdown: str
     svg: str
     yaml: str
+
+    __repr__ = brief
 
     def __str__(self) -> str:
         return self.markdown
@@ -74,13 +78,18 @@ def card(run: Run | str | os.PathLike[str]) -> Card:
 
     Example:
         >>> import rankscope
-        >>> run = rankscope.measure("init:tiny-bert", sequences=2, tokens=16)
+        >>> run = rankscope.measure("init:tiny-bert", rankscope.Inputs(sequences=2, tokens=16))
         >>> card(run).markdown.splitlines()[0]
         '### Rank collapse: init:tiny-bert'
     """
     if not isinstance(run, Run):
         path_of(run, "run", "a run, or the folder it was saved in")
         run = load_run(run)
+    with showing(run):
+        return _card(run)
+
+
+def _card(run: Run) -> Card:
     grids = [grid for grid in summarise(run.table) if grid.blocks.any()] if run.table.num_rows else []
     if not grids:
         raise ResultError(f"A card shows metrics by block, and this {clipped(run.kind, 30)} run has none.")

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope._types import path_of
 from rankscope.errors import InputError, ResultError
+from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.reporting.page.chapters import chapter_of, is_plain, model_name
 from rankscope.reporting.page.charts import Chart, Views, line_view, metrics_in_order, sites_in_order
+from rankscope.reporting.page.doctor_chapter import doctor_chapter
 from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import Curve
-from rankscope.runs.gauge_record import Record, holds_record, read_record
+from rankscope.runs.presenting import showing
 from rankscope.runs.run import Run, load_run
 from rankscope.runs.storage import write_page
+from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.measure.show import lines_by_stack
 from rankscope.views import Section
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from rankscope.runs.comparison import Comparison
 
 LARGEST = 6 * 10**6
-Reported = Run | Record
+Reported = Run | Record | DoctorReport
 DETAILS = (1, 0)
 """Everything; if that is too large, only the main site of each metric."""
 
@@ -41,7 +44,8 @@ def report(
     """Write one self-contained HTML file about runs of any verb: it opens offline and fetches nothing.
 
     Args:
-        runs: one or several runs, or the folders they were saved in; also records of a gauge, or their folders.
+        runs: one or several runs, or the folders they were saved in; also records of a gauge, or their folders, and
+            what :func:`rankscope.doctor` returns.
         path: the file to write; an existing file is replaced.
         title: title of the page; by default the models and verbs.
         comparison: a comparison of two runs, shown first; from :func:`rankscope.compare`.
@@ -55,7 +59,7 @@ def report(
 
     Example:
         >>> import rankscope, tempfile
-        >>> run = rankscope.measure("init:tiny-bert", sequences=2, tokens=16)
+        >>> run = rankscope.measure("init:tiny-bert", rankscope.Inputs(sequences=2, tokens=16))
         >>> report(run, tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
@@ -63,9 +67,10 @@ def report(
     if not given:
         raise InputError("There is nothing to report on: give at least one run, or a folder written by --out.")
     read = [_read(run) for run in given]
-    folders = [str(run) for run in given if not isinstance(run, (Run, Record))]
+    folders = [str(run) for run in given if not isinstance(run, (Run, Record, DoctorReport))]
     words = ["rankscope", "report", *(folders or ["RUN"]), "-o", Path(path).name]
-    page = _fitting(read, title or _title(read), shlex.join(words), comparison)
+    with showing(*(run for run in read if isinstance(run, Run))):
+        page = _fitting(read, title or _title(read), shlex.join(words), comparison)
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +97,7 @@ def _fitting(runs: Sequence[Reported], title: str, command: str, comparison: Com
 
 
 def _page(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None, detail: int) -> str:
-    chapters: list[Chapter] = [
-        training_chapter(run, detail) if isinstance(run, Record) else chapter_of(run, detail) for run in runs
-    ]
+    chapters = [_chapter(run, detail) for run in runs]
     shared = side_by_side([run for run in runs if isinstance(run, Run)], detail)
     together: list[Section] = [] if shared is None else [shared]
     if comparison is None:
@@ -105,8 +108,14 @@ def _page(runs: Sequence[Reported], title: str, command: str, comparison: Compar
     return render(title, [first, *chapters], [], visible(command))
 
 
+def _chapter(run: Reported, detail: int) -> Chapter:
+    if isinstance(run, DoctorReport):
+        return doctor_chapter(run)
+    return training_chapter(run, detail) if isinstance(run, Record) else chapter_of(run, detail)
+
+
 def _read(given: Reported | str | os.PathLike[str]) -> Reported:
-    if isinstance(given, (Run, Record)):
+    if isinstance(given, (Run, Record, DoctorReport)):
         return given
     path_of(given, "run", "a run, the record of a gauge, or the folder it was saved in")
     return read_record(given) if holds_record(given) else load_run(given)
@@ -115,6 +124,7 @@ def _read(given: Reported | str | os.PathLike[str]) -> Reported:
 def _title(runs: Sequence[Reported]) -> str:
     names = [model_name(run) for run in runs if isinstance(run, Run)]
     names += [run.name or str(run.facts.get("model")) for run in runs if isinstance(run, Record)]
+    names += [run.model for run in runs if isinstance(run, DoctorReport)]
     return ", ".join(dict.fromkeys(names))
 
 

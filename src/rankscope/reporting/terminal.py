@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from rankscope.reporting.states import state_of
-from rankscope.runs.presenting import document_of
+from rankscope.runs.presenting import document_of, showing
 from rankscope.runs.run import Run
 from rankscope.views import Column, Table
 from rankscope.views.terminal import WORDS_WIDTH, print_document, print_table
@@ -15,7 +15,8 @@ from rankscope.views.terminal import WORDS_WIDTH, print_document, print_table
 
 def print_run(run: Run, console: Console) -> None:
     """Print the same tables as ``print(run)``, with the trend of each metric, then the verdict."""
-    print_document(document_of(run), console, tone=state_of(run)[0])
+    with showing(run):
+        print_document(document_of(run), console, tone=state_of(run)[0])
 
 
 def print_entries(rows: Sequence[Mapping[str, str]], console: Console) -> None:

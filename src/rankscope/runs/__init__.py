@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope._deferred import names_of
+from rankscope._lazy import names_of
 
 if TYPE_CHECKING:
     from rankscope.runs.curves import Curve
@@ -22,13 +22,4 @@ __all__ = [
     "load_run",
 ]
 
-_HOME = {
-    "Curve": "rankscope.runs.curves",
-    "Provenance": "rankscope.runs.provenance",
-    "RowWriter": "rankscope.runs.rows",
-    "Run": "rankscope.runs.run",
-    "judge_rerun": "rankscope.runs.reruns",
-    "load_run": "rankscope.runs.run",
-}
-
-__getattr__ = names_of(__name__, _HOME)
+__getattr__ = names_of(__name__)

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import names_in
-from rankscope.runs.rows import BETWEEN_INPUTS, only, within_sequences
+from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, only, within_sequences
+from rankscope.runs.showing import VIEWS, Show
 from rankscope.runs.summary import headline, main_site, shown_lines
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Table, number
 
@@ -30,7 +31,7 @@ def document(comparison: Comparison) -> Document:
     within = within_sequences(comparison.table)
     tables = [difference_table(rows, chosen, name) for name, rows in difference_groups(within)]
     for site in names_in(comparison.table, "site"):
-        if site.startswith(BETWEEN_INPUTS):
+        if site.startswith(BETWEEN_INPUTS) and not site.endswith(ENTRY):
             groups = difference_groups(only(comparison.table, site=site))
             tables += [difference_table(rows, chosen, name) for name, rows in groups]
     return Document(
@@ -109,3 +110,10 @@ def _chart(table: pa.Table, metric: str, site: str) -> LineChart:
         for name, rows in groups
     )
     return LineChart(metric.replace("_", " "), lines, aside=site, guides=(Guide(0.0, ""),))
+
+
+def _show() -> Show:
+    return Show(document=document, plot=plot, has_choices=True)
+
+
+VIEWS.add("compare", _show)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope._deferred import resolve
+from rankscope._printing import first_sentence, shortened
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.bootstrap import Resampled, resampled_differences
 from rankscope.runs.curves import USABLE, names_in
 from rankscope.runs.document import facts_line
+from rankscope.runs.lengths import depending_on_length
+from rankscope.runs.presenting import document_of, figure_of, showing
 from rankscope.runs.provenance import SCHEMA
-from rankscope.runs.rows import INTERVAL, only, own_columns
+from rankscope.runs.rows import INTERVAL, MOST_LISTED, only, own_columns
 from rankscope.runs.run import Run, load_run
-from rankscope.views import Document, Plot, number
-from rankscope.views.figures import draw
+from rankscope.views import number
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
@@ -58,29 +59,33 @@ class Comparison:
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", freeze(self.settings))
 
+    @property
+    def source(self) -> None:
+        """It is not read from a file."""
+
+    @property
+    def kind(self) -> str:
+        """What registered how it is shown."""
+        return "compare"
+
     def to_json(self) -> dict[str, Any]:
         """One JSON object; a value that is not finite is null."""
-        facts = {"schema": SCHEMA, "kind": "compare", "a": self.a, "b": self.b, "paired": self.paired}
+        facts = {"schema": SCHEMA, "kind": self.kind, "a": self.a, "b": self.b, "paired": self.paired}
         rows = [thaw(row) for row in self.table.to_pylist()]
         return {**facts, **thaw(self.settings), "verdict": self.verdict, "rows": rows}
 
     def plot(self, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
         """A matplotlib figure (extra ``plot``): one panel per metric, the difference by block with its interval."""
-        plot: Callable[..., Plot] = resolve("runs.compare_show:plot")
-        return draw(plot(self, metrics=metrics, site=site), "Comparison.plot")
+        return figure_of(self, metrics, site, "Comparison.plot")
 
     def __str__(self) -> str:
-        return document_text(self._document())
+        return document_text(document_of(self))
 
     def _repr_html_(self) -> str:
-        return document_html(self._document())
-
-    def _document(self) -> Document:
-        describe: Callable[[Comparison], Document] = resolve("runs.compare_show:document")
-        return describe(self)
+        return document_html(document_of(self))
 
     def __repr__(self) -> str:
-        return f"<Comparison of {self.table.num_rows} values. {self.verdict}>"
+        return shortened(f"<Comparison of {self.table.num_rows} values. {first_sentence(self.verdict)}>")
 
 
 def compare(
@@ -122,12 +127,26 @@ def compare(
 
     Example:
         >>> import rankscope
-        >>> one = rankscope.measure("init:tiny-bert", sequences=3, tokens=16)
+        >>> one = rankscope.measure("init:tiny-bert", rankscope.Inputs(sequences=3, tokens=16))
         >>> compare(one, one).table["difference"].to_pylist()[0]
         0.0
     """
     first, second = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
     _check(first, second, draws, level)
+    with showing(first, second):
+        return _compared(first, second, metrics, site, paired, draws, level, seed)
+
+
+def _compared(
+    first: Run,
+    second: Run,
+    metrics: Sequence[str] | None,
+    site: str | None,
+    paired: bool | None,
+    draws: int,
+    level: float,
+    seed: int,
+) -> Comparison:
     for name in metrics or ():
         for run in (first, second):
             if name not in (known := names_in(run.table, "metric")):
@@ -149,7 +168,7 @@ def compare(
     below, above, estimated = _reach_of_estimates(left, right, rows)
     table = _table(left.columns, shared, replace(found, low=found.low - below, high=found.high + above))
     settings = {"draws": draws, "seed": seed, "level": level, "why": why}
-    verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond
+    verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond + _left_out(left, right)
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
@@ -193,7 +212,7 @@ def _across_lengths(first: Run, second: Run, asked: Sequence[str] | None) -> tup
     if by_rows or not all(spans) or spans[0] == spans[1]:
         return asked, ""
     held = list(dict.fromkeys(names_in(first.table, "metric") + names_in(second.table, "metric")))
-    dependent: list[str] = resolve("metrics:depending_on_length")(held if asked is None else asked)
+    dependent = depending_on_length(held if asked is None else asked)
     counts = " and ".join(_span(span) for span in spans)
     if asked is not None and dependent:
         raise InputError(
@@ -237,6 +256,32 @@ def _reach_of_estimates(
     count = int(((below > 0) | (above > 0)).sum())
     words = f" {count} of the differences are between estimates; their intervals are wider by those of the estimates."
     return below, above, words if count else ""
+
+
+def _left_out(left: SequenceTable, right: SequenceTable) -> str:
+    """A sentence about the values that only one of the runs has; empty if there are none."""
+    parts = []
+    for name, mine, other in (("a", left, right), ("b", right, left)):
+        alone = [dict(zip(mine.columns, key, strict=True)) for key in mine.keys if key not in other.position]
+        if alone:
+            parts.append(f"{len(alone)} of the {len(mine.keys)} values of {name}{_what_is_missing(alone, other)}")
+    if not parts:
+        return ""
+    return f" Not compared, because the other run has no counterpart: {'; '.join(parts)}."
+
+
+def _what_is_missing(alone: Sequence[Mapping[str, Any]], other: SequenceTable) -> str:
+    """The blocks, sites and other coordinates that occur in ``alone`` and nowhere in the other run."""
+    words = []
+    for column in alone[0]:
+        place = other.columns.index(column) if column in other.columns else None
+        known = {None} if place is None else {key[place] for key in other.keys}
+        missing = sorted({row[column] for row in alone} - known, key=lambda value: (isinstance(value, str), value))
+        if column == "layer" and missing:
+            words.append(f"block {missing[0]}" if len(missing) == 1 else f"blocks {missing[0]} to {missing[-1]}")
+        elif missing:
+            words.append(f"{column} {', '.join(str(value) for value in missing[:MOST_LISTED])}")
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope._types import Status
 from rankscope.errors import InputError, UnknownNameError
-from rankscope.runs.rows import STATUSES, at_longest, of_stack, only
+from rankscope.runs.rows import STATUSES, chosen, only, refuse_mixture
 
 Reduce = Literal["mean", "median"]
 BAND = (0.1, 0.9)
@@ -45,6 +45,12 @@ class Curve:
         for values in (self.layers, self.mean, self.low, self.high, self.n, self.any_floor, self.any_estimate):
             values.flags.writeable = False
 
+    def __repr__(self) -> str:
+        if not len(self.layers):
+            return "<Curve of no layers>"
+        first, last = float(self.mean[0]), float(self.mean[-1])
+        return f"<Curve of {len(self.layers)} layers: {first:.4g} at {self.layers[0]}, {last:.4g} at {self.layers[-1]}>"
+
 
 @dataclass(frozen=True, eq=False)
 class Cells:
@@ -70,21 +76,24 @@ def names_in(table: pa.Table, column: str) -> list[str]:
     return [name for name in table[column].unique().to_pylist() if name is not None]
 
 
-def where(table: pa.Table, *, metric: str, site: str, stack: str | None = None) -> pa.Table:
-    """Rows of one metric at one site, and of one stack if given; if there are several lengths, of the longest."""
-    for kind, name in (("metric", metric), ("site", site), ("stack", stack)):
-        if name is not None and name not in (known := names_in(table, kind)):
+def where(table: pa.Table, metric: str, site: str, **at: Any) -> pa.Table:
+    """Rows of one metric at one site, and of the coordinates given.
+
+    Raises:
+        UnknownNameError: the run has no such metric, site or coordinate.
+        InputError: the rows have several values of a coordinate that was not given, such as two stacks.
+    """
+    for kind, name in (("metric", metric), ("site", site)):
+        if name not in (known := names_in(table, kind)):
             raise UnknownNameError(f"{kind} in this run", name, known)
-    return at_longest(of_stack(only(table, metric=metric, site=site), stack))
+    return refuse_mixture(chosen(only(table, metric=metric, site=site), **at))
 
 
-def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, reduce: Reduce = "mean") -> Curve:
-    """Reduce the rows of ``metric`` at ``site`` layer by layer; see :class:`Curve`."""
+def curve(table: pa.Table, metric: str, site: str, *, reduce: Reduce = "mean", **at: Any) -> Curve:
+    """Reduce the rows of ``metric`` at ``site``, and of the coordinates given, layer by layer; see :class:`Curve`."""
     if reduce not in ("mean", "median"):
         raise InputError(f"reduce must be 'mean' or 'median', got {reduce!r}.")
-    rows = where(table, metric=metric, site=site, stack=stack)
-    if stack is None and len(stacks := names_in(rows, "stack")) > 1:
-        raise InputError(f"The run has the stacks {', '.join(stacks)}: name one, as in stack={stacks[0]!r}.")
+    rows = where(table, metric, site, **at)
     layer = rows["layer"].to_numpy()
     usable, floor = _usable(rows), _is(rows, Status.FLOOR)
     value = rows["value"].to_numpy()
@@ -104,9 +113,9 @@ def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, 
     return Curve(layers.astype(np.int64), center, low, high, count, any_floor, any_estimate)
 
 
-def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) -> Cells:
+def cells(table: pa.Table, metric: str, site: str) -> Cells:
     """The usable values of ``metric`` at ``site`` as a grid of layers and sequences."""
-    rows = where(table, metric=metric, site=site, stack=stack)
+    rows = where(table, metric, site)
     layers, row = np.unique(rows["layer"].to_numpy(), return_inverse=True)
     sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     usable = _usable(rows)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +40,30 @@ def taking_turns(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def sole_writer(folder: Path) -> Callable[[], None] | None:
+    """Claim a folder until the returned function is called or the process ends; None if somebody else has it.
+
+    Another writer in the same process counts as well. Without locks (Windows, some network file systems) everybody gets
+    the folder.
+    """
+    fcntl = _module()
+    if fcntl is None:
+        return lambda: None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(handle)
+            return None
+    return partial(_closed_once, [handle])
+
+
+def _closed_once(handles: list[int]) -> None:
+    while handles:
+        os.close(handles.pop())
 
 
 @contextmanager

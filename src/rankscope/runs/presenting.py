@@ -1,16 +1,15 @@
-"""How the run of each verb is shown, as declared by the verb; see ``rankscope.verbs``.
-
-A kind that is not a verb is shown like a ``measure`` run: a grid of metrics by layer.
-"""
+"""A run as a document, text, HTML and a figure, as its kind is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from rankscope._deferred import resolve
-from rankscope.errors import InputError
-from rankscope.views import Document, Plot
+from rankscope.errors import InputError, ResultError
+from rankscope.runs.showing import show_of
+from rankscope.views import Document
 from rankscope.views.figures import draw
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
@@ -26,47 +25,66 @@ class Shown(Protocol):
     def kind(self) -> str:
         """The name of its verb."""
 
+    @property
+    def source(self) -> Path | None:
+        """The folder it was read from."""
+
+
+@contextmanager
+def showing(*runs: Shown) -> Iterator[None]:
+    """Inside this context, a run read from a file whose facts have an unexpected shape raises a ResultError.
+
+    What a verb keeps beside its rows has a shape of its own, which only the code that shows it knows. Errors about runs
+    made in this process are ours and pass unchanged.
+
+    Raises:
+        ResultError: it names the folder.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        sources = [str(run.source) for run in runs if run.source is not None]
+        if not sources:
+            raise
+        raise ResultError(
+            f"{' or '.join(sources)} cannot be shown: its facts are not those that its verb writes "
+            f"({type(error).__name__}: {error!s:.100}). It was edited, or written by another version; run it again."
+        ) from error
+
 
 def document_of(run: Shown) -> Document:
     """The document behind every text output of the run: its tables, verdict and notes."""
-    describe: Callable[[Shown], Document] = function_at(show_of(run.kind).document)
-    return describe(run)
+    with showing(run):
+        return show_of(run.kind).document(run)
 
 
 def text_of(run: Shown) -> str:
     """The run as plain text."""
-    return document_text(document_of(run))
+    with showing(run):
+        return document_text(document_of(run))
 
 
 def notebook_of(run: Shown) -> str:
     """The run as HTML for a notebook."""
-    return document_html(document_of(run))
+    with showing(run):
+        return document_html(document_of(run))
 
 
-def figure_of(run: Shown, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
+def figure_of(
+    run: Shown, metrics: Sequence[str] | None = None, site: str | None = None, feature: str = "Run.plot"
+) -> Figure:
     """The run as a matplotlib figure.
 
     Raises:
-        InputError: ``metrics`` or ``site`` was given, and the figure of this kind does not take it.
+        InputError: this kind has no figure, or ``metrics`` or ``site`` was given and its figure does not take it.
         MissingExtraError: without matplotlib.
     """
+    metrics = (metrics,) if isinstance(metrics, str) else metrics
     show = show_of(run.kind)
-    plot: Callable[..., Plot] = function_at(show.plot)
-    if show.has_choices:
-        return draw(plot(run, metrics=metrics, site=site))
-    if metrics or site:
+    if show.plot is None:
+        raise InputError(f"A {run.kind!r} run has no figure.")
+    if (metrics or site) and not show.has_choices:
         raise InputError(f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site.")
-    return draw(plot(run))
-
-
-def show_of(kind: str) -> Any:
-    """The views declared by the verb of this name, a :class:`rankscope.verbs._spec.Show`."""
-    # Verbs are a layer above this package, so their registry is imported only when a run is shown.
-    verbs = resolve("verbs._spec:VERBS")
-    return verbs[kind].show if kind in verbs else resolve("verbs._spec:Show")()
-
-
-def function_at(place: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function a declaration names."""
-    found: Callable[..., Any] = place if callable(place) else resolve(place)
-    return found
+    with showing(run):
+        chosen = {"metrics": metrics, "site": site} if show.has_choices else {}
+        return draw(show.plot(run, **chosen), feature)

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rankscope._files import read_regular
+from rankscope._printing import brief
 from rankscope.errors import ResultError
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.changes import changes_in_words
@@ -59,6 +61,7 @@ class Provenance:
         inputs: description of the inputs; None in runs of earlier versions.
         inputs_hash: SHA-256 of the token ids, or of the input tensors if the model takes no token ids.
         spectra: ``"exact"`` or ``"estimated"``, if ranks of tokens were measured.
+        structure: what was claimed about the structure of the model, and the experiment that each claim rests on.
     """
 
     model: str
@@ -87,9 +90,12 @@ class Provenance:
     inputs_hash: str | None = None
     device: str | None = None
     spectra: str | None = None
+    structure: tuple[Mapping[str, Any], ...] = ()
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
-        for name in ("versions", "git", "lengths", "command", "operations"):
+        for name in ("versions", "git", "lengths", "command", "operations", "structure"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
         object.__setattr__(self, "model", without_home(self.model))
 
@@ -119,7 +125,7 @@ class Provenance:
         if not isinstance(facts, Mapping):
             raise ResultError(f"Provenance must be a JSON object, got {type(facts).__name__}.")
         known = {item.name for item in dataclasses.fields(cls)}
-        facts = {**dict.fromkeys(_LATER), **facts}
+        facts = {**dict.fromkeys(_LATER), "structure": (), **facts}
         if set(facts) != known:
             odd = sorted(str(name) for name in set(facts) ^ known)
             raise ResultError(f"Provenance does not have the fields of schema {SCHEMA}: {', '.join(odd)} differ.")
@@ -134,7 +140,8 @@ class Provenance:
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
           "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash", "device",
           "spectra")  # fmt: skip
-_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
+_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command",
+             "structure")  # fmt: skip
 
 _LATER = ("layout", "inputs", "inputs_hash", "device", "spectra")
 """Fields that runs of earlier versions do not have."""
@@ -154,7 +161,7 @@ def _fits(name: str, value: object) -> bool:
         return isinstance(value, Sequence) and all(map(_is_whole, value))
     if name == "command":
         return isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
-    if name == "operations":
+    if name in ("operations", "structure"):
         return isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
     return isinstance(value, Mapping)
 
@@ -234,8 +241,6 @@ def _commit_in(home: Path) -> str | None:
 def _few_lines(path: Path) -> str:
     """The text of a regular file of at most 4 MiB, else empty: reading a pipe might never end."""
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_GIT_FILE:
-            return ""
-        return path.read_bytes()[:_LARGEST_GIT_FILE].decode("utf-8", errors="replace")
+        return read_regular(path, _LARGEST_GIT_FILE).decode("utf-8", errors="replace")
     except (OSError, ValueError):  # no permission, or not a valid file name
         return ""

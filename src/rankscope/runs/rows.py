@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._types import Status
-from rankscope.errors import ResultError
+from rankscope.errors import InputError, ResultError, UnknownNameError
 
 STATUSES: tuple[str, ...] = tuple(str(status) for status in Status)
 STATUS_CODE: Mapping[Status, int] = {status: code for code, status in enumerate(Status)}
@@ -30,11 +31,20 @@ FIXED_COLUMNS: Mapping[str, pa.DataType] = {
     "status": NAMES,
 }
 
+MOST_LISTED = 12
+"""Values named in an error message."""
+
 INTERVAL = ("low", "high")
 """Columns with the interval around estimated values, in tables that have such values."""
 
+AXES = ("metric", "site", "layer", "head", "sequence")
+"""Fixed columns that tell rows apart, besides the stack."""
+
 BETWEEN_INPUTS = "inputs."
 """Sites whose values compare the inputs of a run, not the tokens of one sequence; their rows have sequence 0."""
+
+ENTRY = "_in"
+"""Ending of such a site where the values are those of the stream as it enters the first block."""
 
 _REMARKS = b"remarks"
 _PIECES = pa.schema(
@@ -72,6 +82,54 @@ def own_columns(table: pa.Table) -> list[str]:
     """The additional columns of a verb that have values here; with the fixed ones they tell rows apart."""
     known = {*FIXED_COLUMNS, *INTERVAL}
     return [name for name in table.column_names if name not in known and table[name].null_count < table.num_rows]
+
+
+def coordinates_of(table: pa.Table) -> list[str]:
+    """Columns whose values must never be averaged over: the stack, and what the verb adds, such as ``variant``."""
+    numbers = {*AXES, *INTERVAL, "value", "status"}
+    return [name for name in table.column_names if name not in numbers]
+
+
+def chosen(table: pa.Table, **wanted: Any) -> pa.Table:
+    """Rows with these coordinates; a list matches each of its values, None an empty cell.
+
+    Raises:
+        UnknownNameError: the table has no such column, or no row that matches so far has the value.
+
+    Example:
+        >>> table = pa.table({"variant": ["pure", "full", "+mlp"], "layer": [0, 1, 2]})
+        >>> chosen(table, variant=["pure", "full"])["layer"].to_pylist()
+        [0, 1]
+    """
+    for column, asked in wanted.items():
+        if column not in (known := [*AXES, *coordinates_of(table)]):
+            raise UnknownNameError("coordinate of this run", column, known)
+        held = table[column].unique().to_pylist()
+        several = list(asked) if isinstance(asked, (list, tuple, set, frozenset)) else [asked]
+        for value in several:
+            if value not in held:
+                raise UnknownNameError(f"{column} among these rows", str(value), [str(one) for one in held])
+        kept = [pc.is_null(table[column]) if v is None else pc.equal(table[column], v) for v in several]
+        table = table.filter(functools.reduce(pc.or_kleene, kept)) if kept else table.slice(0, 0)
+    return table
+
+
+def refuse_mixture(rows: pa.Table, named: Iterable[str] = ()) -> pa.Table:
+    """The rows, if they have one value of every coordinate that is not ``named``.
+
+    Raises:
+        InputError: with the coordinate, its values and how to choose.
+    """
+    for column in coordinates_of(rows):
+        values = rows[column].unique().to_pylist()
+        if len(values) > 1 and column not in named:
+            listed = ", ".join(repr(value) for value in values[:MOST_LISTED])
+            more = f" and {len(values) - MOST_LISTED} more" if len(values) > MOST_LISTED else ""
+            raise InputError(
+                f"These rows have {len(values)} values of {column} ({listed}{more}), which do not belong into one "
+                f"number. Choose one, as in {column}={values[0]!r}; all rows are in run.table."
+            )
+    return rows
 
 
 def within_sequences(table: pa.Table) -> pa.Table:

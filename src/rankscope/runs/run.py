@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from rankscope._printing import first_sentence, shortened
 from rankscope._types import Status
 from rankscope.errors import MissingExtraError, ResultError
 from rankscope.runs import storage
@@ -18,7 +19,7 @@ from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
 from rankscope.runs.presenting import figure_of, notebook_of, text_of
 from rankscope.runs.provenance import SCHEMA, Provenance
-from rankscope.runs.rows import FIXED_COLUMNS, only
+from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,7 @@ class Run:
         code: the state the verdict names, such as ``"collapsed"``; None if the verb names none, and in runs of
             versions that did not store it.
         next_steps: one or two commands worth running next.
+        source: the folder it was read from; None for a run made in this process.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Run:
     extra: Mapping[str, Any] = field(default_factory=dict)
     code: str | None = None
     next_steps: tuple[str, ...] = ()
+    source: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("floor", "evidence", "null", "notes", "extra", "next_steps"):
@@ -92,7 +95,7 @@ class Run:
         Raises:
             ResultError: the folder holds no run, or an incomplete one.
         """
-        return _from_parts(*storage.read_run(folder))
+        return replace(_from_parts(*storage.read_run(folder)), source=Path(folder))
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; a value that is not finite is null and its status says why."""
@@ -114,18 +117,46 @@ class Run:
         *,
         metric: str | None = None,
         site: str | None = None,
-        stack: str | None = None,
         layer: int | None = None,
         status: Status | str | None = None,
+        **at: Any,
     ) -> pa.Table:
-        """Rows that match every coordinate given."""
-        wanted = {"metric": metric, "site": site, "stack": stack, "layer": layer}
-        wanted["status"] = None if status is None else str(Status(status))
-        return only(self.table, **{column: value for column, value in wanted.items() if value is not None})
+        """Rows that match every coordinate given.
 
-    def curve(self, metric: str, site: str, stack: str | None = None, reduce: Reduce = "mean") -> Curve:
-        """``metric`` by layer, over sequences and heads; values that are undefined or not finite are left out."""
-        return curve(self.table, metric, site, stack=stack, reduce=reduce)
+        Rows of different networks never come back unasked: if they have several values of the stack or of a column that
+        the verb adds (``variant``, ``arithmetic``, ``length``), name one or a list. All rows are in ``table``.
+
+        Args:
+            metric: rows of this metric; None for all.
+            site: rows of this site; None for all.
+            layer: rows of this block; None for all.
+            status: rows with this status; None for all.
+            **at: other columns: ``stack``, ``head``, ``sequence``, and those of the verb. None matches an empty cell.
+
+        Raises:
+            UnknownNameError: no such column, or no such value in it.
+            InputError: several values of a coordinate remain that was not given.
+        """
+        wanted = {"metric": metric, "site": site, "layer": layer}
+        wanted["status"] = None if status is None else str(Status(status))
+        rows = only(self.table, **{column: value for column, value in wanted.items() if value is not None})
+        return refuse_mixture(chosen(rows, **at), named=at)
+
+    def curve(self, metric: str, site: str = "block.out", *, reduce: Reduce = "mean", **at: Any) -> Curve:
+        """``metric`` by layer, averaged over sequences and heads; values undefined or not finite are left out.
+
+        Args:
+            metric: its name.
+            site: its site.
+            reduce: ``"mean"`` or ``"median"``.
+            **at: values of other columns, such as ``stack="encoder"``, ``variant="pure"`` or ``arithmetic="exact"``;
+                needed if the run has several. ``head`` and ``sequence`` restrict the mean.
+
+        Raises:
+            UnknownNameError: the run has no such metric, site, column or value.
+            InputError: several values of a coordinate remain; they are not averaged.
+        """
+        return curve(self.table, metric, site, reduce=reduce, **at)
 
     def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
         """A matplotlib figure (extra ``plot``), drawn as the verb declares it; see :mod:`rankscope.runs.presenting`."""
@@ -135,7 +166,8 @@ class Run:
         return text_of(self)
 
     def __repr__(self) -> str:
-        return f"<Run {self.kind} of {self.provenance.subject}: {self.table.num_rows} values. {self.verdict}>"
+        what = f"<Run {self.kind} of {self.provenance.subject}: {self.table.num_rows} values"
+        return shortened(f"{what}. {first_sentence(self.verdict)}>")
 
     def _repr_html_(self) -> str:
         return notebook_of(self)

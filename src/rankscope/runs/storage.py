@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -14,17 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankscope._files import read_regular
 from rankscope._types import path_of
 from rankscope.errors import ResultError
 from rankscope.runs.locks import taking_turns
-from rankscope.runs.plain_json import parse_json
+from rankscope.runs.plain_json import parse_sealed, sealed_json, visible
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL, NAMES, STATUSES
 
 SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
 LARGEST_SIDECAR = 64 * 2**20
-LARGEST_TABLE = 500_000_000
+LARGEST_ROWS_FILE = 4 * 2**30
+LARGEST_TABLE = 20_000_000
+"""Rows of one table that are decoded: a few bytes of Parquet can stand for any number, and each takes about 90 bytes in
+a report. A run of 100 layers, 64 heads, 100 sequences and 30 metrics has 19 million."""
+LARGEST_DECODED = 4 * 2**30
 MOST_LOOKS = 100
 
 
@@ -42,6 +46,11 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResultError(f"{home} cannot be made a folder ({error.strerror}). Give --out a folder.") from error
+    if table.num_rows > LARGEST_TABLE:
+        raise ResultError(
+            f"The run has {table.num_rows:,} rows, and at most {LARGEST_TABLE:,} can be read again. Choose fewer "
+            "metrics or sequences."
+        )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     try:
@@ -62,8 +71,7 @@ def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table
     # The name contains the hash, so new rows never overwrite those that the current sidecar names.
     replace_file(home / name, content)
     entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
-    text = json.dumps({**facts, "table": entry}, indent=1, ensure_ascii=False, allow_nan=False)
-    replace_file(home / SIDECAR, text.encode("utf-8", "replace"))  # a file name may contain a lone surrogate
+    replace_file(home / SIDECAR, sealed_json({**facts, "table": entry}, indent=1))
     # Only now does no sidecar name the old rows. A process killed before this line leaves an unused file.
     if before is not None and before != name:
         (home / before).unlink(missing_ok=True)
@@ -94,7 +102,7 @@ def _with_rows(home: Path, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Ta
     name = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(name, str) or not ROWS_NAME.fullmatch(name):
         raise ResultError(f"{home / SIDECAR} does not name its rows; it was not written by rankscope, or was edited.")
-    content = _read_bytes(home / name)
+    content = _read_bytes(home / name, LARGEST_ROWS_FILE)
     if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
         raise ResultError(f"{home / name} is not the file that {SIDECAR} was written for: its hash differs. Run again.")
     table = _read_rows(content, home / name)
@@ -105,16 +113,12 @@ def _with_rows(home: Path, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Ta
 
 def _read_sidecar(home: Path) -> dict[str, Any]:
     path = home / SIDECAR
-    if not path.is_file():
+    if not path.exists():
         raise ResultError(f"There is no run in {home}: {SIDECAR} is missing. Give a folder written with save or --out.")
-    if path.stat().st_size > LARGEST_SIDECAR:
-        raise ResultError(f"{path} has more than {LARGEST_SIDECAR} bytes; that is not a sidecar written by rankscope.")
     try:
-        facts = parse_json(_read_bytes(path))
+        facts = parse_sealed(_read_bytes(path, LARGEST_SIDECAR))
     except ValueError as error:
-        raise ResultError(f"{path} is not JSON ({error}).") from error
-    if not isinstance(facts, dict):
-        raise ResultError(f"{path} must hold one JSON object, got {type(facts).__name__}.")
+        raise ResultError(f"{path} cannot be read: {error}. Run again, or restore it from a copy.") from error
     if facts.get("schema") != SCHEMA:
         raise ResultError(
             f"{path} has schema {facts.get('schema')!r}; this rankscope reads schema {SCHEMA}. "
@@ -126,8 +130,7 @@ def _read_sidecar(home: Path) -> dict[str, Any]:
 def _read_rows(content: bytes, path: Path) -> pa.Table:
     try:
         source = pq.ParquetFile(pa.BufferReader(content))
-        if source.metadata.num_rows > LARGEST_TABLE:
-            raise ResultError(f"{path} claims {source.metadata.num_rows} rows; more than {LARGEST_TABLE} are not read.")
+        refuse_large(source.metadata, path)
         table = source.read()
         table.validate(full=True)  # a dictionary index out of range would read out of bounds
         table = _as_written(table, path)
@@ -138,6 +141,20 @@ def _read_rows(content: bytes, path: Path) -> pa.Table:
         odd = sorted(repr(status) for status in statuses - set(STATUSES))
         raise ResultError(f"{path} holds statuses unknown to rankscope: {', '.join(odd)}.")
     return table
+
+
+def refuse_large(facts: pq.FileMetaData, path: Path) -> None:
+    """Refuse a Parquet file, by its metadata and before anything is decoded, that would take much memory.
+
+    Raises:
+        ResultError: it has too many rows or bytes.
+    """
+    size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+    if facts.num_rows > LARGEST_TABLE or size > LARGEST_DECODED:
+        raise ResultError(
+            f"{path} claims {facts.num_rows:,} rows and {size:,} bytes when decoded; at most {LARGEST_TABLE:,} rows "
+            f"and {LARGEST_DECODED:,} bytes are read. rankscope does not write such files."
+        )
 
 
 def _as_written(table: pa.Table, path: Path) -> pa.Table:
@@ -155,7 +172,21 @@ def _as_written(table: pa.Table, path: Path) -> pa.Table:
     for required in ("metric", "site", "layer", "sequence", "value", "status"):
         if table[required].null_count:
             raise ResultError(f"{path}: column {required!r} has empty cells.")
-    return table.replace_schema_metadata(None).unify_dictionaries()
+    return _visible_names(table.replace_schema_metadata(None).unify_dictionaries())
+
+
+def _visible_names(table: pa.Table) -> pa.Table:
+    """The table with visible text in its columns of names; see :func:`rankscope.runs.plain_json.parse_sealed`."""
+    for place, column in enumerate(table.columns):
+        if not pa.types.is_dictionary(column.type) or not column.num_chunks:
+            continue
+        names = column.chunk(0).dictionary.to_pylist()
+        if all(name is None or name.isprintable() for name in names):
+            continue
+        shown = pa.array([None if name is None else visible(name) for name in names], pa.string())
+        chunks = [pa.DictionaryArray.from_arrays(chunk.indices, shown) for chunk in column.chunks]
+        table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, type=column.type))
+    return table
 
 
 def _named_rows(home: Path) -> str | None:
@@ -169,11 +200,9 @@ def _named_rows(home: Path) -> str | None:
     return name if isinstance(name, str) and ROWS_NAME.fullmatch(name) else None
 
 
-def _read_bytes(path: Path) -> bytes:
-    if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is not a regular file, and only regular files are read.")
+def _read_bytes(path: Path, limit: int) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, limit)
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
 
@@ -202,6 +231,15 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def settle(folder: Path) -> None:
+    """Make the names in a folder durable, so that nothing is deleted before its replacement is on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rankscope.errors import UnknownNameError
-from rankscope.runs.curves import curve, names_in, where
-from rankscope.runs.rows import of_stack, only
+from rankscope.runs.curves import curve, names_in
+from rankscope.runs.rows import at_longest, of_stack, only, own_columns
 from rankscope.views import Cell, measured
 
 HEADLINE = (
@@ -33,10 +33,10 @@ KEPT = 24
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Means over sequences (and heads) of one stack.
+    """Means over sequences (and heads) of one network.
 
     Args:
-        stack: name of the stack, None if the model has one.
+        stack: name of the stack and of what else tells the network from others of the run; None if it has one.
         labels: label of each line: ``"in"``, the number of a block, or ``"final"``.
         metrics: names of the columns.
         sites: the site of each column.
@@ -73,6 +73,18 @@ def stacks_of(table: pa.Table) -> list[str | None]:
     return list(names_in(table, "stack")) or [None]
 
 
+def networks_in(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each stack and combination of the verb's additional columns, with its name in words."""
+    own = own_columns(table)
+    for stack in stacks_of(table):
+        mine = of_stack(table, stack)
+        keys = dict.fromkeys(zip(*(mine[name].to_pylist() for name in own), strict=True)) if own else {(): None}
+        for key in keys:
+            here = only(mine, **dict(zip(own, key, strict=True)))
+            words = [str(value) for value in key if value is not None]
+            yield ", ".join([*([stack] if stack else []), *words]), here
+
+
 def main_site(table: pa.Table, metric: str) -> str:
     """The default site of a metric."""
     sites = names_in(only(table, metric=metric), "site")
@@ -89,7 +101,7 @@ def headline(table: pa.Table, limit: int = 6) -> list[str]:
 def summarise(
     table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None, limit: int = 6
 ) -> list[Summary]:
-    """One grid per stack.
+    """One grid per network: stack and, in a run of several, variant; of several lengths, the longest.
 
     Args:
         table: rows of a run.
@@ -97,6 +109,7 @@ def summarise(
         site: site of every column; by default the main site of each metric.
         limit: maximum number of default columns.
     """
+    table = at_longest(table)
     known = names_in(table, "metric")
     for name in metrics or ():
         if name not in known:
@@ -105,13 +118,15 @@ def summarise(
         raise UnknownNameError("site in this run", site, sites)
     chosen = list(metrics) if metrics is not None else headline(table, limit)
     places = [site or main_site(table, name) for name in chosen]
-    return [_grid(table, stack, chosen, places) for stack in stacks_of(table)]
+    several = len(list(networks_in(table))) > 1
+    (alone,) = stacks_of(table)[:1]
+    return [_grid(rows, name if several else alone, chosen, places) for name, rows in networks_in(table)]
 
 
-def _grid(table: pa.Table, stack: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
+def _grid(table: pa.Table, name: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
     found: dict[tuple[str, int], _Point] = {}
     for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
-        found |= {(point.label, column): point for point in _column(table, stack, metric, place)}
+        found |= {(point.label, column): point for point in _column(table, metric, place)}
     ends = {"in": -1, "final": 1 << 40}
     lines = sorted({label for label, _ in found}, key=lambda label: ends[label] if label in ends else int(label))
     shape = (len(lines), len(metrics))
@@ -120,7 +135,7 @@ def _grid(table: pa.Table, stack: str | None, metrics: Sequence[str], places: Se
     for (label, column), point in found.items():
         at = lines.index(label), column
         values[at], floor[at], estimate[at], measured[at] = point.value, point.floor, point.estimate, True
-    return Summary(stack, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
+    return Summary(name, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
 
 
 class _Point(NamedTuple):
@@ -130,8 +145,7 @@ class _Point(NamedTuple):
     estimate: bool
 
 
-def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[_Point]:
-    mine = of_stack(table, stack)
+def _column(mine: pa.Table, metric: str, place: str) -> list[_Point]:
     if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
         return []
     lines = _points(mine, metric, place)
@@ -147,9 +161,10 @@ def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list
 
 
 def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
-    if where(table, metric=metric, site=site).num_rows == 0:
+    rows = only(table, metric=metric, site=site)
+    if rows.num_rows == 0:
         return []
-    line = curve(table, metric, site)
+    line = curve(rows, metric, site)
     columns = (line.layers, line.mean, line.any_floor, line.any_estimate)
     return [_Point(str(int(n)), float(v), bool(f), bool(e)) for n, v, f, e in zip(*columns, strict=True)]
 

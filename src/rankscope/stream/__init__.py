@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankscope._deferred import names_of
+from rankscope._lazy import names_of
 
 if TYPE_CHECKING:
     from rankscope.stream.sites import SiteRef, SiteSelection
@@ -19,12 +19,4 @@ __all__ = [
     "view_of",
 ]
 
-_HOME = {
-    "SiteRef": "rankscope.stream.sites",
-    "SiteSelection": "rankscope.stream.sites",
-    "trace": "rankscope.stream.tracer",
-    "undisturbed": "rankscope.stream.viewing",
-    "view_of": "rankscope.stream.viewing",
-}
-
-__getattr__ = names_of(__name__, _HOME)
+__getattr__ = names_of(__name__)

@@ -1,4 +1,4 @@
-"""Reads attention where it happens: at ``scaled_dot_product_attention`` and at ``softmax``.
+"""Reads attention where it happens: at ``scaled_dot_product_attention``, ``flex_attention`` and ``softmax``.
 
 Observing the model's own call, instead of replacing it, keeps every output bit-identical and works in
 any model, from any library, with the attention implementation that the user runs.
@@ -203,6 +203,37 @@ def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any], log_sums: Tensor |
         scale=bound.get("scale"),
         log_sums=log_sums,
     )
+
+
+def from_flex(operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
+    """Read a call of the operator of ``flex_attention``, whose scores only its own functions know.
+
+    The operator itself is asked, with the identity as values: it then returns the probabilities, and the log-sums give
+    the scores. Uncompiled, it computes the whole matrix anyway.
+    """
+    query, key, value, *rest = (arg.detach() if isinstance(arg, Tensor) else arg for arg in args)
+    if query.dtype in (torch.float16, torch.bfloat16):
+        query, key = query.float(), key.float()
+    ones = torch.eye(key.shape[-2], dtype=query.dtype, device=query.device)
+    with torch.no_grad():
+        probs, log_sums, *_ = operator(query, key, ones.expand(*value.shape[:2], -1, -1), *rest, **kwargs)
+        scores = probs.log() + (log_sums * _log_unit(operator, query, rest, kwargs)).to(probs.dtype)[..., None]
+    return AttentionCall(weights=probs, scores=scores)
+
+
+def _log_unit(operator: Callable[..., Any], query: Tensor, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """What one unit of the operator's log-sums is: releases use logarithms of base 2 or e. Two equal scores tell."""
+    like = query.new_zeros(1, 1, 2, 1)
+    told = operator(like[..., :1, :], like, like, _same, (*rest[1][:-1], _sees), 1.0, *rest[3:], **kwargs)[1]
+    return math.log(2.0) / float(told)
+
+
+def _same(score: Tensor, *_: Tensor) -> Tensor:
+    return score
+
+
+def _sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= 0
 
 
 def is_attention_shaped(scores: object, batch: int, tokens: int, inside_attention: bool) -> bool:

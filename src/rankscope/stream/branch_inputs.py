@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankscope.stream.dispatch import KernelMode
 from rankscope.stream.frames import tensors_in
 
 _PRODUCTS = frozenset(
@@ -51,11 +52,11 @@ class Origin:
         return self.read if self.source is None else self.read | {self.source}
 
 
-class BranchInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class BranchInputs(KernelMode):  # type: ignore[no-untyped-call]
     """Follows one block while it is active. It keeps the sources, a few tensors of the size of the stream."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # By memory and not by tensor: views share it, and an in-place write through one of them changes all.
         self._origins: dict[StorageWeakRef, Origin] = {}
 
@@ -89,6 +90,10 @@ class BranchInputs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if known:
             made = [tensor for tensor in tensors_in(out) if _is_content(tensor)]
+            if isinstance(func, HigherOrderOperator):
+                read = frozenset[Source]().union(*(origin.sources for origin in known))
+                self._origins |= {_memory(tensor): Origin(None, read) for tensor in made}
+                return out
             # A view has the memory, and so the origin, of what it views; only a write changes that.
             self._follow(func, known, [t for t in made if func._schema.is_mutable or _memory(t) not in given])
         return out

@@ -56,12 +56,14 @@ class KnownCall:
         first: number of its first block.
         last: number of its last block.
         adds: block of each add onto its stream, and whether surgery applies its gain to the stream there.
+        inside: those of its adds that are a part of a branch, as a mean over tokens that is subtracted.
     """
 
     stack: int
     first: int
     last: int
     adds: tuple[tuple[int, bool], ...]
+    inside: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -96,6 +98,10 @@ class _Replay:
     gated: list[_Meeting] = field(default_factory=list)
     normed: list[_Meeting] = field(default_factory=list)
     points: int = 0
+    is_inside: bool = False
+    """Whether the operation is a sum inside a branch, which takes nothing around it."""
+    streams: int = 0
+    """Points that were the stream at the entry of a block or at one of its sums."""
 
     def new_point(self) -> int:
         self.points += 1
@@ -121,6 +127,7 @@ class _Replay:
             # A constant matrix before the block (an adapter, projected embeddings) still yields the stream.
             self._enter(call.stack, call.first, found.carried | found.linear)
             self.entered |= found.carried | found.linear
+            self.streams |= found.carried
             self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
@@ -147,6 +154,7 @@ class _Replay:
         # Removing a skip means that its sum no longer receives the stream: leave that operand out.
         cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
         dropped = {stream for call, position, stream in cut if call.adds[position][1]}
+        self.is_inside = any(position in call.inside for call, position, _ in cut)
         carried, read = (
             self.of(v for v in op.carried if v not in dropped),
             self.of(v for v in op.read if v not in dropped),
@@ -172,12 +180,13 @@ class _Replay:
                 self.derived.add(after)
         for call, position, stream in cut:
             layer, is_cut = call.adds[position]
+            self.streams |= sets.carried
             if is_cut:
                 self._enter(call.stack, layer, sets.carried)
                 key = (call.stack, call.first, position)
                 carried_by, reached_by = self.cuts.get(key, (0, 0))
                 own = self.sets.get(stream, _NOTHING).carried
-                self.cuts[key] = carried_by | own, reached_by | sets.reached
+                self.cuts[key] = carried_by | own, reached_by | sets.reached | sets.bent & ~sets.linear
 
     def _follow_beside(self, op: Op, carried: list[_Sets]) -> None:
         """Note a sum over channels that lie along another axis than the last, such as a convolution's.
@@ -252,9 +261,13 @@ class _Replay:
                 self._note(sets.carried & sets.reached, op, self.met)
 
     def _meet(self, op: Op, given: list[_Sets], *, gates: bool) -> None:
-        # A skip: one operand carries a point from which another operand was computed.
+        # A skip: one operand carries a point from which another operand was computed, by a matrix or by tokens that
+        # are mixed (reached), or entry by entry through an activation (bent).
         for one, other in permutations(given, 2):
             points = one.carried & other.reached
+            if not any(value in self.statistics for value in op.carried):
+                # An activation may be such a sum as well, but not of the stream: x + alpha x^2 of what a matrix made.
+                points |= self.streams & one.carried & one.linear & other.bent & ~other.linear
             if op.merges and not gates:
                 self._note(points | self._projected(op, one, other), op, self.met)
             else:
@@ -273,7 +286,7 @@ class _Replay:
         return points if op.tokens[: len(tokens)] == tokens and len(op.tokens) == len(tokens) else points & ~entry
 
     def _note(self, points: int, op: Op, where: list[_Meeting]) -> None:
-        if points:
+        if points and not self.is_inside:
             where.append(_Meeting(points, op, dict(self.reached)))
 
 

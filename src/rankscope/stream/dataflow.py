@@ -10,6 +10,7 @@ does every other tensor that shares its memory.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import HigherOrderOperator
+from torch.utils import _pytree as pytree
 
+from rankscope.stream.dispatch import KernelMode
 from rankscope.stream.frames import ByTensor, tensors_in
 from rankscope.stream.operators import NORMS
 
@@ -70,6 +73,8 @@ _INDEXED = {
     "index_fill", "scatter", "scatter_add", "scatter_reduce", "take_along_dim",
 }  # fmt: skip
 """Operations with integer tensors among their arguments, which only select."""
+_LAYERS = {torch.nn.functional.linear, torch.addmm}
+"""Functions that are a product with a matrix, whatever they are executed as."""
 _SIDE_BY_SIDE = {"cat", "stack"}
 _OWN_NAMESPACES = ("aten", "prim", "prims", "_c10d_functional", "c10d")
 _CONSTANT = {
@@ -134,7 +139,7 @@ class Edge:
     tokens: tuple[int, ...]
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tape(KernelMode):  # type: ignore[no-untyped-call]
     """Records all operations that run while it is active.
 
     Attributes:
@@ -143,10 +148,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.events: list[Op | Edge] = []
         self.inputs: set[int] = set()
         self.operators: dict[str, None] = {}
+        self.functions: set[Callable[..., Any]] = set()
         self._values = 0
         self._known = ByTensor[int]()
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
@@ -202,6 +208,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         before = self._func, self._adds
         self._func, self._adds = func, list(adds)
+        self.functions.add(func)
         return before
 
     def end_function(self, before: Any) -> None:
@@ -234,6 +241,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         # Input values are numbered before the call: an in-place operation gives its target a new number.
         given = tensors_in((args, kwargs), depth=3)
+        if isinstance(func, HigherOrderOperator):
+            return self._opaque(func, args, kwargs, [*given, *_captured((args, kwargs))])
         before = [self.value_of(tensor) for tensor in given]
         out = func(*args, **kwargs)
         name = func.overloadpacket.__name__
@@ -242,6 +251,37 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = tensors_in(out, depth=2)
         if name not in _CONSTANT or func._schema.is_mutable:
             self._write_down(func, name, args, kwargs, given, before, made)
+        return out
+
+    def _opaque(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]) -> Any:
+        """Run an operator that takes functions, and record it as a custom kernel: what they do is not seen."""
+        content = [tensor.is_floating_point() or tensor.is_complex() for tensor in given]
+        carried = tuple(self.value_of(tensor) for tensor, has in zip(given, content, strict=True) if has)
+        read = tuple(self.value_of(tensor) for tensor, has in zip(given, content, strict=True) if not has)
+        out = func(*args, **kwargs)
+        made = tensors_in(out, depth=2)
+        self.operators[f"higher_order::{func.name()}"] = None
+        if made:
+            outs = tuple(self.value_of(tensor) for tensor in made)
+            tokens = tuple(made[0].shape[:-1])
+            self.events.append(
+                Op(
+                    "mixes",
+                    carried,
+                    read,
+                    outs,
+                    written=(),
+                    merges=True,
+                    reduces=False,
+                    is_statistic=False,
+                    in_norm=False,
+                    adds=(),
+                    name=func.name(),
+                    module=self.module,
+                    tokens=tokens,
+                    is_foreign=True,
+                )
+            )
         return out
 
     def _write_down(
@@ -256,6 +296,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         target = _written_to(func, args, kwargs)
         plain = name.removesuffix("_") if target is not None else name
+        if self._func in _LAYERS and plain in _INDEXED:
+            plain = "linear"  # weights that are not in memory are stood in for by a choice of channels
         kind, carried, read, statistic = self._kind(func, plain, args, given, before, made)
         reduces = plain in _STATISTICS and not statistic
         if target is not None and name == plain:  # torch.add(x, y, out=z): z is not a summand
@@ -361,6 +403,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "mixes", tuple(before), (), False
 
 
+def _captured(values: object) -> list[Tensor]:
+    """Tensors that the functions among the arguments close over."""
+    functions = [value for value in pytree.tree_leaves(values) if callable(value)]
+    found = [inspect.getclosurevars(function).nonlocals for function in functions if inspect.isfunction(function)]
+    return tensors_in(found, depth=3)
+
+
 def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The tensor that an operation writes to, in place or through ``out=``."""
     for position, argument in enumerate(func._schema.arguments):
@@ -409,7 +458,10 @@ def _memory_of(tensor: Tensor) -> int | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     storage = tensor.untyped_storage()
-    return int(storage.data_ptr() or storage._cdata)  # meta tensors have no memory: use the storage object
+    try:
+        return int(storage.data_ptr() or storage._cdata)  # meta tensors have no memory: use the storage object
+    except RuntimeError:
+        return None  # torch.func.jvp hands out tensors whose storage has no address
 
 
 def _written_as(func: Callable[..., Any] | None, name: str) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +23,8 @@ from rankscope.errors import DiscoveryError, SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
+from rankscope.stream.frames import tensors_in
+from rankscope.stream.operators import JOINS, is_norm
 from rankscope.stream.probe import CallRecord, LongSkips, probe
 
 STREAM_AXES = (
@@ -31,6 +35,8 @@ STREAM_AXES = (
     "(streams batch) tokens dim",
 )
 """How several streams per token can lie."""
+_HINTS = 2
+"""How many guesses are tried on a model in which no blocks were found."""
 _STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
 
 
@@ -54,26 +60,76 @@ def discover(
     Raises:
         DiscoveryError: nothing in the model looks like a block; the message lists containers to choose from.
     """
-    plain, records, _ = _stacks(model, run, batch, blocks, stream, "plain")
-    if plain and not _uncut(plain):
-        return ModelView(model, plain)
+    found = plain = _stacks(model, run, batch, blocks, stream, "plain")
+    if plain.stacks and not _uncut(plain.stacks):
+        _refuse_missed(plain.stacks, plain.records, blocks)
+        return ModelView(model, plain.stacks)
     # Some skips are not plain sums: probe again with every recognised form of a sum, and keep what explains more.
-    found = plain
-    wider: tuple[Sums, ...] = ("any", "joined")
+    wider: tuple[Sums, ...] = ("any", "joined") if plain.joins else ("any",)
     for sums in wider:
-        wide, _, all_true = _stacks(model, run, batch, blocks, stream, sums)
-        if wide and all_true and (not found or _uncut(wide) < _uncut(found)):
+        wide = _stacks(model, run, batch, blocks, stream, sums, settled=plain.records)
+        if wide.stacks and wide.all_true and (not found.stacks or _uncut(wide.stacks) < _uncut(found.stacks)):
             found = wide
-        if found and not _uncut(found):
+        if found.stacks and not _uncut(found.stacks):
             break
-    if not found:
-        raise DiscoveryError(_nothing_found(model, records, blocks))
-    if _uncut(found):
+    if not found.stacks:
+        raise _nothing_found(model, run, plain.records, blocks)
+    _refuse_missed(found.stacks, plain.records, blocks)
+    if _uncut(found.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
-        long, _, all_true = _stacks(model, run, batch, blocks, stream, found[0].sums, long_skips=True)
-        if all_true and _uncut(long) < _uncut(found):
+        sums = found.stacks[0].sums
+        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True, settled=found.records)
+        if long.all_true and _uncut(long.stacks) < _uncut(found.stacks):
             found = long
-    return ModelView(model, found)
+    return ModelView(model, found.stacks)
+
+
+class _Found(NamedTuple):
+    """What one reading of the sums shows.
+
+    Attributes:
+        stacks: the stacks; none if no module looks like a block.
+        records: every module call.
+        all_true: whether all skips are genuine.
+        joins: whether tensors are put side by side anywhere.
+    """
+
+    stacks: tuple[Stack, ...]
+    records: list[CallRecord]
+    all_true: bool
+    joins: bool
+
+
+def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: str | Sequence[str] | None) -> None:
+    """Refuse to read some of the blocks: one whose sums are not recognised is still a block if its class is theirs.
+
+    Children of one list are found together; blocks that are attributes, or that are in two lists, are not.
+    """
+    if blocks is not None:
+        return
+    names = {call.module_name for stack in stacks for call in stack.calls}
+    found = [record for record in records if record.name in names]
+    kinds = {(type(r.module), r.input_shape) for r in found if not isinstance(r.module, nn.Sequential)}
+    around = {id(ancestor) for record in found for ancestor in _ancestors(record)}
+    missed = [
+        record.name
+        for record in records
+        if (type(record.module), record.input_shape) in kinds
+        and record.name not in names
+        and record.keeps_shape
+        and id(record) not in around
+        and not any(ancestor.name in names for ancestor in _ancestors(record))
+    ]
+    if missed:
+        named = list(dict.fromkeys(record.name for record in records if record.name in {*names, *missed}))
+        kind = type(next(record.module for record in records if record.name == missed[0])).__name__
+        raise DiscoveryError(
+            f"{', '.join(dict.fromkeys(missed))}: of the class {kind}, like {found[0].name}, and run on tensors of the "
+            "same shape, but no attention and MLP branch was recognised in it, so that only some of the blocks would "
+            "be read.",
+            [({"blocks": named}, f"Name those that are blocks: blocks={named!r}.")],
+            "Name those that are blocks, e.g. blocks='layers.*'.",
+        )
 
 
 def with_streams(
@@ -91,7 +147,7 @@ def with_streams(
     for axes in STREAM_AXES:
         if not any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
             continue
-        stacks, _, _ = _stacks(model, run, batch, blocks, Stream(axes), "plain")
+        stacks = _stacks(model, run, batch, blocks, Stream(axes), "plain").stacks
         entries = [shapes[stack.calls[0].module_name] for stack in stacks]
         if entries and all(_one_stream_of(Stream(axes), shape, batch) for shape in entries):
             views.append(ModelView(model, tuple(replace(stack, is_declared=False) for stack in stacks)))
@@ -152,12 +208,13 @@ def _stacks(
     sums: Sums,
     *,
     long_skips: bool = False,
-) -> tuple[tuple[Stack, ...], list[CallRecord], bool]:
-    """The stacks found in one pass (none if no module looks like a block), and whether all its skips are genuine.
+    settled: Sequence[CallRecord] = (),
+) -> _Found:
+    """What a few passes show if sums of these forms are recognised.
 
     With ``long_skips``, the model runs once more with its blocks known.
     """
-    records, tape = probe(model, run, batch, stream, sums)
+    records, tape = probe(model, run, batch, stream, sums, roles=True, settled=settled)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
     for record in chosen:
@@ -167,7 +224,7 @@ def _stacks(
     # The tape knows module calls by their number in the pass; the replay needs to know which of them are blocks.
     numbers = {id(record): number for number, record in enumerate(records)}
     calls = {
-        numbers[id(record)]: _known(position, call)
+        numbers[id(record)]: _known(position, call, record)
         for position, (stack, key) in enumerate(zip(found, stacks, strict=True))
         for call, record in zip(stack.calls, stacks[key], strict=True)
     }
@@ -193,16 +250,17 @@ def _stacks(
         for position, stack in enumerate(found)
     )
     is_lost = any(search.is_lost for search in searches.values()) or any(record.is_lost for record in chosen)
-    return complete, records, seen.all_true and not is_lost
+    return _Found(complete, records, seen.all_true and not is_lost, not tape.functions.isdisjoint(JOINS))
 
 
-def _known(stack: int, call: BlockCall) -> KnownCall:
+def _known(stack: int, call: BlockCall, record: CallRecord) -> KnownCall:
     adds = [
         (call.first_layer + number, label is not None and not joins)
         for number, plan in enumerate(call.blocks)
         for label, joins in zip(plan.adds, plan.joins, strict=True)
     ]
-    return KnownCall(stack, call.first_layer, call.first_layer + len(call.blocks) - 1, tuple(adds))
+    last = call.first_layer + len(call.blocks) - 1
+    return KnownCall(stack, call.first_layer, last, tuple(adds), frozenset(record.inside))
 
 
 def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[CallRecord]:
@@ -319,20 +377,99 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
         stop = start + len(group)
         last = start == starts[-1]
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
-        joins = tuple(record.joins[start:stop])
-        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins, record.post_norm))
+        joins, roles = tuple(record.joins[start:stop]), tuple(record.roles[start:stop])
+        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles))
     return tuple(plans)
 
 
-def _nothing_found(model: nn.Module, records: list[CallRecord], blocks: str | Sequence[str] | None) -> str:
+def _hidden_modules(model: nn.Module) -> str | None:
+    """The first attribute that holds modules in a plain list, tuple or dict, in words; None if there is none."""
+    registered = set(model.modules())
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, (list, tuple, dict)):
+                continue
+            entries = value.values() if isinstance(value, dict) else value
+            hidden = [entry for entry in entries if isinstance(entry, nn.Module) and entry not in registered]
+            if hidden:
+                where = f"{name}.{attribute}" if name else attribute
+                kind = type(hidden[0]).__name__
+                return f"{where} is a plain {type(value).__name__} with {len(hidden)} modules ({kind})"
+    return None
+
+
+def _taken_by_lists(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
+    """What the modules in lists are called with, by the pattern of their names, if it holds no real tensor."""
+    taken: dict[str, str] = {}
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2].isdigit():
+
+                def note(
+                    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], name: str = name
+                ) -> None:
+                    tensors = tensors_in((args, kwargs), depth=4)
+                    kind = f"tensors of {tensors[0].dtype}" if tensors else "no tensor"
+                    if not any(tensor.is_floating_point() for tensor in tensors):
+                        taken.setdefault(re.sub(r"\d+", "*", name), kind.replace("torch.", ""))
+
+                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        run()
+    return taken
+
+
+def _nothing_found(
+    model: nn.Module, run: Callable[[], object], records: list[CallRecord], blocks: str | Sequence[str] | None
+) -> DiscoveryError:
     called = sorted({_pattern(record) for record in records if _is_numbered(record)})
+    taken = _taken_by_lists(model, run) if not called else {}
+    if taken:
+        (name, kind), *_ = taken.items()
+        return DiscoveryError(
+            f"No residual blocks were found in {type(model).__name__}: the modules {name!r} take {kind}, and a "
+            "residual stream is a tensor of real numbers. Collect their outputs with hooks, turn complex ones into "
+            "real ones (torch.view_as_real(x).flatten(-2)), and pass them to rankscope.judge."
+        )
     listing = ", ".join(repr(name) for name in called[:8]) or "none that were called"
     if blocks is not None:
-        return (
+        return DiscoveryError(
             f"No module called in the forward pass of {type(model).__name__} matches blocks={blocks!r}. "
             f"Lists of modules in it: {listing}."
         )
-    return (
+    hidden = _hidden_modules(model)
+    if hidden is not None:
+        return DiscoveryError(
+            f"No residual blocks were found in {type(model).__name__}: {hidden}, which torch does not see: the "
+            "parameters of these modules are not among model.parameters(), so no optimizer trains them and they are "
+            "neither moved nor saved. Wrap it: nn.ModuleList for a list, nn.ModuleDict for a dict."
+        )
+    return DiscoveryError(
         f"No residual blocks were found in {type(model).__name__}: no part of it adds an attention and an MLP branch "
-        f"to its own input. Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}."
+        "to its own input.",
+        [
+            ({"blocks": named}, f"What was seen agrees with blocks={named!r}, if these modules are its blocks.")
+            for named in _alike(records)
+        ],
+        f"Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}. "
+        "If it is not a transformer, pass its hidden states to rankscope.judge.",
     )
+
+
+def _alike(records: list[CallRecord]) -> list[str | list[str]]:
+    """Patterns of modules that may be blocks: numbered, of one class, and outside of each other.
+
+    Lists of the same class that run on tensors of the same shape belong together.
+    """
+    numbered = [
+        record
+        for record in records
+        if record.keeps_shape and _pattern(record) != record.name and not is_norm(record.module)
+    ]
+    inner = {id(record) for record in numbered if any(_pattern(one) != one.name for one in _ancestors(record))}
+    kinds: dict[object, dict[str, set[str]]] = {}
+    for record in numbered:
+        if id(record) not in inner:
+            kind = kinds.setdefault((type(record.module), record.input_shape), {})
+            kind.setdefault(_pattern(record), set()).add(record.name)
+    several = [patterns for patterns in kinds.values() if sum(map(len, patterns.values())) > 1]
+    return [names[0] if len(names) == 1 else names for names in map(list, several)][:_HINTS]

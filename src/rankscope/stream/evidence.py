@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,12 +24,16 @@ from rankscope.stream.observation import (
     ObservedCall,
     SeenStack,
     changed_place,
-    first_calls_of_another_token,
+    check_carries_all,
+    check_fed,
+    first_calls,
     is_data,
     named_inputs,
     observed_blocks,
     of_another_length,
     token_ids,
+    with_another_sequence,
+    with_another_token,
 )
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.own_tokens import check_own_tokens
@@ -42,6 +47,7 @@ _DECLARED = (
     "(batch tokens) dim",
     "(tokens batch) dim",
     "(batch tokens) tokens dim",
+    "(tokens batch) tokens dim",
     "(batch streams) tokens dim",
     "(streams batch) tokens dim",
     "dim batch tokens",
@@ -64,6 +70,8 @@ class _Facts:
         only_ids: whether the input consists of ids only.
         changed: where the tensor differs after the change; None if nowhere.
         changed_behind: the same for the output of the first block.
+        replaced: where the tensor differs after all tokens of sequence 0 were replaced; None if nowhere.
+        replaced_behind: the same for the output of the first block.
         channels: the axis along which norms, linear maps and convolutions of the blocks act, if they agree.
         attention: batch, queries and keys of each observed attention.
         given: shape of what the first module takes, if it takes a branch and not the stream.
@@ -76,6 +84,8 @@ class _Facts:
     only_ids: bool
     changed: Tensor | None
     changed_behind: Tensor | None
+    replaced: Tensor | None
+    replaced_behind: Tensor | None
     channels: int | None
     attention: Sequence[tuple[int, int, int]]
     given: torch.Size | None = None
@@ -101,14 +111,18 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = No
         if placed != view.stacks:
             view = replace(view, stacks=placed)
             seen = observed_blocks(view, batch)
-        after = first_calls_of_another_token(view, batch, rows, keep)
+        after = first_calls(view, with_another_token(batch, rows - 1, keep))
+        other = first_calls(view, with_another_sequence(batch, 0))
     stacks = []
     for stack in view.stacks:
         found = seen[stack.name]
         _check_flow(stack, found)
         if stack.stream.has_plain_blocks:
             _check_slots(view, batch, stack, found)
+        check_fed(view, batch, stack, found)
+        check_carries_all(view, batch, stack)
         before, (entry, left) = found.calls[0], after.get(stack.name, (None, None))
+        replaced, replaced_behind = other.get(stack.name, (None, None))
         facts = _Facts(
             before.entry.shape,
             rows,
@@ -117,6 +131,8 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = No
             not any(is_data(name, value) for name, value in named_inputs(batch)),
             _change(before.entry, entry),
             _change(before.left, left),
+            _change(before.entry, replaced),
+            _change(before.left, replaced_behind),
             found.channels(stack.stream),
             sorted(found.attention),
             before.given,
@@ -143,21 +159,38 @@ def _settled(stack: Stack, facts: _Facts, seen: SeenStack) -> Stack:
         if not _against(other, facts):
             stack, against = replace(stack, stream=other), []
     if against:
-        raise LayoutError(_refusal(stack, facts, against))
+        raise _refusal(stack, facts, against)
     for call in seen.calls:
         for tensor in (call.entry, call.left):
             if tensor is not None and _batch_of(stack.stream, tensor.shape, facts.rows) != facts.rows:
                 raise LayoutError(
                     f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and returns one of shape "
                     f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
-                    f"'{stack.stream}' like the first block's. {_how_to_declare(None, stack.stream)}"
+                    f"'{stack.stream}' like the first block's.",
+                    otherwise=_HOW_TO_DECLARE,
                 )
     return replace(
         stack,
         agrees_with=_for(stack.stream, facts),
         reads_earlier=_reading_earlier(stack, seen),
         second_streams=_second_streams(stack.stream, seen),
+        reach=_reach(stack.stream, facts),
     )
+
+
+def _reach(stream: Stream, facts: _Facts) -> Literal["later", "earlier", "both", "none"] | None:
+    """To which tokens the first block passes on a change of one token; None if more than one token was changed."""
+    behind = facts.changed_behind
+    if facts.changed is None or behind is None or behind.shape != facts.changed.shape:
+        return None
+    before, after = (
+        stream.canonical(changed, facts.rows)[facts.row].any(dim=-1) for changed in (facts.changed, behind)
+    )
+    if int(before.sum()) != 1:
+        return None
+    place = int(before.int().argmax())
+    earlier, later = bool(after[:place].any()), bool(after[place + 1 :].any())
+    return ("both" if earlier else "later") if later else ("earlier" if earlier else "none")
 
 
 def _reading_earlier(stack: Stack, seen: SeenStack) -> tuple[int, ...]:
@@ -244,13 +277,14 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
         found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
     # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
     apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens"]
-    several = apart if len(apart) > 1 else []
-    others = [*several, *([dim] if facts.channels is None else [])]
+    others = [*(apart if len(apart) > 1 else []), *([dim] if facts.channels is None else [])]
+    streams = [size for word, size in zip(words, sizes, strict=True) if word == "streams"]
     found += [
         f"the input has {length} tokens, and that is {tokens}"
         for length in facts.lengths
-        if tokens not in facts.lengths and length in others
+        if tokens not in facts.lengths and length in (*others, *streams)
     ]
+    # Not among streams: what mixes them may be a softmax as well.
     found += [
         f"its attention has {queries} queries in each of {facts.rows} sequences, and that is {tokens} tokens"
         for rows, queries, keys in facts.attention
@@ -259,7 +293,13 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     if facts.changed is not None:
         found += _against_change(words, facts.changed.reshape(sizes), facts.row)
         found += _against_mixing(stream, facts)
-    elif batch == tokens and batch > 1:
+    if stream.has_streams and not found:
+        found += _against_streams(stream, facts)
+    if facts.replaced is not None and not found:
+        rows = _reached(facts.replaced.reshape(sizes), words.index("batch"))
+        if bool(rows[1:].any()):
+            found.append(f"a change of the tokens of one sequence reached {int(rows.sum())} of {facts.rows}")
+    if facts.changed is None and batch == tokens and batch > 1:
         found.append(f"there are as many sequences as tokens ({batch}), and nothing distinguishes them")
     if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
         found.append(
@@ -285,6 +325,12 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
             f"a change of one token reached all {len(reached[whole[0]])} places along one axis of tokens, as it does "
             "where a token has several streams"
         ]
+    streams = reached[words.index("streams")] if "streams" in words else None
+    if whole and streams is not None and _is_part(streams):
+        return [
+            f"a change of one token reached all {len(reached[whole[0]])} tokens, and only {int(streams.sum())} of its "
+            f"{len(streams)} streams"
+        ]
     if whole and _is_part(dims):
         return [f"a change of one token reached all tokens, and only {int(dims.sum())} of {len(dims)} channels"]
     return []
@@ -296,18 +342,28 @@ def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
     Ignored if attention was observed within each sequence: experts with a limited capacity also mix sequences.
     """
     tokens = stream.sizes(facts.shape, facts.rows)[1]
-    within = any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens
-    if (
-        within
-        or facts.changed_behind is None
-        or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows
-    ):
+    if any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens:
         return []
-    words, sizes = stream.unfolded(facts.changed_behind.shape, facts.rows)
-    rows = _reached(facts.changed_behind.reshape(sizes), words.index("batch"))
-    if int(rows.sum()) <= 1:
+    for changed in (facts.changed_behind, facts.replaced_behind):
+        if changed is None or _batch_of(stream, changed.shape, facts.rows) != facts.rows:
+            continue
+        words, sizes = stream.unfolded(changed.shape, facts.rows)
+        rows = _reached(changed.reshape(sizes), words.index("batch"))
+        if int(rows.sum()) > 1:
+            return [f"the first block carries a change of one sequence to {int(rows.sum())} of {facts.rows}"]
+    return []
+
+
+def _against_streams(stream: Stream, facts: _Facts) -> list[str]:
+    """Evidence against an axis of streams: a changed token reaches some of its streams only, as it does windows."""
+    reached = []
+    for changed in (facts.changed, facts.changed_behind):
+        if changed is not None and _batch_of(stream, changed.shape, facts.rows) == facts.rows:
+            words, sizes = stream.unfolded(changed.shape, facts.rows)
+            reached.append(_reached(changed.reshape(sizes), words.index("streams")))
+    if not reached or any(bool(streams.all()) for streams in reached):
         return []
-    return [f"the first block carries a change of one sequence to {int(rows.sum())} of {facts.rows}"]
+    return [f"a change of one token reached {int(reached[-1].sum())} of its {len(reached[-1])} streams"]
 
 
 def _reached(changed: Tensor, axis: int) -> Tensor:
@@ -371,31 +427,38 @@ def _one_stream_of(stream: Stream, facts: _Facts) -> tuple[int, ...]:
     return tuple(size for word, size in zip(words, sizes, strict=True) if word != "streams")
 
 
-def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> str:
+def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> LayoutError:
     first = stack.calls[0].module_name or "the model itself"
-    axes = [a for a in (*_FOUND, *_DECLARED) if not _against(replace(stack.stream, axes=a, streams="join"), facts)]
+    readings = [replace(stack.stream, axes=axes, streams="join") for axes in (*_FOUND, *_DECLARED)]
     sizes = ""
     try:
         sizes = " x ".join(map(str, stack.stream.sizes(facts.shape, facts.rows)))
         sizes = f", that is {sizes}"
     except SiteError:
         pass
-    return (
+    return LayoutError(
         f"Block 0 ({first}) takes a tensor of shape {tuple(facts.shape)} for {facts.rows} sequences. Read as "
         f"'{stack.stream}'{sizes} (sequences, tokens, channels), this cannot be the residual stream: "
-        f"{'; '.join(against)}. {_how_to_declare(axes[0] if axes else None, stack.stream)}"
+        f"{'; '.join(entry.rstrip('.') for entry in against)}.",
+        [_hint(better) for better in readings if not _against(better, facts)],
+        _HOW_TO_DECLARE,
     )
 
 
-def _how_to_declare(axes: str | None, stream: Stream) -> str:
-    if axes is None:
-        return (
-            "Declare where the stream is, with one word per axis out of batch, tokens, dim and streams: "
-            "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'; or name other blocks with "
-            "blocks='layers.*'."
-        )
-    better = replace(stream, axes=axes, streams="join")
-    return f"What was seen agrees with stream=rankscope.{better!r}, on the command line --layout {str(better)!r}."
+_HOW_TO_DECLARE = (
+    "Declare where the stream is, with one word per axis out of batch, tokens, dim and streams: "
+    "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'; or name other blocks with "
+    "blocks='layers.*'."
+)
+
+
+def _declared(stack: Stack) -> Stream:
+    """The stream without the order of axes, if nobody declared it."""
+    return stack.stream if stack.is_declared else replace(stack.stream, axes=None)
+
+
+def _hint(better: Stream, lead: str = "What was seen agrees with") -> tuple[dict[str, object], str]:
+    return {"stream": better}, f"{lead} stream=rankscope.{better!r}, on the command line --layout {str(better)!r}."
 
 
 def _check_flow(stack: Stack, seen: SeenStack) -> None:
@@ -412,16 +475,11 @@ def _check_flow(stack: Stack, seen: SeenStack) -> None:
     meet = {Mark("in", stack.name, 0), Mark("out", stack.name, 0, "0")}
     alone = not pairs and any(meet <= marks for marks in seen.added_behind)
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
-        sums = [_is_sum(before, after) for _, before, after in pairs]
         raise LayoutError(
             f"The input of {calls[0].name} also bypasses it and is combined with its output outside, in the model's "
-            "own loop: its output is a branch, not the residual stream. "
-            + (
-                "If the loop adds the two (x = x + block(x)), declare it: stream=rankscope.Stream(skips='around'), on "
-                "the command line --layout skips=around."
-                if all(sums)
-                else "It is not their plain sum, which no declaration describes: write the skip into the block."
-            )
+            "own loop: its output is a branch, not the residual stream.",
+            [_hint(replace(_declared(stack), skips="around"), "The loop adds the two (x = x + block(x)): declare")],
+            "It is not their plain sum, which no declaration describes: write the skip into the block.",
         )
     if stream.skips == "around":
         wrong = next((after.name for _, before, after in pairs if not _is_sum(before, after)), None)
@@ -488,7 +546,15 @@ def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -
     # Global tokens (PEGASUS-X) that happen to be as many as the tokens are not a second stream.
     if other is not None and _other_slots(stack, observed_blocks(view, other)[stack.name]) is None:
         return
-    raise LayoutError(why)
+    taken, message, reads_first = why
+    summed = replace(_declared(stack), slot="sum")
+    alone = replace(_declared(stack), slot=int(taken) if taken.isdigit() else taken)
+    both = _hint(summed, "If it is their sum, as in blocks that pass on (hidden, residual), declare")
+    raise LayoutError(
+        message,
+        [*([both] if reads_first else []), _hint(alone, f"If it is slot {taken} alone, declare")],
+        "Declare which of the tensors that a block returns is the stream: stream=rankscope.Stream(slot=1).",
+    )
 
 
 def _pairs(seen: SeenStack) -> list[tuple[int, ObservedCall, ObservedCall]]:
@@ -496,29 +562,26 @@ def _pairs(seen: SeenStack) -> list[tuple[int, ObservedCall, ObservedCall]]:
     return list(zip(range(len(seen.calls)), seen.calls, seen.calls[1:], strict=False))
 
 
-def _other_slots(stack: Stack, seen: SeenStack) -> str | None:
-    """What blocks pass on besides the first tensor of their output, in words; None if nothing else."""
+def _other_slots(stack: Stack, seen: SeenStack) -> tuple[str, str, bool] | None:
+    """The slot that blocks pass on besides the first tensor of their output, in words, and whether they pass on both.
+
+    None if they pass on nothing else.
+    """
     for number, before, after in _pairs(seen):
         carried = {mark.slot for mark in after.carries if mark == Mark("out", stack.name, number, mark.slot)}
         taken = sorted({*carried, *after.takes} - {"0"})
         if not taken or not carried:
             continue
-        if "0" in {*carried, *after.takes}:
-            return (
-                f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "
-                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that pass "
-                "on (hidden, residual), declare stream=rankscope.Stream(slot='sum'), --layout slot=sum; if it is one "
-                f"of them, stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
-            )
-        return (
-            f"{after.name} continues with slot {taken[0]} of the output of {before.name}, not with the first tensor in "
-            f"it. Declare it: stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
+        reads_first = "0" in {*carried, *after.takes}
+        words = (
+            f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "
+            f"{taken[0]}: the residual stream is not the first alone."
+            if reads_first
+            else f"{after.name} continues with slot {taken[0]} of the output of {before.name}, not with the first "
+            "tensor in it."
         )
+        return taken[0], words, reads_first
     return None
-
-
-def _spelled(slot: str) -> str:
-    return slot if slot.isdigit() else repr(slot)
 
 
 def _is_sum(before: ObservedCall, after: ObservedCall) -> bool:

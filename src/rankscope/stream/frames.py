@@ -7,7 +7,7 @@ that earlier code produced, so ``is`` finds the skip without comparing numbers a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,6 +28,7 @@ from rankscope.stream.operators import (
     INDEXED_SUMS,
     INTERPOLATIONS,
     JOINS,
+    LIMITS,
     MULTIPLICATIONS,
     NEGATIONS,
     NORMS,
@@ -253,6 +254,9 @@ class StreamFrame:
         elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
             if self.is_stream(source) and out.numel() == source.numel():
                 self.follow(out) if source in self._aliases else self.follow_normed(out)
+        elif func in LIMITS:
+            if self.is_stream(source) and _changes_nothing(source, out):
+                self.follow(out) if source in self._aliases else self.follow_normed(out)
         # Plain: only numbers and parameters are gains. Any form: so is a tensor computed from the stream (a gate).
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
@@ -386,6 +390,14 @@ def _adds_nothing(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     return func in ADDS and len(args) == 2 and isinstance(args[1], (int, float)) and args[1] == 0
 
 
+def _changes_nothing(before: Tensor, after: Tensor) -> bool:
+    """Whether a limit was not reached, so that two tensors have the same values; True where there are none to see."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(after):
+        return False
+    with torch._C.DisableTorchFunction():
+        return after.is_meta or torch.equal(before, after)
+
+
 def _only_slices(index: object) -> bool:
     return all(isinstance(part, slice) for part in (index if isinstance(index, tuple) else (index,)))
 
@@ -396,11 +408,19 @@ def _is_gain(factor: object) -> bool:
 
 
 def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The stream among a block's arguments: the first floating tensor with at least two axes."""
+    """The stream among a block's arguments: the first floating tensor with at least two axes.
+
+    If there is none, as in blocks that take one tuple, list or dict, it is the first in there with three axes, or two.
+    """
     for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
-            return value
-    return None
+        if _may_be_stream(value, 2):
+            return cast(Tensor, value)
+    inside = [value for value in tensors_in((*args, *kwargs.values()), depth=3) if _may_be_stream(value, 2)]
+    return next((value for value in inside if value.dim() >= 3), inside[0] if inside else None)
+
+
+def _may_be_stream(value: object, axes: int) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= axes
 
 
 def by_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
@@ -475,17 +495,41 @@ def with_output_tensor(output: Any, new: Tensor) -> Any:
     if isinstance(output, (tuple, list)):
         items = [new if item is old else item for item in output]
         return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    if type(output) is dict:
+        return {name: new if item is old else item for name, item in output.items()}
     raise SiteError(
         f"A {type(output).__name__} came out where a tensor or a tuple with one was expected. "
         "Name the blocks that return one with blocks=."
     )
 
 
+def with_another(values: Any, old: Tensor, new: Tensor) -> Any:
+    """The same arguments with one tensor replaced, looking into lists, tuples and dicts."""
+    if values is old:
+        return new
+    if type(values) in (list, tuple):
+        return type(values)(with_another(value, old, new) for value in values)
+    if type(values) is dict:
+        return {name: with_another(value, old, new) for name, value in values.items()}
+    return values
+
+
 def tensors_in(values: object, depth: int = 2) -> list[Tensor]:
     """Tensors among call arguments, looking into lists, tuples and dicts."""
     if isinstance(values, torch.Tensor):
         return [values]
-    if depth == 0 or not isinstance(values, (tuple, list, Mapping)):
+    if depth == 0 or values is None or isinstance(values, (int, float, str)):
         return []
-    items = values.values() if isinstance(values, Mapping) else values
-    return [tensor for item in items for tensor in tensors_in(item, depth - 1)]
+    if isinstance(values, (tuple, list)):
+        items: Iterable[object] = values
+    elif isinstance(values, Mapping):
+        items = values.values()
+    else:
+        return []
+    found: list[Tensor] = []
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif depth > 1:
+            found += tensors_in(item, depth - 1)
+    return found

@@ -250,7 +250,14 @@ def _measured(view: ModelView, stack: Stack, batch: Batch, tangents: _Tangents) 
         hooks.enter_context(torch.no_grad())
         hooks.enter_context(forward_ad.dual_level())
         hooks.enter_context(_OnlyMixtures(tangents))
-        batch.run(view.model)
+        try:
+            batch.run(view.model)
+        except (NotImplementedError, RuntimeError) as error:
+            # Sparse tensors and derivatives that the model takes by itself; without tangents it has run before.
+            raise UnsupportedConfigError(
+                f"{type(view.model).__name__} cannot run with forward-mode derivatives, so how its streams are mixed "
+                f"cannot be measured: {' '.join(str(error).split())[:200]}"
+            ) from error
     return found
 
 

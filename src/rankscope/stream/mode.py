@@ -38,9 +38,13 @@ from rankscope.stream.operators import (
     JOINS,
     MULTI_HEAD,
     NORMS,
+    QUERIES,
     SDPA,
     SOFTMAXES,
+    awake,
+    is_asleep,
     is_attention,
+    is_flex,
     is_norm,
     without_fastpath,
 )
@@ -107,6 +111,17 @@ class ActiveBlock(StreamFrame):
     def adds_are_over(self) -> bool:
         """Whether every add of the block that is running has happened."""
         return all(block != self.block for block, _ in self._adds[self._adds_seen :])
+
+    @property
+    def adds_seen(self) -> int:
+        """Number of adds that have happened or are happening in this call."""
+        return self._adds_seen
+
+    @property
+    def cuts_to_come(self) -> bool:
+        """Whether a skip that surgery can remove is still to come in this call."""
+        left = zip(self._adds[self._adds_seen :], self._joins[self._adds_seen :], strict=True)
+        return any(label is not None and not joins for (_, label), joins in left)
 
     @property
     def is_at_final_norm(self) -> bool:
@@ -307,6 +322,10 @@ class StreamMode(TorchFunctionMode):
         """The softmax over keys; ``perform(*args, **kwargs)`` is the model's own."""
         return perform(*args, **kwargs)
 
+    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """The operator of ``flex_attention``; ``perform(*args, **kwargs)`` is the model's own call."""
+        return perform(*args, **kwargs)
+
     def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """A norm of the stream returned ``out``."""
         return out
@@ -338,6 +357,7 @@ class StreamMode(TorchFunctionMode):
             for handle in self._hooks(modules):
                 stack.callback(handle.remove)
             stack.enter_context(without_fastpath())
+            stack.enter_context(awake(self))
             stack.enter_context(self)
             yield
 
@@ -347,7 +367,7 @@ class StreamMode(TorchFunctionMode):
         kwargs = kwargs or {}
         call = self._open
         # Outside a block, or for our own work, do nothing: this runs for every torch call of the model.
-        if call is None or is_observing():
+        if call is None or func in QUERIES or is_observing():
             return func(*args, **kwargs)
         if func in call.sums:
             found = call.match(func, args, kwargs)
@@ -360,7 +380,7 @@ class StreamMode(TorchFunctionMode):
                 call.follow_joined(func, args, kwargs, out)
                 return out
         # What attention returns is a branch, whatever it reads: there is no stream to follow through it.
-        elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
+        elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
         if func in NORMS:
@@ -400,6 +420,8 @@ class StreamMode(TorchFunctionMode):
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:
             return self._fused(func, args, kwargs)
+        if is_flex(func):
+            return self.on_flex(call.next_attention(), args, kwargs, func)
         if not call.has_attention:
             return func(*args, **kwargs)
         batch, tokens = call.batch_and_tokens()
@@ -451,13 +473,13 @@ class StreamMode(TorchFunctionMode):
         """A forward pass of the model begins."""
         self._open = None
         self._attention_depth = 0
-        self._in_pass = True
+        self._in_pass = not is_asleep()
         self._calls_made = {stack.name: 0 for stack in self.view.stacks}
         self._memory.begin_pass()
 
     def _enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not self._in_pass and not self.opens_outside_a_pass():
+            if is_asleep() or (not self._in_pass and not self.opens_outside_a_pass()):
                 return
             entry = first_tensor(args, kwargs)
             number = None if entry is None else self._next_call(stack, name, entry)
@@ -480,6 +502,8 @@ class StreamMode(TorchFunctionMode):
 
     def _wakes(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, *_: Any) -> None:
+            if is_asleep():
+                return
             raise SiteError(
                 f"{name} ({type(module).__name__}) runs on this input, and did not when the model was probed: its "
                 "depth depends on the input. Measure inputs of different depth one after the other."
@@ -556,8 +580,8 @@ class StreamMode(TorchFunctionMode):
 
     def _end_pass(self, output: Any) -> None:
         """A forward pass of the model has ended; ``output`` is None if it raised."""
-        self._in_pass = False
-        if output is None:
+        was_asleep, self._in_pass = not self._in_pass, False
+        if output is None or was_asleep:
             return
         for stack in self.view.stacks:
             made = self._calls_made[stack.name]

@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from rankscope.errors import LayoutError, SiteError
 from rankscope.models.inputs import Batch
@@ -23,7 +25,7 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import needs_all_ranks
 from rankscope.stream.frames import ByTensor, by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
-from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES
+from rankscope.stream.operators import ADDS, MULTI_HEAD, QUERIES, SDPA, SOFTMAXES, is_flex
 
 T = Tensor
 _LAST_AXIS_NORMS = frozenset({F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm})
@@ -39,6 +41,7 @@ _TURNS = frozenset(
     }
 )  # fmt: skip
 _SHORT = 8
+_ROUNDINGS = 64
 
 
 class Mark(NamedTuple):
@@ -117,6 +120,8 @@ class _Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func in QUERIES:
+            return out
         with torch._C.DisableTorchFunction():
             inputs = tensors_in((args, kwargs or {}), depth=3)
             if self._open:
@@ -160,7 +165,7 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         stack, call = self._open[-1]
         seen = self.seen[stack.name]
-        is_attention_call = func is SDPA or func is MULTI_HEAD or func in SOFTMAXES
+        is_attention_call = func is SDPA or func is MULTI_HEAD or func in SOFTMAXES or is_flex(func)
         # A later stage with other tokens, one window each, says nothing about the tokens of the first.
         if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
@@ -192,7 +197,7 @@ class _Watch(TorchFunctionMode):
 
     @staticmethod
     def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: SeenStack) -> None:
-        if func is SDPA and inputs[0].dim() == 4:
+        if (func is SDPA or is_flex(func)) and inputs[0].dim() == 4:
             seen.attention.add((inputs[0].shape[0], inputs[0].shape[-2], inputs[1].shape[-2]))
         elif func is MULTI_HEAD:
             # It takes (tokens, batch, dim), whatever the module around it was given.
@@ -279,26 +284,137 @@ def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
             yield stack, name, modules[name]
 
 
-def _run(view: ModelView, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
-    """One pass, with the same random numbers each time, for models that use some even in evaluation mode."""
+def _run(view: ModelView, batch: Batch, mode: TorchFunctionMode | None = None) -> Any:
+    """What the model returns in one pass, with the same random numbers each time: some use them in evaluation too."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         torch.manual_seed(0)
         if mode is not None:
             stack.enter_context(mode)
-        batch.run(view.model)
+        return batch.run(view.model)
+
+
+def check_fed(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -> None:
+    """Raise if a block takes nothing of what the block before it in the order of calls returned.
+
+    Usually marks show that it does. Where they do not, what the earlier block returned is changed, to see whether the
+    later one then takes something else.
+
+    Raises:
+        LayoutError: the calls are not the blocks of one stream: the model runs its input in parts, or two stacks.
+    """
+    calls = seen.calls
+    for number, (before, after) in enumerate(pairwise(calls)):
+        marked = any(mark[:3] == ("out", stack.name, number) for mark in after.carries)
+        if marked or after.follows or after.places or after.takes or _is_fed(view, batch, stack, number, after):
+            continue
+        earlier = [call.name for call in calls[: number + 1]]
+        what = f"{after.name} (call {number + 1} of a block) takes nothing of what {before.name} returned before it"
+        if after.name in earlier:
+            raise LayoutError(
+                f"{what}, and has run before: the model runs its blocks more than once, on parts of the tokens "
+                f"(chunks, one token at a time with a cache) or on several inputs. These {len(calls)} calls are not "
+                f"{len(calls)} blocks of one stream. Run each block once, on whole sequences and without a cache: "
+                "wrap the model in a module whose forward does."
+            )
+        stem, alike = _until_they_differ(before.name, after.name)
+        raise LayoutError(
+            f"{what}: they belong to two residual streams.",
+            [({"blocks": pattern}, f"Name the blocks of one: blocks={pattern!r}.") for pattern in (stem, alike)],
+            "Name the blocks of one of them, e.g. blocks='encoder.layers.*'.",
+        )
+
+
+def _until_they_differ(one: str, other: str) -> tuple[str, str]:
+    """Patterns for the blocks beside each of two: ``towers.0.layers.*`` and ``towers.1.layers.*``."""
+    parts = one.split("."), other.split(".")
+    start = next((place for place, (a, b) in enumerate(zip(*parts, strict=False)) if a != b), 0)
+    patterns = [
+        ".".join([*words[: start + 1], *("*" if word.isdigit() else word for word in words[start + 1 :])])
+        for words in parts
+    ]
+    return patterns[0], patterns[1]
+
+
+def _is_fed(view: ModelView, batch: Batch, stack: Stack, number: int, after: ObservedCall) -> bool:
+    """Whether a call takes something else if what the call before it returned is changed."""
+    begun, ended = 0, 0
+    taken: list[Tensor] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal begun
+        value = stream_in(stack.stream, args, kwargs)
+        if value is not None:
+            begun += 1
+            if begun == number + 2:
+                taken.append(value.clone())
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        nonlocal ended
+        ended += 1
+        if ended != number + 1:
+            return None
+        return pytree.tree_map_only(Tensor, lambda x: x.flip(-1) * 2 + 1 if x.is_floating_point() else x, output)
+
+    modules = view.modules()
+    with ExitStack() as hooks:
+        for name in dict.fromkeys(call.module_name for call in stack.calls):
+            hooks.callback(modules[name].register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(modules[name].register_forward_hook(leave).remove)
+        _run(view, batch)
+    return not taken or taken[0].shape != after.entry.shape or not torch.equal(taken[0], after.entry)
+
+
+def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
+    """Raise if blocks without skips are not what the input passes through on its way to the output.
+
+    What every block returns is held fixed and the input is replaced. If the output changes, the input gets around the
+    blocks: they are the parts of a branch, or there are others beside them.
+
+    Raises:
+        LayoutError: it does.
+    """
+    stream = stack.stream
+    if any(plan.skips for plan in stack.plans) or stream.skips == "around" or not stream.has_plain_blocks:
+        return
+    kept: list[Any] = []
+    outputs: list[list[Tensor]] = []
+    for given in (batch, with_another_sequence(batch, 0)):
+        returned = iter(list(kept))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: Any, *, held: Iterator[Any] = returned) -> Any:
+            kept.append(output)
+            return next(held, None)
+
+        with ExitStack() as hooks:
+            for _, _, module in _blocks_of(view):
+                hooks.callback(module.register_forward_hook(leave).remove)
+            outputs.append(tensors_in(_run(view, given), depth=3))
+    one, other = outputs
+    if len(one) == len(other) and all(a.shape == b.shape and _agree(a, b) for a, b in zip(one, other, strict=True)):
+        return
+    names = list(dict.fromkeys(call.module_name for call in stack.calls))
+    raise LayoutError(
+        f"{names[0]} to {names[-1]} add nothing to what they take, and the input also reaches the output around them: "
+        "with all that they return held fixed and another input, the output changed. They are parts of a branch, or "
+        "other blocks run beside them. Name all modules that are blocks, e.g. blocks='layers.*'."
+    )
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding."""
+    if not one.is_floating_point():
+        return True  # chosen ids say no more than the numbers they are chosen by
+    size = one.nan_to_num().abs().max() if one.numel() else 0.0
+    same = (one == other) | (one.isnan() & other.isnan())
+    return bool((same | ((one - other).abs() <= _ROUNDINGS * torch.finfo(one.dtype).eps * size)).all())
 
 
 class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
     """The first block of every stack has run."""
 
 
-def first_calls_of_another_token(
-    view: ModelView, batch: Batch, rows: int, counts: Tensor | None = None
-) -> dict[str | None, tuple[Tensor, Tensor | None]]:
-    """Input and output of the first block of each stack when one token of the last sequence is replaced.
-
-    ``counts`` marks the tokens of that sequence that count; one of them is replaced.
-    """
+def first_calls(view: ModelView, batch: Batch) -> dict[str | None, tuple[Tensor, Tensor | None]]:
+    """Input and output of the first block of each stack; the pass ends there."""
     entries: dict[str | None, Tensor] = {}
     found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
     ends_early = not needs_all_ranks(view.model)
@@ -330,7 +446,7 @@ def first_calls_of_another_token(
             hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave(stack)).remove)
         with suppress(_AllEntered):
-            _run(view, _with_another_token(batch, rows - 1, counts))
+            _run(view, batch)
     return found
 
 
@@ -372,27 +488,52 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
 
 
-def _with_another_token(batch: Batch, row: int, counts: Tensor | None) -> Batch:
-    """The same batch with one token of one sequence replaced, or one number of its image or audio."""
+def with_another_sequence(batch: Batch, row: int) -> Batch:
+    """The same batch with other tokens in one sequence, or another image or sound.
+
+    Ids are moved along by one place, so that there are as many of each as before: a model may count some of them.
+    """
     ids = {id(value) for value in token_ids(batch)}
 
-    def changed(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[batch.axis] != batch.sequences:
+    def changed(name: str, value: Tensor, axis: int) -> Tensor:
+        are_ids = id(value) in ids
+        if value.dim() < 2 or not (are_ids or is_data(name, value)):
+            return value
+        value = value.clone()
+        own = value.select(axis, row)
+        if not are_ids:
+            drawn = torch.randn(own.shape, generator=torch.Generator().manual_seed(1)).to(own)
+            own.copy_(0.5 * own + drawn * own.std().clamp_min(1e-3))
+        elif bool((own == own[0]).all()):
+            others = value[value != own[0]]
+            own.fill_(int(others[0]) if len(others) else int(own[0]) - 1 if own[0] > 0 else 1)
+        else:
+            own.copy_(own.roll(1))
+        return value
+
+    return batch.mapped(changed)
+
+
+def with_another_token(batch: Batch, row: int, counts: Tensor | None) -> Batch:
+    """The same batch with one token of one sequence replaced, or one number of its image or audio.
+
+    ``counts`` marks the tokens of that sequence that count; one of them is replaced.
+    """
+    ids = {id(value) for value in token_ids(batch)}
+
+    def changed(name: str, value: Tensor, axis: int) -> Tensor:
+        if value.dim() < 2:
             return value
         if id(value) in ids:
-            return _another_id(value, row, batch.axis, counts)
+            return _another_id(value, row, axis, counts)
         if not is_data(name, value):
             return value
         value = value.clone()
-        place = tuple(row if axis == batch.axis else size // 2 for axis, size in enumerate(value.shape))
+        place = tuple(row if at == axis else size // 2 for at, size in enumerate(value.shape))
         value[place] += 1 + value[place].abs()
         return value
 
-    return replace(
-        batch,
-        inputs={name: changed(name, value) for name, value in batch.inputs.items()},
-        arguments=tuple(changed("", value) for value in batch.arguments),
-    )
+    return batch.mapped(changed)
 
 
 def _another_id(ids: Tensor, row: int, axis: int, counts: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._ops import HigherOrderOperator
 
 T = torch.Tensor
 
@@ -40,6 +41,10 @@ IN_PLACE_SUMS: frozenset[Callable[..., Any]] = frozenset(
     {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_, T.index_add_}
 )
 
+LIMITS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.clamp, T.clamp, torch.clip, T.clip, torch.nan_to_num, T.nan_to_num}
+)
+"""Guards against overflow, as T5 has in float16. Where they change nothing, they return what they were given."""
 SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
     {
         T.view, T.reshape, T.flatten, T.unflatten, T.squeeze, T.unsqueeze, T.contiguous, T.clone, T.detach,
@@ -76,6 +81,17 @@ CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full}
 )
 
+_FACTS = "shape dtype device layout ndim requires_grad is_cuda is_leaf is_sparse is_quantized is_meta is_nested grad_fn"
+QUERIES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(getattr(T, fact).__get__ for fact in _FACTS.split()),
+        T.dim, T.size, T.numel, T.nelement, T.stride, T.storage_offset, T.element_size, T.is_contiguous,
+        T.is_floating_point, T.is_complex, T.untyped_storage, T.__len__,
+        torch.is_floating_point, torch.is_complex, torch.numel,
+    }
+)  # fmt: skip
+"""Calls that say something about a tensor and compute nothing: four of five calls that a model makes."""
+
 SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
 """Calls that use only the shape or the type of their second argument."""
 
@@ -88,6 +104,11 @@ PROJECTIONS: frozenset[Callable[..., Any]] = frozenset(
 
 SDPA: Callable[..., Any] = F.scaled_dot_product_attention
 MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
+
+
+def is_flex(func: Callable[..., Any]) -> bool:
+    """Whether a call is the operator of ``flex_attention``, which exists only once a model has imported it."""
+    return isinstance(func, HigherOrderOperator) and str(func) == "flex_attention"
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -109,6 +130,40 @@ MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lst
 def is_mixer(name: str, kind: type[nn.Module]) -> bool:
     """Whether a module mixes tokens without being attention, judged by its own name or that of its class."""
     return MIXER_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
+
+
+_AWAKE: list[object] = []
+_ASLEEP: list[None] = []
+
+
+@contextmanager
+def awake(mode: object) -> Iterator[None]:
+    """Inside this block, a mode acts on its model."""
+    _AWAKE.append(mode)
+    try:
+        yield
+    finally:
+        _AWAKE.remove(mode)
+
+
+def some_mode_is_awake() -> bool:
+    """Whether a mode acts on some model now."""
+    return bool(_AWAKE) and not _ASLEEP
+
+
+@contextmanager
+def modes_asleep() -> Iterator[None]:
+    """Inside this block, models run as if no mode acted on them."""
+    _ASLEEP.append(None)
+    try:
+        yield
+    finally:
+        _ASLEEP.pop()
+
+
+def is_asleep() -> bool:
+    """Whether modes are asleep."""
+    return bool(_ASLEEP)
 
 
 @contextmanager

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
-from rankscope.errors import SiteError, UnsupportedOperationError
+from rankscope.errors import SiteError
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
-from rankscope.models.view import Label, Sums
+from rankscope.models.view import Label, Response, Sums
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -32,36 +34,50 @@ from rankscope.stream.attention_calls import (
 )
 from rankscope.stream.carries import KnownCall
 from rankscope.stream.dataflow import Tape
-from rankscope.stream.frames import ByTensor, StreamFrame, first_tensor, output_tensor, tensors_in
+from rankscope.stream.frames import (
+    ByTensor,
+    SkipSum,
+    StreamFrame,
+    first_tensor,
+    output_tensor,
+    tensors_in,
+    with_another,
+)
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     ADDS,
     CONSTANTS,
     JOINS,
-    MIXER_NAME,
     MULTI_HEAD,
     NORMS,
     PRODUCTS,
     PROJECTIONS,
+    QUERIES,
     SDPA,
     SHAPED_LIKE,
     SOFTMAXES,
     SUMS,
     is_attention,
+    is_flex,
     is_norm,
+    modes_asleep,
+    some_mode_is_awake,
 )
+from rankscope.stream.roles import PASSES, TokenTrial, responses, silent_in
 from rankscope.stream.states import LongSum, States
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
-_MATRIX_PRODUCTS = PRODUCTS | PROJECTIONS | ADDED_MATRIX_PRODUCTS | {torch.mm, Tensor.mm, torch.tensordot}
-_MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
+_MATRIX_PRODUCTS = (
+    PRODUCTS | PROJECTIONS | ADDED_MATRIX_PRODUCTS | {torch.mm, Tensor.mm, torch.tensordot, SDPA, MULTI_HEAD}
+)
 
 
 class Ancestry(IntFlag):
     """Where the values of a tensor come from, relative to one frame.
 
     DERIVED: from the stream. ATTENTION, CROSS: through attention, cross-attention. OTHER: also through something else.
-    FRESH: from the stream since its last add. MAPPED: through a product with a matrix.
+    FRESH: from the stream since its last add. MAPPED: through a product with a matrix. NAMED: ATTENTION only because of
+    the name of a module. MIXED: through a sum inside, whose branch mixes tokens.
     """
 
     NONE = 0
@@ -71,6 +87,8 @@ class Ancestry(IntFlag):
     OTHER = 8
     FRESH = 16
     MAPPED = 32
+    NAMED = 64
+    MIXED = 128
 
 
 @dataclass
@@ -86,6 +104,9 @@ class CallRecord:
         post_norm: whether a branch is added to a norm of the stream.
         fed_by: the calls that returned the exact tensor that this one received.
         is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
+        inside: adds that are inside the branch of a later one, without a matrix of their own: their label is None.
+        roles: for each add, how its branch responded when tokens were replaced; None if it did not.
+        occurrence: how many calls of the same module came before.
     """
 
     name: str
@@ -103,11 +124,19 @@ class CallRecord:
     final_norm: str | None = None
     fed_by: list[CallRecord] = field(default_factory=list)
     is_lost: bool = False
+    inside: set[int] = field(default_factory=set)
+    roles: list[Response | None] = field(default_factory=list)
+    occurrence: int = 0
 
     @property
     def labels(self) -> list[Label]:
         """Labels of the genuine skip adds."""
         return [label for label in self.adds if label is not None]
+
+    @property
+    def responses_of_skips(self) -> list[Response | None]:
+        """The responses of the genuine skip adds: which of them mix tokens is unknown where there was none."""
+        return [role for label, role in zip(self.adds, self.roles, strict=True) if label is not None]
 
     @property
     def keeps_shape(self) -> bool:
@@ -126,6 +155,14 @@ class CallRecord:
         return "both" in labels or ("mlp" in labels and bool(labels & {"attention", "mixer"}))
 
 
+class _Part(NamedTuple):
+    """A summand of a branch: where it was compared, the module that returned it, and whether weights acted on it."""
+
+    place: Hashable
+    module: str | None
+    is_mapped: bool
+
+
 class ProbeFrame(StreamFrame):
     """A stream frame that also tracks where every other tensor of the call comes from."""
 
@@ -133,12 +170,23 @@ class ProbeFrame(StreamFrame):
         self._newest = ByTensor[None]()
         super().__init__(entry, sums)
         self.record = record
-        self.names_since_add: list[str] = []
-        self.adds_to_normed = False
+        self.sum: SkipSum | None = None
+        self.parts: list[list[tuple[_Part, _Part]]] = [[]]
+        """For each add, the sums of two derived tensors since the add before."""
         self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
         self._ancestries = ByTensor[Ancestry]()
+        self._through = ByTensor[int]()
+        """The adds of this frame through which a tensor was computed, as bits."""
+        self._branches: list[tuple[int, bool]] = []
+        """For each add, the adds through which its branch was computed, and whether a matrix acted on the branch."""
+        self._onto_normed: list[bool] = []
+
+    @property
+    def key(self) -> Hashable:
+        """Identifies the module call in every pass."""
+        return self.record.name, self.record.occurrence
 
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is (also) the stream."""
@@ -170,19 +218,23 @@ class ProbeFrame(StreamFrame):
 
     def ancestry(self, tensor: Tensor) -> Ancestry:
         """The ancestry of one tensor object."""
+        known = self._ancestries.get(tensor) or Ancestry.NONE
         if self.is_stream(tensor):
-            return Ancestry.DERIVED | (Ancestry.FRESH if tensor in self._newest else Ancestry.NONE)
-        return self._ancestries.get(tensor) or Ancestry.NONE
+            fresh = Ancestry.FRESH if tensor in self._newest else Ancestry.NONE
+            return Ancestry.DERIVED | fresh | known & Ancestry.MIXED
+        return known
 
     def mark(self, tensor: Tensor, ancestry: Ancestry) -> None:
         """Set the ancestry of a tensor."""
         self._ancestries[tensor] = ancestry
 
-    def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
-        """Mark a tensor as the output of attention, or of a module named like attention."""
+    def mark_attention(self, tensor: Tensor, crosses: bool, *, by_name: bool = False) -> None:
+        """Mark a tensor as the output of attention, or (``by_name``) of a module named like attention."""
         if not self.is_stream(tensor):
+            own = self.ancestry(tensor)
             cross = Ancestry.CROSS if crosses else Ancestry.NONE
-            self.mark(tensor, self.ancestry(tensor) | Ancestry.DERIVED | Ancestry.ATTENTION | cross)
+            named = Ancestry.NAMED if by_name and not own & Ancestry.ATTENTION else Ancestry.NONE
+            self.mark(tensor, own | Ancestry.DERIVED | Ancestry.ATTENTION | cross | named)
 
     def see_attention(
         self, call: AttentionCall, outputs: Sequence[Tensor], crosses_by_name: bool, *, counts: bool
@@ -217,10 +269,45 @@ class ProbeFrame(StreamFrame):
         stale = label is not None and not ancestry & Ancestry.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
+        self._find_inside(found, bool(ancestry & Ancestry.MAPPED))
         self._age()
-        self.adds_to_normed |= self.is_normed(found.carried)
-        self.names_since_add.clear()
+        self._onto_normed.append(self.is_normed(found.carried))
+        self.sum = found
+        self.parts.append([])
         return found.carried
+
+    @property
+    def adds_to_normed(self) -> bool:
+        """Whether something is added to a norm of the stream, other than inside a branch."""
+        known = enumerate(self._onto_normed)
+        return any(normed and number not in self.record.inside for number, normed in known)
+
+    def _find_inside(self, found: SkipSum, is_mapped: bool) -> None:
+        """Take back the adds that the branch of this one was computed through and its stream was not.
+
+        ``x + f(h - h.mean(1))``: the difference was onto the stream as well, and is a part of the branch.
+        """
+        through = self._bits(found.branches)
+        self._branches.append((through, is_mapped))
+        inside = through & ~self._bits([found.carried])
+        adds, joins = self.record.adds, self.record.joins
+        for number in (number for number in range(len(adds)) if inside >> number & 1 and adds[number] is not None):
+            adds[number] = None
+            if not self._branches[number][1]:
+                self.record.inside.add(number)
+        for number in range(len(adds) if inside else 0):
+            before = [earlier for earlier in range(number) if adds[earlier] is not None]
+            joins[number] &= bool(before) and not self._branches[number][0] >> before[-1] & 1
+
+    def note_sum(self, out: Tensor) -> None:
+        """The add that was recorded last has run."""
+        self._through[out] = self._bits([out]) | 1 << len(self.record.adds) - 1
+
+    def _bits(self, tensors: Iterable[Tensor]) -> int:
+        bits = 0
+        for tensor in tensors:
+            bits |= self._through.get(tensor) or 0
+        return bits
 
     def _age(self) -> None:
         """The stream is about to change: no tensor seen so far is computed from its new value."""
@@ -234,11 +321,7 @@ class ProbeFrame(StreamFrame):
             if ancestry & Ancestry.OTHER:
                 return "both"
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
-        names = " ".join(self.names_since_add)
-        if not names and not ancestry & Ancestry.MAPPED:
-            return "mixer"  # no module and no matrix, as a shift or a mean of tokens: not an MLP
-        # Otherwise names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
-        return "mixer" if MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
+        return "mlp"  # unless the experiment shows that it mixes tokens
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
         """Pass ancestries on from the inputs of a call to its outputs.
@@ -256,6 +339,9 @@ class ProbeFrame(StreamFrame):
             union |= ancestry
         if not union:
             return
+        through = self._bits(inputs)
+        for tensor in outputs if through else ():
+            self._through[tensor] = through
         if func in _MATRIX_PRODUCTS:
             union |= Ancestry.MAPPED
         # A parallel block adds attention(x) + mlp(x) first and the sum to the stream afterwards.
@@ -343,34 +429,126 @@ def probe(
     stream: Stream | None = None,
     sums: Sums = "plain",
     long_skips: Mapping[int, LongSkips] | None = None,
+    *,
+    roles: bool = False,
+    settled: Sequence[CallRecord] = (),
 ) -> tuple[list[CallRecord], Tape]:
     """Run the model once through ``run``: a record of each module call, in order of entry, and all operations.
 
-    ``long_skips`` look for long skips in the same pass, by the number under which the tape records them.
+    ``long_skips`` look for long skips in the same pass, by the number under which the tape records them. With
+    ``roles``, it runs a few times more to see which branches mix tokens; otherwise only attention counts as mixing.
+    ``settled`` are the calls of an earlier probe that recognised fewer forms of sums: if there are no more adds now,
+    their labels hold.
     """
-    mode = _Probe(batch, stream, sums, long_skips or {})
+    if roles and some_mode_is_awake():
+        # Under surgery the stream is not what the block made of its input, so roles are those of the model as written.
+        mode = _Probe(batch, stream, sums, long_skips or {}, None)
+        _run_under(model, run, mode, mode.tape)
+        with modes_asleep():
+            written = probe(model, run, batch, stream, sums, roles=True)[0]
+        _take_roles(mode.records, written)
+        return mode.records, mode.tape
+    trial = TokenTrial(batch, stream) if roles else None
+    mode = _Probe(batch, stream, sums, long_skips or {}, trial)
+    _run_under(model, run, mode, mode.tape)
+    if trial is not None and settled and _places(settled) == _places(mode.records):
+        _take_roles(mode.records, settled)
+    elif trial is not None:
+        _find_roles(mode.records, mode, lambda again: _run_under(model, run, again), trial)
+        zeros = silent_in(model) if any(None in record.responses_of_skips for record in mode.records) else {}
+        if zeros:
+            # A branch times a gain of zero, as at the start of training, shows nothing: once more with other numbers.
+            with _reparametrize_module(model, zeros, tie_weights=True):
+                trial = TokenTrial(batch, stream)
+                other = _Probe(batch, stream, sums, {}, trial)
+                _run_under(model, run, other)
+                _find_roles(mode.records, other, lambda again: _run_under(model, run, again), trial)
+    return mode.records, mode.tape
+
+
+def _places(records: Sequence[CallRecord]) -> list[tuple[str, int]]:
+    return [(record.name, len(record.adds)) for record in records]
+
+
+def _take_roles(records: Sequence[CallRecord], written: Sequence[CallRecord]) -> None:
+    """Give each call the labels and responses of the same call of the model as written, if it has as many adds."""
+    by_call = {(record.name, record.occurrence): record for record in written}
+    for record in records:
+        other = by_call.get((record.name, record.occurrence))
+        if other is not None and len(other.adds) == len(record.adds):
+            record.adds, record.roles = other.adds, other.roles
+            record.parallel_mlp = other.parallel_mlp
+
+
+def _find_roles(
+    records: Sequence[CallRecord], reference: _Probe, run: Callable[[_Probe], None], trial: TokenTrial
+) -> None:
+    others = []
+    for number in range(PASSES if trial.kept else 0):
+        others.append(reference.again(trial.next(number)))
+        run(others[-1])
+    for record in records:
+        _settle(record, reference, others)
+
+
+def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: Tape | None = None) -> None:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
             stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
-        try:
-            with torch.no_grad(), mode.tape, mode:
-                run()
-        except NotImplementedError as error:
-            found = re.search(r"HigherOrderOperator (\w+)", str(error))
-            if found is None:
-                raise
-            raise UnsupportedOperationError(
-                f"{mode.tape.module or 'the model'} calls {found[1]}, which takes a function as an argument: what "
-                "happens inside it cannot be followed. Use another form, such as attn_implementation='sdpa'."
-            ) from error
-    return mode.records, mode.tape
+        stack.enter_context(torch.no_grad())
+        if tape is not None:
+            stack.enter_context(tape)
+        stack.enter_context(mode)
+        run()
+
+
+def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> None:
+    """The labels of a call, from how its branches responded when tokens were replaced."""
+    trials = [other.trial for other in others if other.trial is not None]
+    key = record.name, record.occurrence
+    parts = reference.parts.get(key, [])
+    record.roles = record.roles or [None] * len(record.adds)
+    for number, label in enumerate(record.adds):
+        response = responses(trials, (key, "branch", number))
+        if response is not None and any((key, number) in other.mixed for other in others):
+            response = "mixes"
+        if response is None:
+            continue
+        record.roles[number] = response
+        joined = [
+            {responses(trials, part.place): part for part in pair}
+            for pair in (parts[number] if number < len(parts) else [])
+        ]
+        pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
+        beside = [found["alone"].module for found in pairs if found["alone"].is_mapped]
+        if label == "both" and not beside and any(found.keys() == {"mixes"} for found in joined):
+            record.adds[number], record.parallel_mlp = "attention", None
+        elif label == "mlp" and response == "mixes":
+            record.adds[number] = "both" if beside else "mixer"
+            record.parallel_mlp = beside[0] if beside else record.parallel_mlp
+        elif label == "attention" and response == "alone":
+            record.adds[number] = "mlp"
 
 
 class _Probe(TorchFunctionMode):
-    def __init__(self, batch: int, stream: Stream | None, sums: Sums, long_skips: Mapping[int, LongSkips]) -> None:
+    def __init__(
+        self,
+        batch: int,
+        stream: Stream | None,
+        sums: Sums,
+        long_skips: Mapping[int, LongSkips],
+        trial: TokenTrial | None = None,
+    ) -> None:
         super().__init__()
+        self.trial = trial
+        self.known: dict[Hashable, list[Label | None]] = {}
+        """The labels of each call in the reference pass, for the passes that are compared with it."""
+        self.mixed: set[tuple[Hashable, int]] = set()
+        """Adds whose branch went through a sum inside that mixes tokens: module call and number."""
+        self.parts: dict[Hashable, list[list[tuple[_Part, _Part]]]] = {}
+        self._occurrences = Counter[str]()
         self._stream = stream
         self._long_skips = long_skips
         self.tape = Tape()
@@ -379,15 +557,31 @@ class _Probe(TorchFunctionMode):
         self.numbers: dict[int, int] = {}
         self._batch = batch
         self._frames: list[ProbeFrame] = []
-        self._open: list[ProbeFrame | None] = []
+        self._open: list[ProbeFrame | Literal["adds nothing"] | None] = []
+        """For each running module its frame; None if it takes no stream. In passes that are compared with the reference
+        pass, calls that add nothing to their input have no frame."""
         self._attention_modules: list[str] = []
         self._products = ByTensor[None]()
         self._returned = ByTensor[list[CallRecord]]()
+
+    def again(self, trial: TokenTrial) -> _Probe:
+        """A mode for another pass with the same settings."""
+        probe = _Probe(self._batch, self._stream, self._sums, {}, trial)
+        probe.known = {(record.name, record.occurrence): record.adds for record in self.records}
+        return probe
+
+    def _is_skip(self, frame: ProbeFrame) -> bool:
+        """Whether the add that was recorded last adds a branch to the stream, as far as is known."""
+        number = len(frame.record.adds) - 1
+        known = self.known.get(frame.key, frame.record.adds)
+        return number < len(known) and known[number] is not None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in QUERIES:
+            return func(*args, **kwargs)
         if not self._frames and not self._long_skips:
             before = self.tape.begin_function(func, ())
             try:
@@ -398,6 +592,7 @@ class _Probe(TorchFunctionMode):
         # input, because it is not yet known which of them are blocks.
         is_sum = func in SUMS or func in JOINS
         added = [frame.see_add(func, args, kwargs) for frame in self._frames] if is_sum else []
+        mixing = self._see_branches(added)
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
             (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
@@ -415,7 +610,12 @@ class _Probe(TorchFunctionMode):
             out = self._run(func, args, kwargs, inputs)
         finally:
             self.tape.end_function(before)
+        if func not in JOINS:
+            self._restart(added, out, mixing)
         for frame, stream in zip(self._frames, added, strict=False):
+            frame.sum = None
+            if stream is not None:
+                frame.note_sum(out)
             if stream is not None and func in JOINS:
                 frame.follow_joined(func, args, kwargs, out)
             elif stream is not None:
@@ -429,6 +629,8 @@ class _Probe(TorchFunctionMode):
     def _run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]
     ) -> Any:
+        if func in ADDS and self._open:
+            self._see_parts(func, inputs)  # before the call: it may write to one of them
         if func is MULTI_HEAD:
             calls, out = _inside_multi_head(func, args, kwargs)
         else:
@@ -442,7 +644,11 @@ class _Probe(TorchFunctionMode):
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
-            frame.makes_one_stream(func, args, kwargs, out)
+            if frame.makes_one_stream(func, args, kwargs, out):
+                self._reset(frame, ("made", len(frame.record.adds)), out)
+            if _norms_tokens(func, args) and frame.is_normed(out):
+                # A norm over tokens (GroupNorm) is a norm of the stream, and not a part of the branch that reads it.
+                self._reset(frame, ("norm", len(frame.record.adds), len(frame.record.norms_at)), out)
             if func in NORMS and frame.ancestry(inputs[0]):
                 frame.record.norms_at.append(len(frame.record.adds))
             if frame.joined is not None:
@@ -453,12 +659,80 @@ class _Probe(TorchFunctionMode):
                 frame.see_attention(call, outputs, self._crosses_by_name(), counts=fits)
         return out
 
+    def _see_branches(self, added: Sequence[Tensor | None]) -> list[ProbeFrame]:
+        """Keep or compare what is added to the stream of each frame; returns the frames in which it mixes tokens."""
+        mixing: list[ProbeFrame] = []
+        if self.trial is None:
+            return mixing
+        for frame, stream in zip(self._frames, added, strict=False):
+            number = len(frame.record.adds) - 1
+            if stream is None or frame.sum is None or not self._is_skip(frame):
+                continue
+            place = frame.key, "branch", number
+            self.trial.see(place, frame.sum.summands()[1], frame.entry_shape)
+            if any(frame.ancestry(tensor) & Ancestry.MIXED for tensor in frame.sum.branches):
+                self.mixed.add((frame.key, number))
+                mixing.append(frame)
+            elif self.trial.changed.get(place, (False, False))[1]:
+                mixing.append(frame)
+        return mixing
+
+    def _restart(self, added: Sequence[Tensor | None], out: Tensor, mixing: Sequence[ProbeFrame]) -> None:
+        """After a sum, every branch that follows is tested from the stream of the reference pass on."""
+        if self.trial is None:
+            return
+        known = zip(self._frames, added, strict=False)
+        restarted = [frame for frame, stream in known if stream is not None and self._is_skip(frame)]
+        for frame in restarted:
+            self._reset(frame, ("sum", len(frame.record.adds) - 1), out)
+        if mixing:
+            for frame in self._frames:
+                if frame not in restarted and not frame.is_stream(out):
+                    frame.mark(out, frame.ancestry(out) | Ancestry.MIXED)
+
+    def _reset(self, frame: ProbeFrame, place: tuple[Hashable, ...], out: Tensor) -> None:
+        """Keep the stream at a place, or put it back there with some tokens replaced; ``out`` is a new tensor."""
+        if self.trial is None:
+            return
+        if self.trial.is_reference:
+            self.trial.see((frame.key, *place), out, frame.entry_shape)
+            return
+        new = self.trial.with_other_tokens((frame.key, *place), frame.entry_shape)
+        if new is not None and new.shape == out.shape:
+            with torch._C.DisableTorchFunction():
+                out.copy_(new)
+            frame.mark(out, frame.ancestry(out) & ~Ancestry.MIXED)
+
+    def _see_parts(self, func: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        """Keep or compare the two summands of a branch: token mixing and an MLP may be added to each other first."""
+        frame = next((one for one in reversed(self._open) if one is not None), None)
+        if self.trial is None or not isinstance(frame, ProbeFrame) or len(inputs) != 2:
+            return
+        if any(map(frame.is_stream, inputs)):
+            return
+        ancestries = [frame.ancestry(tensor) for tensor in inputs]
+        if not all(ancestries) or any(tensor.numel() != frame.entry_shape.numel() for tensor in inputs):
+            return
+        one, other = (
+            _Part(
+                (frame.key, "part", len(frame.parts), len(frame.parts[-1]), side),
+                self._weighty_giver_of(tensor),
+                bool(ancestries[side] & Ancestry.MAPPED) or self._is_of_a_module(tensor),
+            )
+            for side, tensor in enumerate(inputs)
+        )
+        for part, tensor in zip((one, other), inputs, strict=True):
+            self.trial.see(part.place, tensor, frame.entry_shape)
+        frame.parts[-1].append((one, other))
+
     def _attention_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> list[AttentionCall]:
         if func is SDPA:
             call = from_sdpa(args, kwargs)
             return [] if call is None else [call]
+        if is_flex(func):
+            return [AttentionCall(query=args[0], key=args[1], value=args[2])]
         over_keys = func in SOFTMAXES and is_over_keys(args, kwargs)
         fits = over_keys and any(self._fits(out, frame) and self._are_scores(args[0], frame) for frame in self._frames)
         return [AttentionCall(weights=out)] if fits else []
@@ -478,22 +752,36 @@ class _Probe(TorchFunctionMode):
     def _crosses_by_name(self) -> bool:
         return any(CROSS_NAME.search(name) for name in self._attention_modules)
 
-    def enter(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def enter(
+        self, name: str, normalises: bool
+    ) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]:
         """A pre-hook that opens a frame on the module's input."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
             if not self._open:
                 self.tape.note_input((args, kwargs))
-            entry = first_tensor(args, kwargs)
+            entry, given = first_tensor(args, kwargs), None
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
-            for frame in self._frames:
-                frame.names_since_add.append(own_name)
+            occurrence = self._occurrences[name]
+            self._occurrences[name] += 1
+            if not any(self.known.get((name, occurrence), (True,))):
+                self._open.append("adds nothing")
+                self.tape.enter(name, normalises)
+                if is_attention(name, type(module)):
+                    self._attention_modules.append(own_name)
+                return None
+            if entry is not None:
+                entry, given = self._entered((name, occurrence), entry, args, kwargs)
             opened: ProbeFrame | None = None
             # A module that is given only ids has no stream, and opens no frame. It still takes a place in ``_open``,
             # because the hook on leaving takes one away.
             if entry is not None:
-                parent = next((f.record for f in reversed(self._open) if f is not None), None)
-                record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
+                parent = next((f.record for f in reversed(self._open) if isinstance(f, ProbeFrame)), None)
+                record = CallRecord(
+                    name, module, parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
+                )
                 self.numbers[id(record)] = len(self.records)
                 self.tape.note_edge(len(self.records), name, entry, begins=True)
                 self.records.append(record)
@@ -505,8 +793,28 @@ class _Probe(TorchFunctionMode):
             self._open.append(opened)
             if is_attention(name, type(module)):
                 self._attention_modules.append(own_name)
+            return given
 
         return hook
+
+    def _entered(
+        self, key: Hashable, entry: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, tuple[tuple[Any, ...], dict[str, Any]] | None]:
+        """Keep the input of a module call, or replace some of its tokens; returns it, and new arguments if replaced."""
+        if self.trial is None:
+            return entry, None
+        place = key, "entry"
+        self.trial.see(place, entry, entry.shape)
+        new = None if self.trial.is_reference else self.trial.with_other_tokens(place, entry.shape)
+        if new is None or new.shape != entry.shape:
+            return entry, None
+        mixed = Ancestry.MIXED if self.trial.changed.get(place, (False, False))[1] else Ancestry.NONE
+        for outer in self._frames:
+            if outer.is_stream(entry):
+                outer.follow_normed(new) if outer.is_normed(entry) else outer.follow(new)
+            else:
+                outer.mark(new, outer.ancestry(entry) | mixed)
+        return new, with_another((args, kwargs), entry, new)
 
     def leave(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         """A hook that closes the frame and records what the module returned."""
@@ -518,8 +826,9 @@ class _Probe(TorchFunctionMode):
                 self.tape.leave_matrix(entry, out)
             else:
                 self.tape.leave()
-            if frame is not None:
+            if isinstance(frame, ProbeFrame):
                 self._frames.remove(frame)
+                self._forget(frame)
                 self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
                     for found in self._long_skips.values():
@@ -531,14 +840,22 @@ class _Probe(TorchFunctionMode):
                     if normalises:
                         self._note_norm(name, entry, out)
                     self._returned[out] = [*self._givers_of(out), frame.record]
+            elif frame == "adds nothing" and normalises and out is not None:
+                self._note_norm(name, entry, out)
             # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
             if is_attention(name, type(module)):
                 if out is not None:
                     for outer in self._frames:
-                        outer.mark_attention(out, self._crosses_by_name())
+                        outer.mark_attention(out, self._crosses_by_name(), by_name=True)
                 self._attention_modules.pop()
 
         return hook
+
+    def _forget(self, frame: ProbeFrame) -> None:
+        """A call without adds has no branches to test, so its input is not needed."""
+        self.parts[frame.key] = frame.parts
+        if self.trial is not None and self.trial.is_reference and not frame.record.labels:
+            self.trial.kept.pop((frame.key, "entry"), None)
 
     def _note_norm(self, name: str, x: Tensor | None, out: Tensor) -> None:
         if x is None:
@@ -556,9 +873,20 @@ class _Probe(TorchFunctionMode):
         givers = self._givers_of(tensor)
         return next((record.name for record in givers if any(True for _ in record.module.parameters())), None)
 
+    def _is_of_a_module(self, tensor: Tensor) -> bool:
+        """Whether a module with weights returned this tensor, other than a norm: it may act entry by entry."""
+        givers = [record for record in self._givers_of(tensor) if any(True for _ in record.module.parameters())]
+        return bool(givers) and not is_norm(givers[0].module)
+
     def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
         """The calls that returned this exact tensor."""
         return self._returned.get(tensor) or []
+
+
+def _norms_tokens(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether a norm may be over several tokens."""
+    over_axes = func in NORMS and len(args) > 1 and isinstance(args[1], Sequence) and len(args[1]) > 1
+    return func is torch.nn.functional.group_norm or over_axes
 
 
 def _inside_multi_head(

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rankscope.models.hf import is_hf_config
+
 _CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 
@@ -42,15 +44,17 @@ class RecurrentStates:
         self.refused = self._prepare(model, given)
 
     def _prepare(self, model: nn.Module, given: dict[str, Any]) -> str:
-        from transformers import DynamicCache, PreTrainedConfig
-        from transformers.cache_utils import LinearAttentionCacheLayerMixin
-
-        config = getattr(model, "config", None)
-        if not isinstance(config, PreTrainedConfig):
+        config: Any = getattr(model, "config", None)
+        if not is_hf_config(config):
             return "a state is read from the cache of a transformers model, and this is not one"
+        from transformers import DynamicCache, __version__, cache_utils
+
+        recurrent = getattr(cache_utils, "LinearAttentionCacheLayerMixin", None)
+        if recurrent is None:
+            return f"a state is read from a cache that transformers {__version__} does not have; update it"
         keeps = hasattr(config.get_text_config(decoder=True), "num_hidden_layers")  # what a cache is made from
         cache = DynamicCache(config=config) if keeps else DynamicCache()
-        if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
+        if not any(isinstance(layer, recurrent) for layer in cache.layers):
             return f"{type(model).__name__} keeps no recurrent state in transformers' cache"
         own = _cache_class_beside(model)
         if own:

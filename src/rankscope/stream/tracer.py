@@ -18,13 +18,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
+from rankscope.stream.attention_calls import (
+    AttentionCall,
+    from_flex,
+    from_sdpa,
+    from_softmax,
+    listening,
+    sdpa_arguments,
+)
 from rankscope.stream.branch_inputs import BranchInputs
-from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
+from rankscope.stream.dispatch import KernelMode
+from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, observing, unseen
 from rankscope.stream.operators import SOFTMAXES
 from rankscope.stream.recurrent_states import RecurrentStates
 from rankscope.stream.routers import TOP_K, MixtureOfExperts, RouterWatch, mixtures_in
@@ -34,11 +41,11 @@ _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _WORTH_ENTRIES = 1 << 20
 
 
-class KernelSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KernelSums(KernelMode):  # type: ignore[no-untyped-call]
     """Records the log-sums while one fused call runs; the call itself is unchanged."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._found: list[Tensor] = []
 
     @property
@@ -187,6 +194,20 @@ class Tracer(SiteMode):
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
             self.show(mixed, out)
+        return out
+
+    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """Show ``flex_attention``, and its output."""
+        out = perform(*args, **kwargs)
+        scores, mixed = (replace(ref, site=ref.site.replace(".probs", end)) for end in (".scores", ".mixed"))
+        if ref in self._selection or scores in self._selection:
+            with observing():  # the operator needs function modes of its own, so that it cannot run unseen
+                seen = from_flex(perform, args, kwargs)
+            for site in (ref, scores):
+                if site in self._selection:
+                    self.show(site, seen)
+        if mixed in self._selection:
+            self.show(mixed, out[0])
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:

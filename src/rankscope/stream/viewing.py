@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,18 +13,27 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, UnsupportedConfigError
+from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, RankscopeError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.inputs.given import digest_of
 from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.stream import Stream
+from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
-from rankscope.models.wrapping import resharded, uncompiled
+from rankscope.models.wrapping import needs_all_ranks, once_more_uncompiled, resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import agreed, shows_streams
+from rankscope.stream.leaks import with_leaks
 from rankscope.stream.mixing import adds_only
+from rankscope.stream.operators import some_mode_is_awake
 from rankscope.stream.own_tokens import PROBE_TOKENS, counted
 
+# Views of one model that are remembered, by what it was run on; a snapshot holds a fact of every tensor.
+_REMEMBERED = 4
+_VIEWS: WeakKeyDictionary[nn.Module, dict[object, tuple[Snapshot, tuple[Stack, ...]]]] = WeakKeyDictionary()
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
+_PROBES: WeakKeyDictionary[nn.Module, Batch] = WeakKeyDictionary()
+_PROVEN: WeakKeyDictionary[nn.Module, tuple[tuple[Stack, ...], tuple[Stack, ...]]] = WeakKeyDictionary()
 
 
 def view_of(
@@ -37,6 +46,8 @@ def view_of(
 ) -> ModelView:
     """Discover the stacks of ``model`` with a few forward passes on two short sequences of ``batch``.
 
+    What was found is remembered for the model object and these sequences, until the model changes.
+
     Args:
         model: the model.
         batch: what it will be run on.
@@ -48,21 +59,69 @@ def view_of(
         DiscoveryError: no blocks were found.
         LayoutError: the axes of their residual stream are not in the assumed order.
     """
+    return once_more_uncompiled(partial(_view_of, model, batch, blocks, stream, measures))
+
+
+def _view_of(
+    model: nn.Module, batch: Batch, blocks: str | Sequence[str] | None, stream: Stream | None, measures: bool
+) -> ModelView:
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     keep = None if batch.keep is None else batch.keep[(sequences - 1) % batch.sequences]
+    key = None if some_mode_is_awake() or needs_all_ranks(model) else _kind_of(small, keep, blocks, stream, measures)
+    snapshot, stacks = _VIEWS.setdefault(model, {}).get(key, (None, ()))
+    if snapshot is not None and snapshot.fits(model):
+        _STACKS[model], _PROBES[model] = stacks, small
+        return ModelView(model, stacks)
     with undisturbed(model), adapters_merged(model):
+
+        def settled(blocks: str | Sequence[str] | None = blocks, stream: Stream | None = stream) -> ModelView:
+            found = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
+            return agreed(found, small, sequences, keep=keep, measures=measures)
+
         try:
-            view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
-            view = agreed(view, small, sequences, keep=keep, measures=measures)
-        except DiscoveryError:
+            view = settled()
+        except DiscoveryError as error:
             found = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
             if found is None:
-                raise
+                raise error.with_hints([hint for options, hint in error.hints if _passes(settled, options)]) from None
             view = found
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
         view = _with_idle(view, small)
-    _STACKS[model] = view.stacks
+    _STACKS[model], _PROBES[model] = view.stacks, small
+    if key is not None:
+        known = _VIEWS[model]
+        known[key] = Snapshot(model), view.stacks
+        if len(known) > _REMEMBERED:
+            del known[next(iter(known))]
     return view
+
+
+def _kind_of(
+    small: Batch, keep: Tensor | None, blocks: str | Sequence[str] | None, stream: Stream | None, measures: bool
+) -> object:
+    """What the structure depends on besides the model: the inputs, which may decide how deep it runs; declarations."""
+    inputs = digest_of((small.arguments, dict(small.inputs)))
+    counted = None if keep is None else tuple(keep.tolist())
+    declared = blocks if blocks is None or isinstance(blocks, str) else tuple(blocks)
+    return inputs, counted, declared, stream, measures, small.axis, small.batch_first
+
+
+def with_proven_cuts(view: ModelView) -> ModelView:
+    """The view, with a carry wherever the stream gets around a block in a way that surgery does not know.
+
+    Found once for each model, with a few passes on the sequences on which its structure was found.
+    """
+    stacks, proven = _PROVEN.get(view.model, ((), ()))
+    if all(stack.cuts_proven for stack in view.stacks):
+        return view
+    if stacks != view.stacks:
+        probe = _PROBES.get(view.model)
+        if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
+            return view  # weights that are read block by block: proven before, with stand-ins
+        with undisturbed(view.model), adapters_merged(view.model):
+            proven = with_leaks(view, lambda: probe.run(view.model)).stacks
+        _PROVEN[view.model] = view.stacks, proven
+    return replace(view, stacks=proven)
 
 
 def view_and_batches(
@@ -78,6 +137,15 @@ def view_and_batches(
     except PaddedInputError:
         marked = tuple(map(counted, batches))
         return view_of(model, marked[0], blocks=blocks, stream=stream), marked
+
+
+def _passes(settled: Callable[..., ModelView], options: Mapping[str, Any]) -> bool:
+    """Whether a declaration that an error would suggest is accepted itself."""
+    try:
+        settled(**options)
+    except RankscopeError:
+        return False
+    return True
 
 
 def _with_streams(
@@ -216,23 +284,20 @@ def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
     With ``whole``, all tokens. If there are two tokens, three sequences are used, because with as many tokens as
     sequences the two axes could not be distinguished.
     """
-    tensors = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
-    axis = batch.axis
-    rows = 3 if any(value.dim() > 1 and value.shape[1 - axis] == 2 for value in tensors) else 2
+    named = [*(("", value) for value in batch.arguments), *batch.inputs.items()]
+    tensors = [(value, 1 - batch.axis_of(name)) for name, value in named if isinstance(value, Tensor)]
+    rows = 3 if any(value.dim() > 1 and value.shape[tokens] == 2 for value, tokens in tensors) else 2
     crop = not whole and _are_token_ids(tensors)
 
-    def cut(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch.sequences:
-            return value
+    def cut(name: str, value: Tensor, axis: int) -> Tensor:
         taken = value.index_select(axis, torch.arange(rows, device=value.device) % batch.sequences)
-        return taken[:, :PROBE_TOKENS] if crop else taken
+        return taken.narrow(1 - axis, 0, min(PROBE_TOKENS, taken.shape[1 - axis])) if crop else taken
 
-    inputs = {name: cut(value) for name, value in batch.inputs.items()}
-    return Batch(inputs, None, 0, rows, tuple(cut(value) for value in batch.arguments), axis), rows
+    return batch.mapped(cut, keep=None, first_sequence=0, sequences=rows), rows
 
 
-def _are_token_ids(tensors: Sequence[Tensor]) -> bool:
+def _are_token_ids(tensors: Sequence[tuple[Tensor, int]]) -> bool:
     """Whether every tensor is ``batch x tokens`` integers of one length, which may be truncated."""
-    if any(value.is_floating_point() or value.dim() != 2 for value in tensors):
+    if any(value.is_floating_point() or value.dim() != 2 for value, _ in tensors):
         return False
-    return len({value.shape[1] for value in tensors}) == 1
+    return len({value.shape[tokens] for value, tokens in tensors}) == 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_output_tensor
+from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
 from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
 from rankscope.stream.sites import SiteRef
@@ -58,17 +58,6 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
     if choice == "rms":
         squared = squared / x.shape[-1]
     return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
-
-
-def _with_another(values: Any, old: Tensor, new: Tensor) -> Any:
-    """The same arguments with one tensor replaced, looking into lists, tuples and dicts."""
-    if values is old:
-        return new
-    if isinstance(values, (list, tuple)):
-        return type(values)(_with_another(value, old, new) for value in values)
-    if isinstance(values, dict):
-        return {name: _with_another(value, old, new) for name, value in values.items()}
-    return values
 
 
 class SurgeryMode(StreamMode):
@@ -123,8 +112,8 @@ class SurgeryMode(StreamMode):
                 if gain != 1.0:
                     scaled = gain * long_sum.carried if gain else torch.zeros_like(long_sum.carried)
                     given, named = (
-                        _with_another(given, long_sum.carried, scaled),
-                        _with_another(named, long_sum.carried, scaled),
+                        with_another(given, long_sum.carried, scaled),
+                        with_another(named, long_sum.carried, scaled),
                     )
         out = self._with_grafts(func, types, given, named)
         # For old += x the result must end up in the memory of old, which was scaled in a copy.
@@ -304,6 +293,16 @@ class SurgeryMode(StreamMode):
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
         announce(ran)
         return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
+
+    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """Refuse to change ``flex_attention``: its scores are computed by functions that the model hands it."""
+        if self._on_attention(ref) or self._spot(ref) is not None:
+            raise UnsupportedOperationError(
+                f"{ref}: flex_attention computes its scores inside an operator, where they cannot be changed. Skips, "
+                "norms and MLPs can. To change attention, use scaled_dot_product_attention in the model "
+                "(attn_implementation='sdpa')."
+            )
+        return perform(*args, **kwargs)
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Change scores before the softmax and probabilities after it."""

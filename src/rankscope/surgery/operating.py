@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from rankscope.errors import UnsupportedOperationError
-from rankscope.masks import Mask, parse_mask
+from rankscope.models.inputs import InputsLike, as_inputs
+from rankscope.models.loading import need_module
+from rankscope.models.model import Model
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import ATTENTION_PLACES, Graft
-from rankscope.surgery.operation import (
-    AttentionChoice,
-    MaskChoice,
-    MlpChoice,
-    NormChoice,
-    Operation,
-    number_set,
-)
+from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_carries, check_operable, check_own_norms, need_edits_in_blocks
 from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.surgery import Surgery, SurgeryLike, as_surgery
 
 
-@contextmanager
 def operate(
-    model: nn.Module,
-    *,
-    skip: float | None = None,
-    attention_skip: float | None = None,
-    mlp_skip: float | None = None,
-    mlp: MlpChoice = "keep",
-    norm: NormChoice = "keep",
-    mask: Mask | str | None = None,
-    mask_mode: MaskChoice = "replace",
-    temperature: float = 1.0,
-    attention: AttentionChoice = "keep",
-    attention_scale: float = 1.0,
-    heads: int | Collection[int] = (),
-    layers: int | Collection[int] | None = None,
-    stack: str | None = None,
-    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
-    blocks: str | Sequence[str] | None = None,
-    stream: Stream | str | None = None,
-) -> Iterator[Operation]:
+    model: nn.Module | Model, surgery: SurgeryLike = None, *, inputs: InputsLike = None
+) -> AbstractContextManager[Operation]:
     """Operate on a model: it runs modified inside the ``with`` block and is restored afterwards, even after an error.
 
     No weight is changed. ``with`` blocks may be nested on the same model: gains, temperatures and factors multiply,
@@ -55,86 +31,42 @@ def operate(
     whole blocks, as long as the backward pass runs inside the ``with`` block. Compiled code runs as written inside.
 
     Args:
-        model: any model rankscope can measure.
-        skip: gain on every skip: 0 removes it, any number scales it.
-        attention_skip: gain where attention is added; overrides ``skip``.
-        mlp_skip: gain where the MLP is added; overrides ``skip``.
-        mlp: ``"drop"`` removes the MLP.
-        norm: ``"identity"``, ``"scale"`` (unit length) or ``"rms"`` in place of the blocks' norms.
-        mask: a mask or an expression such as ``"causal & window(4)"``.
-        mask_mode: ``"replace"``, ``"intersect"`` or ``"unite"`` with the model's own.
-        temperature: divides attention scores.
-        attention: ``"uniform"`` or ``"centred"``.
-        attention_scale: factor on the deviation from uniform attention (AttnScale).
-        heads: heads to remove.
-        layers: blocks to change, from 0; None for all.
-        stack: the stack to change (``"encoder"``, ``"decoder"``); None for all.
+        model: any model rankscope can measure, in memory: a module, or a :class:`rankscope.Model`, which also says
+            where its blocks and its residual stream are.
+        surgery: what to change: a :class:`rankscope.Surgery`, or a dictionary of its fields.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
-            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
 
     Raises:
         UnsupportedOperationError: the operation is not possible on this model; the message gives the reason.
 
     Example:
-        >>> from rankscope.models.loading import load
-        >>> model = load("init:tiny-bert").model
-        >>> with operate(model, skip=0.0, mlp="drop") as operation:
+        >>> from rankscope import Surgery, load
+        >>> with operate(load("init:tiny-bert"), Surgery(skip=0.0, mlp="drop")) as operation:
         ...     operation.describe()
         {'attention_skip': 0.0, 'mlp_skip': 0.0, 'mlp': 'drop'}
     """
-    operation = operation_of(
-        skip=skip,
-        attention_skip=attention_skip,
-        mlp_skip=mlp_skip,
-        mlp=mlp,
-        norm=norm,
-        mask=mask,
-        mask_mode=mask_mode,
-        temperature=temperature,
-        attention=attention,
-        attention_scale=attention_scale,
-        heads=heads,
-        layers=layers,
-        stack=stack,
-    )
-    with operating(model, operation, inputs=inputs, blocks=blocks, stream=stream):
-        yield operation
+    held = Model(need_module(model, "operate()")) if not isinstance(model, Model) else model
+    return _Operate(held, as_surgery(surgery), as_inputs(inputs))
 
 
-def operation_of(
-    *,
-    skip: float | None = None,
-    attention_skip: float | None = None,
-    mlp_skip: float | None = None,
-    mlp: MlpChoice = "keep",
-    norm: NormChoice = "keep",
-    mask: Mask | str | None = None,
-    mask_mode: MaskChoice = "replace",
-    temperature: float = 1.0,
-    attention: AttentionChoice = "keep",
-    attention_scale: float = 1.0,
-    heads: int | Collection[int] = (),
-    layers: int | Collection[int] | None = None,
-    stack: str | None = None,
-) -> Operation:
-    """An operation from the arguments of :func:`operate`."""
-    both = 1.0 if skip is None else float(skip)
-    return Operation(
-        attention_skip=both if attention_skip is None else float(attention_skip),
-        mlp_skip=both if mlp_skip is None else float(mlp_skip),
-        mlp=mlp,
-        norm=norm,
-        mask=parse_mask(mask) if isinstance(mask, str) else mask,
-        mask_mode=mask_mode,
-        temperature=float(temperature),
-        attention=attention,
-        attention_scale=float(attention_scale),
-        heads=number_set(heads),
-        layers=None if layers is None else number_set(layers),
-        stack=stack,
-    )
+class _Operate(AbstractContextManager[Operation]):
+    """What :func:`operate` returns."""
+
+    def __init__(self, model: Model, surgery: Surgery, inputs: Any) -> None:
+        self._model, self._surgery, self._inputs = model, surgery, inputs
+        self._open = ExitStack()
+
+    def __enter__(self) -> Operation:
+        model, operation = self._model, self._surgery.operation
+        options = {"inputs": self._inputs, "blocks": model.blocks, "stream": model.declared_stream}
+        self._open.enter_context(operating(model.model, operation, **options))
+        return operation
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return f"operate({self._model!r}, {self._surgery!r}), for use in a `with` statement"
 
 
 @contextmanager

@@ -29,14 +29,19 @@ def check_operable(operation: Operation, view: ModelView) -> None:
         check_carries(view, "a gain on the skips", operation)
     if operation.norm != "keep":
         check_own_norms(view, f"norm={operation.norm!r}", operation)
-    for where, plan in meant.items():
-        _check_block(operation, where, plan)
     if operation.mlp == "drop":
         _check_inside(operation, view)
+    for where, plan in meant.items():
+        _check_block(operation, where, plan)
     if operation.norm != "keep" and not any(plan.has_norm for plan in meant.values()):
         raise UnsupportedOperationError(f"norm={operation.norm!r}: no block meant has a norm of its own.")
     if operation.mlp == "drop" and not any({"mlp", "both"} & set(plan.skips) for plan in meant.values()):
-        raise UnsupportedOperationError("mlp='drop': no block meant adds an MLP to the stream that could be dropped.")
+        adds = "; ".join(
+            f"{where} adds {' and '.join(sorted(set(plan.skips))) or 'nothing'}" for where, plan in meant.items()
+        )
+        raise UnsupportedOperationError(
+            f"mlp='drop': no block meant adds an MLP to the stream that could be dropped. Found: {adds or 'no block'}."
+        )
     _check_inline(operation, view)
     _check_changes_something(operation, meant)
 
@@ -67,7 +72,8 @@ def _check_inside(operation: Operation, view: ModelView) -> None:
             if inside and operation.applies_to(stack.name, call.first_layer):
                 raise UnsupportedOperationError(
                     f"mlp='drop': {call.module_name} has paths around its parts that are not plain skips "
-                    f"({inside[0].where}), so what its MLP adds cannot be told apart."
+                    f"({inside[0].where}), so what its MLP adds cannot be told apart. Write the sums of the block as "
+                    "x + f(x)."
                 )
 
 
@@ -216,6 +222,12 @@ def _check_block(operation: Operation, where: str, plan: BlockPlan) -> None:
             )
         if operation.mlp == "drop" and "both" in plan.skips and plan.parallel_mlp is None:
             raise UnsupportedOperationError(f"{where}: the MLP joins the attention branch in a way that was not seen.")
+    if operation.mlp == "drop" and not plan.is_proven:
+        raise UnsupportedOperationError(
+            f"mlp='drop': {where} adds a branch that did not change when tokens of its input were replaced, because "
+            "its weights are zero or missing, or because there is one token. Whether it is an MLP or mixes tokens "
+            "cannot be told. Give inputs of two tokens or more, and weights that are not zero."
+        )
     if operation.mlp == "drop" and not {"mlp", "both"} & set(plan.skips) and "mixer" not in plan.skips:
         raise UnsupportedOperationError(f"{where} adds no MLP to the stream that could be dropped.")
     if not plan.skips and {operation.attention_skip, operation.mlp_skip} - {0.0, 1.0}:

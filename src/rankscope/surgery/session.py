@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.models.inputs import prepare_inputs
+from rankscope.models.inputs import as_inputs, prepare_inputs
 from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import uncompiled, unwrapped
-from rankscope.stream.viewing import known_view, view_of
+from rankscope.stream.viewing import known_view, view_of, with_proven_cuts
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.mode import SurgeryMode
 from rankscope.surgery.operation import Operation
@@ -50,7 +50,8 @@ def session_on(
         yield under_way
         return
     _refuse_overlap(model)
-    session = Session(view if view is not None else structure_of(model, inputs, blocks, stream))
+    # Before the mode is active: the proof replaces the stream, which the mode would follow in vain.
+    session = Session(with_proven_cuts(view if view is not None else structure_of(model, inputs, blocks, stream)))
     with ExitStack() as stack:
         # Compiled code would run without the surgery, or be compiled again with it.
         stack.enter_context(uncompiled(model))
@@ -75,8 +76,8 @@ def structure_of(
     under_way = _SESSIONS.get(model)
     if under_way is not None:
         return under_way.view
-    loaded = load(model)
-    if inputs is None and loaded.config is None:
+    loaded, given = load(model), as_inputs(inputs)
+    if given.data is None and loaded.config is None:
         known = known_view(model)
         if known is not None:
             return known
@@ -85,7 +86,7 @@ def structure_of(
             "runs on, or measure it first."
         )
     # The position of the blocks does not depend on which tokens count.
-    prepared = prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2, padding="none")
+    prepared = prepare_inputs(loaded, given.data, sequences=2, tokens=16, batch=2, padding="none", axes=given.axes)
     return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream), measures=False)
 
 

@@ -4,8 +4,8 @@ The command line, ``rerun``, ``report``, ``query``, ``sweep``, printing, plottin
 verb, add a folder to this package; ``docs/adding.md`` shows one.
 
 ``verbs/NAME/__init__.py`` declares, ``run.py`` computes (torch), ``judge.py`` and ``show.py`` read a finished run (no
-torch). Functions are given as ``module:name``, relative to ``rankscope``, and imported on first use: reading the
-registry imports neither torch nor numpy.
+torch). A declaration holds functions that import inside themselves: reading the registry imports neither torch nor
+numpy, and type checkers and editors follow the imports.
 """
 
 from __future__ import annotations
@@ -14,30 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rankscope._deferred import resolve
+from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import RESULT, Option
-
-Place = str | Callable[..., Any]
-"""A function, or ``module:name`` of one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Show:
-    """How a run is printed and plotted; the defaults show any run as a grid of metrics by layer.
-
-    Attributes:
-        document: ``run -> Document``: its tables, verdict and notes, for print, terminal and notebook.
-        plot: ``run -> Plot``: its figure.
-        has_choices: whether ``plot`` takes ``metrics`` and ``site``.
-        sections: sections of the HTML report, by name: ``(run, detail) -> section``.
-    """
-
-    document: Place = "verbs.measure.show:document"
-    plot: Place = "verbs.measure.show:plot"
-    has_choices: bool = True
-    sections: Mapping[str, Place] = field(default_factory=lambda: {"rows": "reporting.page.rows_section:rows_section"})
+from rankscope.runs.showing import ANY, VIEWS, Show
 
 
 class Answer(Protocol):
@@ -55,6 +36,12 @@ class Answer(Protocol):
         """What ``--json`` prints."""
 
 
+def _grid() -> Show:
+    from rankscope.verbs.measure.show import document, plot
+
+    return Show(document=document, plot=plot, has_choices=True)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verb:
     """The declaration of a verb.
@@ -63,12 +50,12 @@ class Verb:
         name: name of the command, of the Python function, and of its runs (``Run.kind``).
         question: the question it answers; first sentence of its help and title of its chapter in a report.
         answer: one line on what it does.
-        run: the Python function; it returns a :class:`~rankscope.runs.run.Run`, or an :class:`Answer`.
+        run: imports and returns the Python function, whose result is a :class:`~rankscope.runs.run.Run` or an
+            :class:`Answer`.
         makes_runs: whether its result is a run, which can be saved, compared and rerun; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
         outputs: options that say what to do with the result; they come last in the help.
-        judge: computes the verdict from the rows.
-        show: how a run is printed and plotted.
+        show: imports and returns how a run is printed and plotted; by default as a grid of metrics by layer.
         columns: further columns of its rows, with their types; ``query`` knows them.
         examples: command lines without the name of the program; tests run them.
         under_torchrun: an example for ``torchrun``, if several processes can share the work.
@@ -79,19 +66,17 @@ class Verb:
         in_plans_always: arguments that every task of a sweep passes.
         execution: how it can be executed besides in memory; None for a verb that runs no model.
         is_float64: whether it keeps a float64 copy of the weights.
-        call: ``(rankscope, {option: value}) -> result`` in place of calling ``run`` with the options of the command
-            line.
+        call: ``(rankscope, {option: value}) -> result`` in place of calling ``run`` with the options given.
     """
 
     name: str
     question: str
     answer: str
-    run: Place
+    run: Callable[[], Callable[..., Any]]
     makes_runs: bool = True
     options: tuple[Option, ...] = ()
     outputs: tuple[Option, ...] = RESULT
-    judge: Place | None = None
-    show: Show = field(default_factory=Show)
+    show: Callable[[], Show] = _grid
     columns: Mapping[str, Literal["string", "int64", "float64"]] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
     under_torchrun: str | None = None
@@ -102,12 +87,20 @@ class Verb:
     in_plans_always: Mapping[str, Any] = field(default_factory=dict)
     execution: ExecutionSupport | None = None
     is_float64: bool = False
-    call: Place | None = None
+    call: Callable[[Any, Mapping[str, Any]], Any] | None = None
+
+    __repr__ = brief
 
     @property
     def is_shared(self) -> bool:
         """Whether several processes can share its work."""
         return any(option.name == "parallel" for option in self.options)
+
+    @property
+    def inputs_defaults(self) -> dict[str, int]:
+        """How many sequences, how long and how many at a time, if :class:`rankscope.Inputs` do not say."""
+        sizes = ("sequences", "tokens", "batch")
+        return {option.name: option.default for option in self.options if option.name in sizes and option.default}
 
     def default(self, name: str) -> Any:
         """The declared default of an option."""
@@ -118,21 +111,15 @@ class Verb:
         return any(option.name == name for option in self.options)
 
 
-VERBS: Registry[Verb] = Registry("verb", "rankscope.verbs", folders=True)
+VERBS: Registry[Verb] = Registry("verb", __package__, folders=True)
+VIEWS.add(ANY, _grid)
 
 
 def verb(declared: Verb) -> Verb:
-    """Add a verb to the registry."""
+    """Add a verb to the registry, and to ``runs`` how its runs are shown."""
     VERBS.add(declared.name, declared)
+    VIEWS.add(declared.name, declared.show)
     return declared
-
-
-def function_at(place: Place) -> Callable[..., Any]:
-    """The function a place names."""
-    if callable(place):
-        return place
-    found: Callable[..., Any] = resolve(place)
-    return found
 
 
 def verbs_in_order() -> list[Verb]:

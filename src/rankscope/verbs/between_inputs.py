@@ -20,13 +20,17 @@ from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
 from rankscope.models.inputs import Batch
-from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
+from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, RowWriter
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.tracer import Observed
 from rankscope.verbs.reader import SiteReader
 
-SITE = "block.out"
-"""Sequences are pooled here."""
+SITE, ENTRY_SITE = "block.out", "block.in"
+"""Sequences are pooled at the first, and where the stream enters block 0 at the second."""
+BEFORE = -1
+"""Number of the block that stands for the entry of block 0."""
+BASELINE = "relative_residual"
+"""The metric that is also computed there: how much the inputs differ before the model does anything to them."""
 INPUT_METRICS = ("alpha_req", "uniformity")
 """Measured between inputs in addition to the default metrics of tokens."""
 MOST_BYTES = 1 << 30
@@ -61,6 +65,11 @@ class Pooling:
     def site(self) -> str:
         """The site its values are reported at."""
         return BETWEEN_INPUTS + self.how
+
+    @property
+    def entry_site(self) -> str:
+        """The site of the values before the first block."""
+        return self.site + ENTRY
 
     def __str__(self) -> str:
         return f"at:{self.position}" if self.how == "at" else self.how
@@ -137,6 +146,7 @@ class InputsReader:
         specs: the metrics, all of tokens.
         inputs: number of inputs.
         blocks: number of blocks that share the memory.
+        classes: the class of each input; None if unknown.
         most_bytes: memory for what is kept of all of them.
     """
 
@@ -148,11 +158,15 @@ class InputsReader:
         *,
         inputs: int,
         blocks: int,
+        classes: Sequence[int] | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._reader, self._poolings, self._specs = reader, tuple(poolings), tuple(specs)
+        self._baseline = tuple(spec for spec in self._specs if spec.name == BASELINE)
         self._inputs = inputs
-        self._bytes_per_place = most_bytes // max(1, blocks * len(self._poolings))
+        self._classes = classes
+        self._apart: dict[str, dict[str, dict[str, float]]] = {}
+        self._bytes_per_place = most_bytes // max(1, (blocks + 1) * len(self._poolings))
         self._places: dict[Place, NumberedVectors] = {}
         self._references: dict[Place, Tensor] = {}
         self._floors: dict[Place, float] = {}
@@ -165,12 +179,15 @@ class InputsReader:
         self._pending.clear()
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
-        """Pool what is observed after a block."""
-        if ref.site != SITE or not isinstance(seen, Tensor):
+        """Pool what is observed after a block, or before the first."""
+        is_entry = ref.site == ENTRY_SITE and ref.layer == 0 and self._baseline
+        if not (ref.site == SITE or is_entry) or not isinstance(seen, Tensor):
             return
         keep = self._reader.kept(seen)
-        for pooling in self._poolings:
-            place = (ref.stack, ref.layer, pooling)
+        # A class token is the same in all inputs when it enters: the mean of the tokens then tells how inputs differ.
+        poolings = dict.fromkeys((*self._poolings, Pooling("mean"))) if is_entry else self._poolings
+        for pooling in poolings:
+            place = (ref.stack, BEFORE if is_entry else ref.layer, pooling)
             read = (pooling.pooled(seen, keep), *(() if keep is None else (keep.any(1),)))
             self._reader.later(read, partial(self._take, place))
             self._floors[place] = max(self._floors.get(place, 0.0), float_floor(format_of(seen.dtype, seen.device)))
@@ -224,21 +241,48 @@ class InputsReader:
             self._floors[place] = max(self._floors.get(place, 0.0), floor)
             self._places.setdefault(place, NumberedVectors(self._inputs, self._bytes_per_place)).learn(vectors)
 
+    def classes(self) -> dict[str, Any]:
+        """How many classes there are, and by pooling, stack and block how far the two closest are apart."""
+        return {} if not self._apart or not self._classes else {"count": len(set(self._classes)), "apart": self._apart}
+
     def _write(self, writer: RowWriter, places: Sequence[Place]) -> None:
         for place in places:
             stack, layer, pooling = place
-            reading = measured(self._specs, self._places.pop(place), self._floors[place])
-            for spec, value, status in zip(self._specs, reading.values.numpy(), reading.statuses.numpy(), strict=True):
+            if self._classes is not None and layer != BEFORE and self._places[place].is_exact:
+                gap = class_gap(self._places[place].sample(), self._classes)
+                self._apart.setdefault(pooling.site, {}).setdefault(stack or "", {})[str(layer)] = gap
+            specs, site = (self._specs, pooling.site) if layer != BEFORE else (self._baseline, pooling.entry_site)
+            reading = measured(specs, self._places.pop(place), self._floors[place])
+            for spec, value, status in zip(specs, reading.values.numpy(), reading.statuses.numpy(), strict=True):
                 writer.add(
                     metric=spec.name,
-                    site=pooling.site,
+                    site=site,
                     stack=stack,
-                    layer=layer,
+                    layer=max(layer, 0),
                     first_sequence=0,
                     values=value.reshape(1),
                     statuses=status.reshape(1),
                     head_axis=False,
                 )
+
+
+def class_gap(vectors: Float[Tensor, "rows dim"], classes: Sequence[int]) -> float:
+    r"""Relative residual of the means of the two closest classes, :math:`|a-b| / \sqrt{2(|a|^2 + |b|^2)}`.
+
+    **Exact**; 0 if two classes have the same mean, :math:`1/\sqrt2` if they are all orthogonal and of one length. NaN
+    if there are fewer vectors than classes were told for, or a single class.
+
+    Example:
+        >>> round(class_gap(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), [0, 0, 1]), 12)
+        0.707106781187
+    """
+    if len(classes) != len(vectors) or len(set(classes)) < 2:
+        return float("nan")
+    told = torch.tensor(classes)
+    means = torch.stack([vectors[told == one].mean(0) for one in sorted(set(classes))])
+    one, other = torch.triu_indices(len(means), len(means), 1)
+    sizes = means.square().sum(-1)
+    return float(((means[one] - means[other]).norm(dim=-1) / (2 * (sizes[one] + sizes[other])).sqrt()).min())
 
 
 def measured(specs: Sequence[MetricSpec], vectors: NumberedVectors, floor: float) -> MetricValues:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,11 +10,12 @@ from torch import nn
 
 from rankscope.linalg.precision import float_floor, lowered_products
 from rankscope.models.inputs import Prepared
-from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.devices import device_of
 from rankscope.models.stream import Stream
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
+from rankscope.stream.claims import claims_of
+from rankscope.stream.viewing import known_view
 from rankscope.surgery.session import operations_on
 
 
@@ -109,6 +109,7 @@ def provenance_of(
 ) -> Provenance:
     """The provenance of a run: model, inputs, arithmetic and active surgery."""
     lengths = next(iter(counted.lengths.values()), {})
+    view = None if loaded.model is None else known_view(loaded.model)
     return Provenance(
         model=loaded.spec,
         origin=loaded.origin,
@@ -128,6 +129,7 @@ def provenance_of(
         inputs_hash=prepared.digest,
         device=loaded.device,
         wall_seconds=round(seconds, 3),
+        structure=() if view is None else tuple(map(dataclasses.asdict, claims_of(view))),
     )
 
 
@@ -135,13 +137,6 @@ def _arithmetic(loaded: Described, dtypes: set[torch.dtype]) -> str | None:
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     lowered = None if loaded.model is None else lowered_products(device_of(loaded.model.parameters()))
     return (f"{names} (products in {lowered})" if lowered else names) or None
-
-
-def spec_of(model: str | Path | nn.Module | LoadedModel) -> str | None:
-    """How a model was named, for the commands a verdict suggests; None for a module."""
-    if isinstance(model, LoadedModel):
-        return None if model.origin == "memory" else model.spec
-    return None if isinstance(model, nn.Module) else str(model)
 
 
 def in_context(run: Run, prepared: Prepared) -> Run:

@@ -15,6 +15,7 @@ AXES: Mapping[str, str] = {
     "inputs": "different inputs get the same representation",
     "streams": "the residual streams of one token become alike",
     "experts": "the router uses few of the experts",
+    "attention": "heads weight all tokens equally, or pick one",
     "length": "longer inputs lose what shorter ones keep",
     "depth": "blocks leave the stream as it is",
 }
@@ -34,6 +35,7 @@ class AxisFinding:
         sentence: what was found, with its values.
         evidence: those values, in the form of a verdict's evidence.
         next_steps: commands worth running next.
+        is_usual_at_first: whether a random initialisation is usually in this state; a headline does not name it then.
     """
 
     axis: str
@@ -41,6 +43,7 @@ class AxisFinding:
     sentence: str
     evidence: tuple[Mapping[str, Any], ...] = ()
     next_steps: tuple[str, ...] = ()
+    is_usual_at_first: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", freeze(self.evidence))
@@ -60,31 +63,32 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     """The verdict on the tokens with the findings along other axes after it; its code remains that of the tokens.
 
     Each axis has a line. If a collapse was found along another axis than tokens, the first line says along which axes
-    the model collapsed and along which it did not.
+    the model collapsed and along which it did not, and the lines of those axes come before the others.
 
     Example:
         >>> tokens = Verdict("No collapse: ...", (), "healthy")
         >>> found = AxisFinding("inputs", "collapsed", "Between inputs: all inputs look the same.")
         >>> print(across_axes(tokens, [found]))
         Collapsed along inputs, not tokens.
-        Tokens: No collapse: ...
         Between inputs: all inputs look the same.
+        Tokens: No collapse: ...
     """
     findings = list(findings)
     if not findings:
         return tokens
-    sentences = [tokens.sentence, *(finding.sentence for finding in findings)]
-    codes = {"tokens": tokens.code} | {finding.axis: finding.code for finding in findings if finding.axis != "depth"}
+    lines = [("tokens", tokens.code, tokens.sentence), *((one.axis, one.code, one.sentence) for one in findings)]
+    codes = {"tokens": tokens.code} | {one.axis: one.code for one in findings if not one.is_usual_at_first}
     alarming = [axis for axis, code in codes.items() if code in ALARMING]
     if any(axis != "tokens" for axis in alarming):
         others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
         rest = f", not {' or '.join(others)}" if others else ""
-        sentences[0] = f"Tokens: {tokens.sentence}"
-        sentences.insert(0, f"Collapsed along {' and '.join(alarming)}{rest}.")
+        lines[0] = ("tokens", tokens.code, f"Tokens: {tokens.sentence}")
+        lines.sort(key=lambda line: line[0] not in alarming)
+        lines.insert(0, ("", None, f"Collapsed along {' and '.join(alarming)}{rest}."))
     steps = [*tokens.next_steps, *(step for finding in findings for step in finding.next_steps)]
     return replace(
         tokens,
-        sentence="\n".join(sentences),
+        sentence="\n".join(sentence for _, _, sentence in lines),
         evidence=(*tokens.evidence, *({"axis": one.axis, **item} for one in findings for item in one.evidence)),
         next_steps=tuple(dict.fromkeys(steps))[:3],
         axes=tuple(finding.to_json() for finding in findings),

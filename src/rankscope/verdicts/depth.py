@@ -54,12 +54,23 @@ def _of_stack(line: Curve, stack: str | None) -> AxisFinding:
         )
     idle = int((change < COLLAPSED_RESIDUAL).sum())
     code = State.COLLAPSED if idle >= MAJORITY * change.size else State.HEALTHY
+    if code is State.COLLAPSED:
+        blocks = "every block changes" if idle == change.size else f"{idle} of {change.size} blocks change"
+        sentence = (
+            f"Depth: collapsed: {blocks} the stream by less than {_percent(np.array([COLLAPSED_RESIDUAL]))}, which is "
+            f"usual at initialisation and, after training, means that they do next to nothing. {_upper(sentence)}"
+        )
     evidence = tuple(
         {"code": code.code, "metric": METRIC, "site": SITE, "stack": stack,
          "layer": int(layers[place]), "value": float(change[place])}
         for place in cited
     )  # fmt: skip
-    return AxisFinding("depth", code.code, sentence, evidence)
+    return AxisFinding("depth", code.code, sentence, evidence, is_usual_at_first=True)
+
+
+def _upper(sentence: str) -> str:
+    sentence = sentence.removeprefix("Depth: ")
+    return f"{sentence[:1].upper()}{sentence[1:]}"
 
 
 def longest_run(flags: NDArray[np.bool_]) -> tuple[int, int]:

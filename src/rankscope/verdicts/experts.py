@@ -45,13 +45,16 @@ def experts_findings(table: pa.Table, routers: Routers) -> list[AxisFinding]:
     each = f"{chosen} per token"
     if idle:
         sentence = (
-            f"Experts: {len(idle)} of {len(spare)} routers send nearly every token to the same experts; block "
-            f"{worst[1]} uses {number(uses[worst])} of {experts} ({each})."
+            f"Experts: {len(idle)} of {len(spare)} routers send nearly every token to the same experts; "
+            f"{f'{worst[0]} ' if worst[0] else ''}block {worst[1]} uses {number(uses[worst])} of {experts} ({each})."
         )
     else:
         low, high = (number(pick(uses[place] for place in spare)) for pick in (min, max))
         used = low if low == high else f"{low} to {high}"
-        sentence = f"Experts: routers use {used} of {experts} experts in effect ({each})."
+        sizes = sorted({routers[place][0] for place in spare})
+        of = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        each = each if len({routers[place][1] for place in spare}) == 1 else "the number per token differs"
+        sentence = f"Experts: routers use {used} of {of} experts in effect ({each})."
     evidence = (
         {"code": code.code, "metric": METRIC, "site": SITE, "stack": worst[0], "layer": worst[1],
          "value": uses[worst]},

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rankscope._types import Status
 from rankscope.runs.curves import cells
-from rankscope.runs.rows import of_stack, only
+from rankscope.runs.rows import ENTRY, of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import AxisFinding
-from rankscope.verdicts.battery import Floats, read_battery
+from rankscope.verdicts.battery import Battery, Flags, Floats, read_battery
 from rankscope.verdicts.classifying import classify
-from rankscope.verdicts.reading import StackReading, read
-from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, LEAST_INPUTS, State
+from rankscope.verdicts.reading import StackReading, read, span_of
+from rankscope.verdicts.sentences import percent
+from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, KEPT_SPREAD, LEAST_INPUTS, State
 from rankscope.views import number
 
-MEAN = "inputs.mean"
+MEAN, METRIC = "inputs.mean", "relative_residual"
 TOKENS_SITE = "block.out"
 
 
@@ -61,6 +63,10 @@ def inputs_findings(
             if site == MEAN:
                 averaged = (states == State.COLLAPSED) & (battery.spread() >= AVERAGING * expected)
                 states[averaged] = int(State.MEAN_OFFSET)
+            entry = _at_entry(of_stack(table, stack), site)
+            states[_is_kept(battery, states, entry)] = int(State.MEAN_OFFSET)
+            met = _met_by_class(battery, states, _class_gaps(compared, site, stack))
+            states[met] = int(State.MEAN_OFFSET)
             early = _before_they_come_apart(states)
             states[early] = int(State.MEAN_OFFSET)
             reading = read(battery, floor_relative, compared.get("null") or {}, states)
@@ -72,7 +78,9 @@ def inputs_findings(
                 )
                 state = State.UNKNOWN
             else:
-                words = _words(reading, compared) + _about_averaging(averaged, expected) + _about_early(reading, early)
+                words = _words(reading, compared) + _about_entry(reading, entry)
+                words += _about_averaging(averaged, expected) + _about_early(reading, early)
+                words += _about_classes(battery, met, compared, site, stack)
             named = f"{stack}, " if stack else ""
             found.append(
                 (
@@ -93,6 +101,66 @@ def inputs_findings(
         steps if set(compared["poolings"]) == {MEAN} else (),
     )
     return [finding]
+
+
+def _class_gaps(compared: Mapping[str, Any], site: str, stack: str | None) -> Mapping[str, float]:
+    """By block, the relative residual of the two closest classes of inputs; empty if classes are not known."""
+    found: Mapping[str, float] = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
+    return found
+
+
+def _met_by_class(battery: Battery, states: np.ndarray, gaps: Mapping[str, float]) -> Flags:
+    """Where inputs have the same vector as others, and no two classes have: neural collapse."""
+    alike = np.isin(states, (int(State.COPIES), int(State.CLUSTERS), int(State.COLLAPSED), int(State.SAME_DIRECTION)))
+    apart = np.array([gaps.get(str(int(layer)), 0.0) > COLLAPSED_RESIDUAL for layer in battery.layers], np.bool_)
+    found: Flags = alike & apart[:, None]
+    return found
+
+
+def _about_classes(battery: Battery, met: Flags, compared: Mapping[str, Any], site: str, stack: str | None) -> str:
+    if not met.any():
+        return ""
+    gaps = _class_gaps(compared, site, stack)
+    rows: list[int] = np.flatnonzero(met.any(axis=1)).tolist()
+    closest = min(gaps[str(int(battery.layers[row]))] for row in rows)
+    where, count = span_of(rows, battery.layers), compared["classes"]["count"]
+    return (
+        f". Inputs of one class meet {where}, and the {count} classes stay apart (the two closest have relative "
+        f"residual {number(closest)}): neural collapse, as training for these labels aims at"
+    )
+
+
+def _at_entry(table: pa.Table, site: str) -> float | None:
+    """The relative residual between inputs as they enter the first block; None if it was not measured.
+
+    Of tokens that are equal there, such as a class token, it is that of the means over all tokens.
+    """
+    for place in (site + ENTRY, MEAN + ENTRY):
+        rows = only(table, metric=METRIC, site=place)
+        usable = only(rows, status=str(Status.OK)) if rows.num_rows else rows
+        if usable.num_rows and (value := float(usable["value"][0].as_py())) > 0.0:
+            return value
+    return None
+
+
+def _is_kept(battery: Battery, states: np.ndarray, entry: float | None) -> Flags:
+    """Where inputs look alike only because they enter the model alike, and keep what tells them apart."""
+    if entry is None:
+        return np.zeros(states.shape, np.bool_)
+    least, spread = KEPT_SPREAD * entry, battery.spread()
+    copies = np.isin(states, (int(State.COPIES), int(State.CLUSTERS))) & (spread <= 2 * COLLAPSED_RESIDUAL)
+    kept: Flags = ((states == State.COLLAPSED) | copies) & (spread > least)
+    kept |= (states == State.SAME_DIRECTION) & (battery.direction() > least)
+    return kept
+
+
+def _about_entry(r: StackReading, entry: float | None) -> str:
+    """What the model leaves of the differences that its inputs have when they enter it."""
+    if entry is None or r.state not in (State.MEAN_OFFSET, State.COLLAPSED, State.FLOOR, State.COLLAPSING):
+        return ""
+    lowest = r.value("spread", r.worst("spread", list(range(r.battery.layers.size)), highest=False))
+    left = f", so {percent(lowest / entry)} of that is left" if r.state is not State.FLOOR and lowest < entry else ""
+    return f". Before the first block they differ by {number(entry)}{left}"
 
 
 def averaging_residual(residuals: Floats, counts: Floats) -> float:
@@ -157,9 +225,8 @@ def _about_early(r: StackReading, early: np.ndarray) -> str:
     if not rows:
         return ""
     value = r.cite("spread", r.worst("spread", rows, highest=False), beside_null=False)
-    layers = [int(r.battery.layers[row]) for row in rows]
-    where = f"block {layers[0]}" if len(layers) == 1 else f"blocks {layers[0]} to {layers[-1]}"
-    return f". They are nearly equal in {where} ({value}) and come apart after it, so nothing is lost"
+    where = span_of(rows, r.battery.layers)
+    return f". They are nearly equal {where} ({value}) and come apart after it, so nothing is lost"
 
 
 def _is_by_construction(reading: StackReading, site: str, pooling: str, compared: Mapping[str, Any]) -> bool:
@@ -197,8 +264,12 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
             f"and differ around it{facts} at {r.block(lowest)}, the lowest"
         )
     if r.state in _SAYS:
-        words = _SAYS[r.state].format(inputs=f"{inputs} inputs{repeated}")
-        return f"{'not collapsed, but ' if r.state < State.CLUSTERS else ''}{words} {r.span(r.state)}{facts}"
+        at = r.rows(r.state)[0]
+        same = percent(r.value("cluster_share", at))
+        words = _SAYS[r.state].format(inputs=f"{inputs} inputs{repeated}", share=same)
+        facts = _with_most_rank(r.cite_all(at, *_SHOWN_BY[r.state]).replace("token", "input"), compared)
+        mild = "not collapsed, but " if r.state < State.CLUSTERS else ""
+        return f"{mild}{words}, {r.span(r.state)}{facts} at {r.block(at)}"
     if r.state is State.COLLAPSING:
         return f"collapsing: the residual falls block by block{facts} at {r.block(lowest)}, the lowest"
     return (
@@ -212,9 +283,18 @@ _SAYS: Mapping[State, str] = {
     State.HUGE_CHANNEL: "one channel carries most of the energy of {inputs}",
     State.HUGE_TOKEN: "one of {inputs} carries most of the energy",
     State.CLUSTERS: "nearly each of {inputs} has the same vector as another",
-    State.SAME_DIRECTION: "{inputs} point the same way and differ in length",
-    State.COPIES: "half of {inputs} or more have the same vector",
+    State.SAME_DIRECTION: "{inputs} point the same way; what differs is mostly their norm",
+    State.COPIES: "{share} of {inputs} have the same vector",
 }
+_SHOWN_BY: Mapping[State, tuple[str, ...]] = {
+    State.FEW_DIRECTIONS: ("directions", "centred_dimension"),
+    State.HUGE_CHANNEL: ("channel_share",),
+    State.HUGE_TOKEN: ("token_share",),
+    State.CLUSTERS: ("distinct", "copied_share"),
+    State.SAME_DIRECTION: ("direction", "cosine"),
+    State.COPIES: ("cluster_share", "distinct"),
+}
+"""The values that show a state; others, such as a residual that half of the inputs keep large, may seem to deny it."""
 
 
 def _with_most_rank(facts: str, compared: Mapping[str, Any]) -> str:

@@ -188,6 +188,8 @@ def _change(slope: LengthSlope) -> float:
 
 
 def _exponent(slope: LengthSlope) -> str:
+    if math.isnan(slope.slope):
+        return "exponent undefined"  # a residual of zero has no logarithm
     words = f"as n^{slope.slope:.2f}"
     return words if math.isnan(slope.low) else f"{words} [{slope.low:.2f}, {slope.high:.2f}]"
 

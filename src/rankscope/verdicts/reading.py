@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.verdicts.battery import Battery, Flags, Floats
 from rankscope.verdicts.classifying import Trend, classify, headline, overall, segments, trends
-from rankscope.verdicts.states import State
+from rankscope.verdicts.states import MAJORITY, State
 from rankscope.views import number
 
 BESIDE_NULL = ("spread", "centred_dimension")
@@ -61,13 +61,23 @@ class StackReading:
                 return [int(row) for row in found]
         return []
 
+    def those(self, row: int) -> Flags:
+        """The sequences a value at this row is about: the members that are in the state there, else all members."""
+        held = self.members & np.isin(self.states[row], [int(state) for state in self._own_states])
+        return held if row in self.rows(*self._own_states) else self.members
+
+    @property
+    def _own_states(self) -> tuple[State, ...]:
+        return SEEN_OR_NOT if self.state in SEEN_OR_NOT else (self.state,)
+
     def value(self, part: str, row: int) -> float:
-        """Mean over the sequences, as in every table; median over the members if not all sequences are members."""
-        known = self.battery.values[part][row, self.members]
+        """Mean over the sequences, as in every table; median over those that are meant if these are not all."""
+        those = self.those(row) if self.state.is_grave else self.members
+        known = self.battery.values[part][row, those]
         known = known[np.isfinite(known)]
         if not known.size:
             return math.nan
-        return float(known.mean() if self.is_everywhere else np.median(known))
+        return float(known.mean() if those.all() else np.median(known))
 
     def cited_values(self, stack: str | None) -> list[dict[str, Any]]:
         """The values in the sentence, as entries of a verdict's evidence; call it after building the sentence."""
@@ -107,7 +117,8 @@ class StackReading:
     def cite_all(self, row: int, *parts: str) -> str:
         """Several parts in brackets, without unknown ones."""
         found = [words for part in parts if (words := self.cite(part, row))]
-        whose = "" if self.is_everywhere else "median of those: "
+        everywhere = (self.those(row) if self.state.is_grave else self.members).all()
+        whose = "" if everywhere else "median of those: "
         return f" ({whose}{'; '.join(found)})" if found else ""
 
     def worst(self, part: str, rows: list[int], *, highest: bool) -> int:
@@ -130,16 +141,31 @@ class StackReading:
     def span(self, *states: State) -> str:
         """Where over depth the states hold: ``in every block``, ``from block 3 on``, ``in blocks 12-24``."""
         chosen = self.rows(*states)
-        layers, end = self.battery.layers, self.battery.layers.size - 1
-        grouped = [State.COLLAPSED if row in chosen else State.UNKNOWN for row in range(end + 1)]
-        parts = [piece for piece in segments(grouped) if piece.state == State.COLLAPSED]
-        if len(parts) == 1 and parts[0].last == end:
-            if parts[0].first == end:
-                return f"in the last block ({layers[end]})" if end > 0 else f"in block {layers[end]}"
-            return "in every block" if parts[0].first == 0 else f"from block {layers[parts[0].first]} on"
-        names = [f"{layers[p.first]}-{layers[p.last]}" if p.last > p.first else str(layers[p.first]) for p in parts]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more spans" if len(names) > 3 else "")
-        return f"in block {shown}" if len(names) == 1 and "-" not in names[0] else f"in blocks {shown}"
+        held = np.isin(self.states[chosen][:, self.members], [int(state) for state in states])
+        least = held.mean(axis=1).min(initial=1.0) if held.size else 1.0
+        whose = "the sequences" if self.is_everywhere else "these"
+        share = f" (in half of {whose} or more)" if least >= MAJORITY else f" (in some of {whose})"
+        return span_of(chosen, self.battery.layers) + ("" if least == 1.0 else share)
+
+
+def span_of(rows: Sequence[int], layers: NDArray[np.int64]) -> str:
+    """Where rows are among all layers, in words.
+
+    Example:
+        >>> layers = np.arange(6)
+        >>> span_of([0, 1, 2, 3, 4, 5], layers), span_of([4, 5], layers), span_of([1, 3], layers)
+        ('in every block', 'from block 4 on', 'in blocks 1, 3')
+    """
+    end = layers.size - 1
+    grouped = [State.COLLAPSED if row in rows else State.UNKNOWN for row in range(end + 1)]
+    parts = [piece for piece in segments(grouped) if piece.state == State.COLLAPSED]
+    if len(parts) == 1 and parts[0].last == end:
+        if parts[0].first == end:
+            return f"in the last block ({layers[end]})" if end > 0 else f"in block {layers[end]}"
+        return "in every block" if parts[0].first == 0 else f"from block {layers[parts[0].first]} on"
+    names = [f"{layers[p.first]}-{layers[p.last]}" if p.last > p.first else str(layers[p.first]) for p in parts]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more spans" if len(names) > 3 else "")
+    return f"in block {shown}" if len(names) == 1 and "-" not in names[0] else f"in blocks {shown}"
 
 
 def read(

@@ -32,6 +32,10 @@ BESIDES: Mapping[State, tuple[str, str]] = {
 ON_THE_WAY = (State.MEAN_OFFSET, State.SAME_DIRECTION, State.CLUSTERS, State.COPIES, State.FEW_DIRECTIONS)
 """States that tokens pass through on their way to being equal; not mentioned if the tokens collapse."""
 
+MOSTLY = 3.0
+"""Tokens differ mostly in norm if their relative residual is at least this many times that of their directions: then
+at most a ninth of what differs, in energy, is in the directions."""
+
 HARM = "This describes the activations; whether it hurts depends on your task."
 
 
@@ -112,14 +116,22 @@ def _clusters(r: StackReading) -> str:
 def _same_direction(r: StackReading) -> str:
     part = "direction" if "direction" in r.battery.played_by else "cosine"
     row = r.worst(part, r.rows(State.SAME_DIRECTION), highest=part == "cosine")
-    if "spread" in r.battery.played_by or "typical" in r.battery.played_by:
-        lengths = "and differ in length only"
-    else:
-        lengths = "; whether they differ in length was not measured"
     return (
         f"Same direction: {r.count()}{r.span(State.SAME_DIRECTION)} the tokens point the same way"
-        f"{'' if lengths.startswith(';') else ' '}{lengths}; at {r.block(row)} a typical pair of directions differs by "
+        f"{_norm_words(r, row)}; at {r.block(row)} a typical pair of directions differs by "
         f"{percent(float(_median_direction(r, row)))}{r.cite_all(row, 'direction', 'cosine', 'spread')}. {HARM}"
+    )
+
+
+def _norm_words(r: StackReading, row: int) -> str:
+    """What tells tokens of one direction apart; r² = (part from directions)² + (part from norms)², roughly."""
+    spread = r.spread()[row]
+    if not math.isfinite(spread):
+        return "; whether their norms differ was not measured"
+    if spread >= MOSTLY * _median_direction(r, row):
+        return " and differ mostly in norm"
+    return (
+        f", and their norms are nearly equal too: the tokens differ from their mean by {percent(spread)} of their size"
     )
 
 
@@ -184,7 +196,10 @@ def _healthy(r: StackReading) -> str:
     checks = [
         words for part in ("token_share", "channel_share") if (words := r.cite(part, r.worst(part, rows, highest=True)))
     ]
-    tail = f" No token or channel dominates (at most {'; '.join(checks)})." if checks else ""
+    dominated = np.isin(r.states, (int(State.HUGE_TOKEN), int(State.HUGE_CHANNEL))).any()
+    tail = (
+        f" No token or channel dominates (on average at most {'; '.join(checks)})." if checks and not dominated else ""
+    )
     if not np.isfinite(spread).any():
         return f"No sign of collapse in what was measured.{tail}"
     low = int(np.nanargmin(spread))

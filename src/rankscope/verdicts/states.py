@@ -29,6 +29,9 @@ IDLE_WRITE = 0.1
 IDLE_EXPERTS = 0.1
 LEAST_INPUTS = 8
 AVERAGING = 0.5
+KEPT_SPREAD = 0.1
+UNIFORM_ENTROPY = 0.999
+ONE_HOT_ENTROPY = 0.02
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,23 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
     Threshold("collapsed", "different inputs at least", LEAST_INPUTS,
               "fewer may be alike by chance; the same limit as for the directions of tokens", "inputs"),
+    Threshold("collapsed", "relative residual below that before the first block times", KEPT_SPREAD,
+              "a hundredth of the energy that told the inputs apart as they entered is left; the rest they never had",
+              "inputs"),
     Threshold("collapsed", "relative residual below that of independent tokens times", AVERAGING,
               "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse", "inputs"),
     Threshold("collapsed", "relative residual over streams, after the last block, at most", COLLAPSED_RESIDUAL,
               "streams are held to the same limit as tokens", "streams"),
     Threshold("collapsed", "experts in use beyond the k of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
               "nearly every token then goes to the same k experts", "experts"),
+    Threshold("collapsed", "relative entropy of every head of every block at least", UNIFORM_ENTROPY,
+              "1 - s²/(2 log k): scores of standard deviation s < 0.12 (k up to 1024) change weights by a tenth",
+              "attention"),
+    Threshold("collapsed", "or at most", ONE_HOT_ENTROPY,
+              "one key then has 99% of the weight, and the softmax passes hardly any gradient", "attention"),
+    Threshold("healthy", "a sink is named if the first token has a share of the weight above", DOMINANT_SHARE,
+              "it then outweighs all other tokens; usual in trained models, and not looked for below eight tokens",
+              "attention"),
     Threshold("collapsed", "change of the stream (write ratio) by half of the blocks below", COLLAPSED_RESIDUAL,
               "what a block adds is then no more than what is left of collapsed tokens", "depth"),
     Threshold("healthy", "a block is named in the sentence if it changes the stream by less than", IDLE_WRITE,
@@ -126,7 +140,7 @@ MEANINGS: Mapping[State, str] = {
     State.HUGE_CHANNEL: "one channel carries most of the energy",
     State.HUGE_TOKEN: "one token carries most of the energy",
     State.CLUSTERS: "nearly every token is a copy of another, and not all of the same one",
-    State.SAME_DIRECTION: "tokens point the same way and differ in length",
+    State.SAME_DIRECTION: "tokens point the same way; what differs is mostly their norm",
     State.COPIES: "half of the tokens or more are copies of one vector, the others are not",
     State.COLLAPSING: "the residual falls by a steady factor per block, and is not yet below the threshold",
     State.FLOOR: "tokens agree to the last digits of their float format",

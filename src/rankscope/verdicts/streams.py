@@ -34,28 +34,31 @@ def streams_findings(table: pa.Table, mixing: Sequence[Mapping[str, Any]]) -> li
 
 def _finding(table: pa.Table, mixing: Mapping[str, Any]) -> AxisFinding:
     grid = cells(table, METRIC, SITE)
-    line = np.nanmedian(np.where(np.isfinite(grid.values), grid.values, np.nan), axis=1)
+    line = np.array([np.median(known) if (known := row[np.isfinite(row)]).size else np.nan for row in grid.values])
     last, layer = float(line[-1]), int(grid.layers[-1])
     if not np.isfinite(last):
         return AxisFinding("streams", State.UNKNOWN.code, "Streams: their relative residual is undefined.")
     at_floor = bool(grid.floor[-1].all())
     state = State.FLOOR if at_floor else State.COLLAPSED if last <= COLLAPSED_RESIDUAL else State.HEALTHY
     name = f"{mixing['stack']}: " if mixing["stack"] else ""
-    sentence = f"{name}{_about_streams(line, grid.layers, state, _at_entry(table))} {_about_mixing(mixing)}".strip()
+    count = int((grid.values[-1] <= COLLAPSED_RESIDUAL).sum())
+    whose = "" if count in (0, grid.sequences.size) else f" in {count} of {grid.sequences.size} sequences"
+    about = _about_streams(line, grid.layers, state, _at_entry(table), whose)
+    sentence = f"{name}{about} {_about_mixing(mixing)}".strip()
     evidence = (
         {"code": state.code, "metric": METRIC, "site": SITE, "stack": mixing["stack"], "layer": layer, "value": last},
     )
     return AxisFinding("streams", state.code, f"Streams: {sentence}", evidence)
 
 
-def _about_streams(line: np.ndarray, layers: np.ndarray, state: State, entry: float | None) -> str:
+def _about_streams(line: np.ndarray, layers: np.ndarray, state: State, entry: float | None, whose: str) -> str:
     last = float(line[-1])
     starts = "they enter block 0 as copies" if entry is not None and entry <= COLLAPSED_RESIDUAL else None
     if state is State.HEALTHY:
         since = f", although {starts}" if starts else ""
         return (
             f"the residual streams of a token differ from their mean by {100 * last:.2g}% of their size after the last "
-            f"block (relative residual over streams {last:.3g}){since}."
+            f"block (relative residual over streams {last:.3g}){since}{f'; they are equal{whose}' if whose else ''}."
         )
     low = np.flatnonzero(line > COLLAPSED_RESIDUAL)
     first = int(layers[low[-1] + 1]) if low.size else int(layers[0])
@@ -66,7 +69,7 @@ def _about_streams(line: np.ndarray, layers: np.ndarray, state: State, entry: fl
         if starts and not low.size
         else ""
     )
-    return f"from block {first} on the residual streams of a token are equal {digits}{since}."
+    return f"from block {first} on the residual streams of a token are equal {digits}{whose}{since}."
 
 
 def _about_mixing(mixing: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from rankscope.runs._frozen import freeze, thaw
-from rankscope.runs.not_finite import CODE, first_not_finite
-from rankscope.runs.rows import INTERVAL, of_stack, only, within_sequences
+from rankscope.runs.not_finite import CODE, Lost, first_not_finite
+from rankscope.runs.rows import INTERVAL, at_longest, of_stack, only, within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
 from rankscope.verdicts.reading import StackReading, read
@@ -91,7 +91,8 @@ def judge_rows(
 
     Each stack and each sequence is judged separately. The verdict is named after the gravest state that half of the
     sequences reach; for a collapse, a float floor, a zero stream and NaN, one sequence is enough. The sentence says how
-    many sequences are affected, at which depth the state starts, where it is worst and whether it ends.
+    many sequences are affected, at which depth the state starts, where it is worst and whether it ends. Of a run at
+    several lengths, the longest is judged.
 
     Args:
         table: rows of a run. The status of a value, not its size, says that it is at the float floor.
@@ -101,14 +102,19 @@ def judge_rows(
         dim: width of the stream.
         model: name of the model on the command line, for the next steps.
     """
-    table = within_sequences(table)
+    table = at_longest(within_sequences(table))
     lost = first_not_finite(table)
     finite = _judge_finite(table, null or {}, floor_relative, lengths or {}, dim, model)
     if lost is None:
         return finite
     others = () if finite.code == State.UNKNOWN.code else finite.evidence
-    words = f"{lost} Where it is finite: {_lower(finite.sentence)}" if others else str(lost)
+    words = beside_not_finite(lost, finite.sentence if others else "")
     return Verdict(words, (lost.evidence(), *others), CODE, steps_for(State.NOT_FINITE, model))
+
+
+def beside_not_finite(lost: Lost, sentence: str) -> str:
+    """Where a run is not finite, and what holds elsewhere."""
+    return f"{lost} Where it is finite: {sentence[:1].lower()}{sentence[1:]}" if sentence else str(lost)
 
 
 def _judge_finite(
@@ -168,7 +174,3 @@ def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:
     if not own and reading.state is not State.UNKNOWN:
         own = [{"code": reading.state.code, "site": reading.battery.site, "stack": stack, **counted}]
     return own + [item for beside in reading.besides for item in _evidence(beside, stack)]
-
-
-def _lower(sentence: str) -> str:
-    return f"{sentence[:1].lower()}{sentence[1:]}"

@@ -148,7 +148,8 @@ def test_a_request_continues_where_it_stopped(hub: Served) -> None:
     assert again + rest == first + count
 
 
-def test_a_server_that_always_fails_is_given_up(hub: Served) -> None:
+def test_a_server_that_always_fails_is_given_up(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PATIENCE", 600.0)
     stored = stored_tensors(model_folder("hub:tiny"))["0.1"]
     hub.faults = [network_faults.unavailable] * 100
     with pytest.raises(LoadError, match=r"8 attempts failed, the last with 503 Service Unavailable.*--work"):
@@ -158,6 +159,7 @@ def test_a_server_that_always_fails_is_given_up(hub: Served) -> None:
 
 def test_pauses_are_those_that_the_server_asks_for(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
+    monkeypatch.setattr(http, "PATIENCE", 600.0)
     monkeypatch.setattr(http, "sleep", waited.append)
     stored = stored_tensors(model_folder("hub:tiny"))["0.1"]
 
@@ -256,6 +258,27 @@ def test_an_index_cannot_lead_elsewhere(hub: Served, tmp_path: Path) -> None:
     hub.folder = tmp_path
     with pytest.raises(LoadError, match="not a file of its own folder"):
         stored_tensors(model_folder("hub:tiny"))
+
+
+def test_a_hub_id_is_downloaded_once_and_read_as_a_folder(
+    hub: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rankscope.models.loading import load
+
+    hub.folder = tmp_path / "model"
+    load("init:tiny-bert").model.save_pretrained(hub.folder)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    expected = everything(LocalFolder(hub.folder))
+    first = load("owner/tiny")
+    assert (first.origin, first.revision) == ("hub", COMMIT)
+    assert all(torch.equal(value, expected[name]) for name, value in first.model.named_parameters())
+    hub.ranges.clear()
+    load("owner/tiny")
+    assert not hub.ranges, "all files were in the cache"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load("owner/tiny").revision == COMMIT
+    with pytest.raises(LoadError, match=r"hub cannot be reached or does not have it.*owner/other is not in"):
+        load("owner/other")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import rankscope as rs
 from rankscope.models.loading import load
 from rankscope.models.weight_files.shapes import shapes_of
-from tests.execution.offload.folders import saved
+from tests.ext.offload.folders import saved
 from tests.hub_server import COMMIT, Served, serving
 from tests.models.weight_files.test_http import connect
 

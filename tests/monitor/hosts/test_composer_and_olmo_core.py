@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from rankscope import Surgery
 from rankscope.errors import UnknownNameError
 from rankscope.monitor import read_record
 from rankscope.surgery.operating import operate
@@ -62,10 +63,12 @@ def composer(gauge: Any, model: Net, steps: int) -> dict[int, dict[str, float]]:
     state = SimpleNamespace(model=model, timestamp=SimpleNamespace(batch=SimpleNamespace(value=0)), stopped=False)
     state.stop_training = lambda: setattr(state, "stopped", True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state.optimizers = (optimizer,)
     gauge.fit_start(state, logger)
     for state.batch in batches(steps):
         optimizer.zero_grad()
-        model(state.batch).backward()
+        state.loss = model(state.batch)
+        state.loss.backward()
         gauge.after_train_batch(state, logger)
         optimizer.step()
         state.timestamp.batch.value += 1
@@ -127,7 +130,7 @@ def test_alarm_stops_the_host_and_a_wrong_name_is_refused(
     host: str, loop: Any, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, model = callback_of(monkeypatch, host, *modules), Net()
-    with operate(model.net, skip=0.0, mlp="drop"):
+    with operate(model.net, Surgery(skip=0.0, mlp="drop")):
         logged = loop(make(probe(), model="net", schedule=1, actions=("stop",), strict=True), model, 6)
     assert 2 <= len(logged) < 6
     with pytest.raises(UnknownNameError, match="net"):

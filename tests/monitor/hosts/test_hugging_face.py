@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+import rankscope as rs
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.monitor import read_record
 from rankscope.monitor.hosts.hugging_face import GaugeCallback
@@ -201,3 +202,20 @@ def test_arguments_that_mean_nothing_are_refused_where_they_are_written(tmp_path
     GaugeCallback(probe(), model="brt").attach(trainer)
     with pytest.raises(UnknownNameError, match="'bert'"):
         trainer.train()
+
+
+def test_one_line_watches_a_trainer_with_its_loss_and_prints_six_keys(tmp_path: Path) -> None:
+    bare = trainer_of(tmp_path)
+    bare.train()
+    trainer = trainer_of(tmp_path)
+    watch = rs.watch(trainer, schedule=1, strict=True)
+    trainer.train()
+    assert_bit_equal(weights(bare), weights(trainer))
+    assert list(watch.history.index) == [1, 2, 3, 4]
+    logged = [entry for entry in trainer.state.log_history if RESIDUAL in entry]
+    assert max(sum(name.startswith("rankscope/") for name in entry) for entry in logged) <= 6
+    means = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    own = list(watch.history["loss"])
+    assert [(own[0] + own[1]) / 2, (own[2] + own[3]) / 2] == pytest.approx(means, rel=1e-3)
+    assert "learning_rate" in watch.history
+    assert not trainer.model._forward_pre_hooks

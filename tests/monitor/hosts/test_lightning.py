@@ -123,3 +123,18 @@ def test_without_lightning_the_install_line_is_given(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "rankscope.monitor.hosts.lightning")
     with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[lightning\]'"):
         importlib.import_module("rankscope.monitor.hosts.lightning")
+
+
+def test_no_argument_is_needed_and_the_loss_is_read() -> None:
+    callback = GaugeCallback(schedule=1, strict=True)
+    torch.manual_seed(4)
+    bare = Module()
+    fit(bare)
+    torch.manual_seed(4)
+    module = Module()
+    fit(module, callback)
+    assert_bit_equal(dict(bare.state_dict()), dict(module.state_dict()))
+    assert list(callback.history.index) == [1, 2, 3, 4]
+    assert callback.history["loss"].gt(0.0).all()
+    assert callback.gauge is not None
+    assert type(callback.gauge._prober.model).__name__ == "BertForMaskedLM"

@@ -12,6 +12,7 @@ import torch
 
 from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads.family import ABSENT, Family, config_value, family_of
+from rankscope.models.hf import is_composite, is_hf_config
 from rankscope.models.linear_maps import linear_at
 
 
@@ -265,13 +266,11 @@ def head_weights(block: torch.nn.Module, config: Any) -> HeadWeights:
 
 def _own_config(block: torch.nn.Module, config: Any) -> Any:
     """From a composite configuration (e.g. text and vision), the one that the block's own modules use."""
-    from transformers import PretrainedConfig
-
-    if not config.sub_configs:
+    if not is_composite(config):
         return config
     for module in block.modules():
-        held = vars(module).get("config")
-        if isinstance(held, PretrainedConfig) and not held.sub_configs:
+        held: Any = vars(module).get("config")
+        if is_hf_config(held) and not is_composite(held):
             return held
     return config
 

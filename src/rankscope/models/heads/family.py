@@ -63,7 +63,7 @@ class Family:
         object.__setattr__(self, "requires", MappingProxyType(dict(self.requires)))
 
 
-FAMILIES: Registry[Family] = Registry("family", "rankscope.models.heads.families")
+FAMILIES: Registry[Family] = Registry("family", f"{__package__}.families")
 # Known model types that cannot be read as heads, each with the reason.
 REFUSED: dict[str, str] = {}
 

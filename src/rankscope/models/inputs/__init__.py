@@ -1,9 +1,13 @@
 """Inputs: turns what the user passes into the batches on which a model runs."""
 
 from rankscope.models.inputs._prepare import prepare_inputs, prepare_planned
+from rankscope.models.inputs.given import digest_of, need_same_inputs
+from rankscope.models.inputs.inputs import Given, Inputs, InputsLike, as_inputs
 from rankscope.models.inputs.prefixes import prepare_prefixes
 from rankscope.models.inputs.record import (
+    AXES,
     TOKENS_POLICIES,
+    Axes,
     Batch,
     InputPlan,
     Padding,
@@ -14,13 +18,21 @@ from rankscope.models.inputs.record import (
 )
 
 __all__ = [
+    "AXES",
     "TOKENS_POLICIES",
+    "Axes",
     "Batch",
+    "Given",
     "InputPlan",
+    "Inputs",
+    "InputsLike",
     "Padding",
     "Prepared",
     "TokensPolicy",
+    "as_inputs",
+    "digest_of",
     "distinct_in",
+    "need_same_inputs",
     "prepare_inputs",
     "prepare_planned",
     "prepare_prefixes",

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import torch
-
 from rankscope.errors import InputError
 from rankscope.models.inputs.given import prepare_given
+from rankscope.models.inputs.inputs import Given
+from rankscope.models.inputs.opening import opened
 from rankscope.models.inputs.padding import NO_PADDING
-from rankscope.models.inputs.record import InputPlan, Padding, Prepared, TokensPolicy
+from rankscope.models.inputs.record import Axes, InputPlan, Padding, Prepared, TokensPolicy
 from rankscope.models.inputs.synthetic import prepare_synthetic
 from rankscope.models.inputs.text import prepare_text
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.tokenizer import tokenizer_from
-
-Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
-"""What a user may pass: texts, a file, ids, tensors, nothing."""
 
 
 def prepare_inputs(
@@ -34,6 +33,7 @@ def prepare_inputs(
     random_tokens: bool = False,
     tokenizer: Any = None,
     padding: Padding = None,
+    axes: Axes | None = None,
 ) -> Prepared:
     """Batches for ``loaded``.
 
@@ -56,19 +56,24 @@ def prepare_inputs(
         padding: which of the caller's own tokens do not count: a tensor that is True there, or the name of the argument
             that marks them, with the value that means padding if known (``"mask=0"``); ``"none"`` counts all. None
             looks for such an argument and tests on the model how it is interpreted.
+        axes: what the first two axes of the caller's own tensors are, ``"batch tokens"`` or ``"tokens batch"``. None
+            finds it by an experiment on the model, unless it is a transformers model, which takes the former.
 
     Raises:
         InputError: the model cannot read these inputs.
     """
-    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
+    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, axes=axes)
     return prepare_planned(loaded, given, plan)
 
 
 def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepared:
     """Like :func:`prepare_inputs`, with the arguments already collected in a plan."""
+    given = opened(given)
     if plan.tokenizer is not None:
         plan = replace(plan, tokenizer=tokenizer_from(plan.tokenizer))
     if given is None or isinstance(given, (str, Path)) or _are_texts(given):
+        for text in [given] if isinstance(given, str) else given if isinstance(given, Sequence) else ():
+            _refuse_a_path(text)
         config = loaded.config
         if config is None:
             raise InputError(
@@ -85,6 +90,24 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
             raise InputError(f"{loaded.spec} reads {loaded.input_kind}: leave tokenizer out.")
         return prepare_synthetic(loaded, config, plan)
     return prepare_given(loaded, given, plan)
+
+
+_PATH = re.compile(r"(~|\.{0,2})/\S+|[A-Za-z]:\\\S+|\S+\.(txt|text|md|csv|tsv|jsonl?|gz|parquet|pt|np[yz]|safetensors)")
+
+
+def _refuse_a_path(text: str) -> None:
+    """Raise for a text that is the name of a file, which would be measured as a text of a few tokens."""
+    is_file = len(text) < 1024 and "\n" not in text and os.path.isfile(os.path.expanduser(text))
+    if is_file:
+        raise InputError(
+            f"The text {text!r} is the name of a file. Pass pathlib.Path({text!r}) to read the file, which has to be "
+            "UTF-8 text."
+        )
+    if _PATH.fullmatch(text):
+        raise InputError(
+            f"The text {text!r} looks like the name of a file, and there is no such file. Pass a pathlib.Path to one "
+            "that exists; or add a space, if it is the text to measure."
+        )
 
 
 def _are_texts(given: object) -> TypeGuard[Sequence[str]]:

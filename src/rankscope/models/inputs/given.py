@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 
 from rankscope._types import kind_of
 from rankscope.errors import InputError
-from rankscope.models.inputs.padding import content_of, is_mask_like, is_pattern
-from rankscope.models.inputs.record import Batch, InputPlan, Prepared
+from rankscope.models.inputs.axes import main_tensors, sequence_axis
+from rankscope.models.inputs.padding import content_of, is_pattern
+from rankscope.models.inputs.record import Batch, InputPlan, Prepared, is_mask_like
 from rankscope.models.inputs.rows import TokenRows, all_or_some, kept_tokens, special_ids
 from rankscope.models.loading import LoadedModel
+from rankscope.models.wrapping import needs_all_ranks
 
 
 def takes(model: torch.nn.Module, argument: str) -> bool:
@@ -86,17 +89,20 @@ def longest_sequence(model: torch.nn.Module, config: Any) -> int | None:
 def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
     """Batches of the caller's own tensors; tokens are excluded if ids or an attention mask say which."""
     config = loaded.config
+    if needs_all_ranks(loaded.model):  # in the experiments that find how these are read
+        need_same_inputs(loaded.gather(digest_of((given, plan.axes, plan.padding))))
     if isinstance(given, torch.Tensor):
-        parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded.model, given))
+        parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded, given, plan))
     elif isinstance(given, Mapping):
-        parts = batches_from_mapping(given, plan.batch)
+        parts = batches_from_mapping(given, plan.batch, _sequence_axis(loaded, given, plan))
     elif isinstance(given, (list, tuple)) and given:
-        parts = batches_from_list(given)
+        _refuse_targets(loaded.model, given)
+        parts = batches_from_list(given, _sequence_axis(loaded, given[0], plan))
     else:
         empty = " without entries" if isinstance(given, (list, tuple)) else ""
         raise InputError(
             f"inputs is {kind_of(given)}{empty}; expected texts, a text file (Path), a tensor, a dictionary of keyword "
-            "arguments, a list of these, or None for the sample text."
+            f"arguments, a list of these, or None for the sample text.{_instead_of(given)}"
         )
     parts = _first_sequences(parts, plan.sequences)
     special = None
@@ -112,6 +118,60 @@ def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
     ]
     source = "tensors given by the caller" + (f", padding by {content.how}" if content.how else "")
     return Prepared(on_device(kept, loaded.model), source, (), plan.policy, content.notes, padding=content.how)
+
+
+def need_same_inputs(digests: Sequence[bytes]) -> None:
+    """Check that all ranks were given the same.
+
+    Args:
+        digests: of the inputs of each rank, in order.
+
+    Raises:
+        InputError: they were not.
+    """
+    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if different:
+        raise InputError(
+            f"Process {', '.join(map(str, different))} received other inputs than process 0. rankscope distributes the "
+            "batches itself: pass all inputs, the same ones, on every process."
+        )
+
+
+def digest_of(given: Any) -> bytes:
+    """A hash of all tensors in what was given, and of the names, numbers and words beside them."""
+    found = hashlib.sha256(f"{type(given).__name__} ".encode())
+    if isinstance(given, torch.Tensor):
+        bits = given.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found.update(f"{tuple(given.shape)}{given.dtype}".encode() + bits.numpy().tobytes())
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            found.update(f"{name} ".encode() + digest_of(value))
+    elif isinstance(given, (list, tuple)):
+        for value in given:
+            found.update(digest_of(value))
+    elif isinstance(given, (str, int, float)):
+        found.update(repr(given).encode())
+    return found.digest()
+
+
+def _refuse_targets(model: torch.nn.Module, given: Sequence[Any]) -> None:
+    """Raise for what a data loader yields, inputs with their targets, which would be measured as two batches.
+
+    A list is one of ready batches, if its tensors are alike; a tuple never is.
+    """
+    tensors = [entry for entry in given if isinstance(entry, torch.Tensor)]
+    kinds = {(entry.ndim, entry.is_floating_point()) for entry in tensors}
+    if len(given) < 2 or not tensors or (isinstance(given, list) and len(kinds) < 2):
+        return
+    shapes = " and ".join(str(tuple(entry.shape)) for entry in tensors[:3])
+    names = [name for name in inspect.signature(model.forward).parameters if not name.startswith("_")][: len(given)]
+    named = ", ".join(f"{name!r}: inputs[{place}]" for place, name in enumerate(names))
+    all_of_them = f"If the model takes them all, pass {{{named}}}. " if len(names) > 1 else ""
+    raise InputError(
+        f"inputs is a {type(given).__name__} of tensors of shape {shapes}. If it is inputs and targets, as a data "
+        f"loader yields them, pass the inputs alone: inputs[0]. {all_of_them}If each is a batch of inputs, pass a list "
+        "of tensors of the same kind."
+    )
 
 
 def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
@@ -136,6 +196,7 @@ def _keep(
     if content is not None:
         pass
     elif isinstance(ids, torch.Tensor):
+        ids = ids.transpose(0, part.axis)
         content = torch.ones_like(ids, dtype=torch.bool)
     elif bare is not None and bare.ndim in (2, 3):
         content = torch.ones(bare.transpose(0, part.axis).shape[:2], dtype=torch.bool, device=bare.device)
@@ -157,25 +218,28 @@ def _first_sequences(parts: tuple[Batch, ...], most: int | None) -> tuple[Batch,
         if room >= part.sequences:
             kept.append(part)
         elif room > 0:
-            cut = {name: _cut(value, part.sequences, room) for name, value in part.inputs.items()}
-            arguments = tuple(x.narrow(part.axis, 0, room) for x in part.arguments)
-            kept.append(replace(part, inputs=cut, sequences=room, arguments=arguments))
+            kept.append(part.taken(0, room))
     return tuple(kept)
 
 
-def _cut(value: Any, count: int, room: int) -> Any:
-    batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == count
-    return value[:room] if batched else value
+def batches_from_mapping(given: Mapping[str, Any], batch: int, axis: int = 0) -> tuple[Batch, ...]:
+    """Slices of ``batch`` sequences of every tensor that counts them; other values are passed to every batch.
 
-
-def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, ...]:
-    """Slices of ``batch`` sequences along the first axis of every tensor; other values are passed to every batch."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    sizes = {name: value.shape[0] for name, value in tensors.items() if value.ndim > 0}
-    told = {size for name, size in sizes.items() if not is_mask_like(name)}
-    if len(told) == 1:  # a mask between tokens has no batch axis
-        sequences = told.pop()
-        sizes = {name: size for name, size in sizes.items() if not is_pattern(name, tensors[name], sequences)}
+    Args:
+        given: keyword arguments of the model.
+        batch: sequences per slice.
+        axis: along which axis ids and vectors count sequences. Masks and lengths may count them along the first one.
+    """
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and value.ndim > 0}
+    counted = {name: axis if value.ndim > axis else 0 for name, value in tensors.items()}
+    told = {tensors[name].shape[axis] for name in counted if not is_mask_like(name) and tensors[name].ndim > axis}
+    if len(told) == 1:
+        (sequences,) = told
+        # A mask between tokens counts no sequences.
+        counted = {name: at for name, at in counted.items() if not is_pattern(name, tensors[name], sequences)}
+        if axis == 1:
+            counted = {name: _axis_beside(name, tensors[name], sequences, at) for name, at in counted.items()}
+    sizes = {name: tensors[name].shape[at] for name, at in counted.items()}
     if not sizes:
         raise InputError(
             f"The inputs hold no tensor with a batch axis; got {', '.join(map(str, given)) or 'nothing'}. Pass what "
@@ -184,14 +248,39 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, .
     count = max(sizes.values())
     uneven = {name: size for name, size in sizes.items() if size != count}
     if uneven:
-        raise InputError(f"The inputs disagree on the number of sequences: {sizes}. Their first axes must be equal.")
+        ordinal = "first" if axis == 0 else "second"
+        raise InputError(
+            f"The inputs disagree on the number of sequences: {sizes}. Their {ordinal} axes must be equal."
+        )
     if count == 0:
-        raise InputError("The inputs hold no sequence: their first axis has length 0.")
-    found = []
-    for start in range(0, count, batch):
-        inputs = {name: value[start : start + batch] if name in sizes else value for name, value in dict(given).items()}
-        found.append(Batch(inputs, None, start, min(batch, count - start)))
-    return tuple(found)
+        raise InputError("The inputs hold no sequence: their batch axis has length 0.")
+    whole = Batch(dict(given), None, 0, count, (), axis, frozenset(name for name, at in counted.items() if at == 0))
+    return tuple(_taken(whole, counted, start, min(batch, count - start)) for start in range(0, count, batch))
+
+
+def _axis_beside(name: str, value: torch.Tensor, sequences: int, axis: int) -> int:
+    """Along which axis a tensor counts sequences, beside ids of shape (tokens, batch): masks often are (batch, tokens).
+
+    Raises:
+        InputError: a mask with as many sequences as tokens, which could be either, or between tokens.
+    """
+    if value.ndim < 2 or not is_mask_like(name):
+        return axis
+    if value.shape[0] == value.shape[1] == sequences:
+        raise InputError(
+            f"The argument {name!r} has shape {tuple(value.shape)}, and there are {sequences} sequences of as many "
+            "tokens, so which of its axes counts sequences cannot be told. Pass one sequence fewer."
+        )
+    return 0 if value.shape[0] == sequences else axis
+
+
+def _taken(whole: Batch, counted: Mapping[str, int], start: int, count: int) -> Batch:
+    """Some sequences of all tensors that count them."""
+    inputs = {
+        name: value.narrow(counted[name], start, count) if name in counted else value
+        for name, value in whole.inputs.items()
+    }
+    return replace(whole, inputs=inputs, first_sequence=start, sequences=count)
 
 
 def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple[Batch, ...]:
@@ -202,27 +291,66 @@ def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple
     return tuple(Batch({}, None, i * batch, part.shape[axis], (part,), axis) for i, part in enumerate(parts))
 
 
-def _sequence_axis(model: torch.nn.Module, given: torch.Tensor) -> int:
-    """1 if torch's own attention was built to read ``tokens batch dim`` (``batch_first=False``), else 0."""
-    if given.ndim != 3 or not given.is_floating_point():
+def _sequence_axis(loaded: LoadedModel, given: Any, plan: InputPlan) -> int:
+    """Along which axis the inputs count sequences, by experiment.
+
+    Models of transformers document ``(batch, tokens)``; the checks of the stream hold them to it. A model that is not
+    in memory cannot be tried.
+    """
+    named = {"": given} if isinstance(given, torch.Tensor) else given
+    mains = main_tensors(named) if isinstance(named, Mapping) else {}
+    if not mains or any(value.numel() == 0 for value in mains.values()):
         return 0
-    own = [module for module in model.modules() if isinstance(module, torch.nn.MultiheadAttention)]
-    return int(bool(own) and not any(module.batch_first for module in own))
+    on_meta = any(parameter.is_meta for parameter in loaded.model.parameters())
+    if plan.axes is None and (loaded.config is not None or on_meta):
+        return 0
+
+    def ready(part: Batch) -> Batch:
+        if loaded.config is not None:
+            part = _for_transformers(loaded, part)
+        return on_device([part], loaded.model)[0]
+
+    def cut(axis: int) -> Batch:
+        batches = batches_from_tensor if isinstance(given, torch.Tensor) else batches_from_mapping
+        part = batches(given, 2, axis)[0]
+        if part.sequences == 1:
+            part = part.mapped(lambda _, value, at: torch.cat([value, value], dim=at), sequences=2)
+        return ready(part)
+
+    def whole() -> Batch:
+        alone = isinstance(given, torch.Tensor)
+        return ready(Batch({} if alone else dict(given), None, 0, 1, (given,) if alone else ()))
+
+    key = tuple(sorted((name, value.ndim, value.is_floating_point()) for name, value in mains.items()))
+    return sequence_axis(loaded.model, cut, key, plan.axes, entire=whole, gather=loaded.gather)
 
 
-def batches_from_list(given: Sequence[Any]) -> tuple[Batch, ...]:
+def _instead_of(given: Any) -> str:
+    """What to pass in place of common things that are no inputs."""
+    numbers = isinstance(given, Sequence) and given and isinstance(given[0], (Sequence, int, float))
+    if numbers or hasattr(given, "__array__"):
+        return " Pass torch.as_tensor(inputs)."
+    if isinstance(given, Iterable) and hasattr(given, "dataset"):
+        return " Pass one batch of it: next(iter(inputs)), without the targets."
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        return " Pass a batch of it, as a data loader makes them: next(iter(DataLoader(inputs, batch_size=8)))."
+    return ""
+
+
+def batches_from_list(given: Sequence[Any], axis: int = 0) -> tuple[Batch, ...]:
     """A list whose entries are already batches: tensors or dictionaries."""
     found: list[Batch] = []
     first = 0
     for index, entry in enumerate(given):
         if isinstance(entry, torch.Tensor):
-            part = batches_from_tensor(entry, max(1, entry.shape[0] if entry.ndim else 1))[0]
+            part = batches_from_tensor(entry, 2**62, axis)[0]
         elif isinstance(entry, Mapping):
-            part = batches_from_mapping(entry, batch=2**62)[0]
+            part = batches_from_mapping(entry, 2**62, axis)[0]
         else:
             raise InputError(
                 f"Entry {index} of the inputs is a {type(entry).__name__}; expected tensors or dictionaries."
+                f"{_instead_of(given)}"
             )
-        found.append(Batch(part.inputs, None, first, part.sequences, part.arguments))
+        found.append(replace(part, first_sequence=first))
         first += part.sequences
     return tuple(found)

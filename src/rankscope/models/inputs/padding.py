@@ -7,23 +7,21 @@ model's behaviour is: a padding token can be replaced by any other without chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rankscope.errors import InputError
 from rankscope.linalg.precision import as_float64
-from rankscope.models.inputs.record import Batch, Padding
+from rankscope.models.inputs.axes import aside, other_entries
+from rankscope.models.inputs.record import Batch, Padding, is_mask_like
 
 TRANSFORMERS_MASK = "attention_mask"
 NO_PADDING = "none"
-_WORDS = ("mask", "pad", "valid", "lens", "lengths", "seqlen", "seq_len")
-# These mark tokens that a model has to predict or treat specially, but which other tokens do see.
-_OTHER_MASKS = ("masked", "mask_time", "mask_pos", "mlm", "head_mask", "loss", "labels")
 _HIDDEN = -1e3
 """A score at or below this, added before a softmax, hides a key."""
 _ROUNDINGS = 16.0
@@ -171,12 +169,6 @@ def tokens_in(part: Batch) -> int | None:
     return None
 
 
-def is_mask_like(name: str) -> bool:
-    """Whether an argument of that name may be a token mask."""
-    words = name.casefold()
-    return any(word in words for word in _WORDS) and not any(word in words for word in _OTHER_MASKS)
-
-
 def _mask_like(part: Batch) -> list[str]:
     """Arguments that may mark padding: by their name, or booleans with the shape of the tokens."""
     shape = (part.sequences, tokens_in(part))
@@ -197,6 +189,8 @@ def _readings(part: Batch, name: str) -> list[PaddingReading]:
                 name, None, torch.ones(part.sequences, value.shape[0], dtype=torch.bool, device=value.device)
             )
         ]
+    if isinstance(value, Tensor) and value.ndim > 1 and part.axis_of(name) == 1:
+        value = value.transpose(0, 1)
     if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != part.sequences or tokens is None:
         return []
     if value.ndim == 1:
@@ -228,7 +222,7 @@ def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[Pa
         raise _not_read(part, name, "the model is not in memory, so how it reads the argument cannot be tried")
     if any(not _at_one_end(reading.content) for reading in possible):
         raise _not_read(part, name, "the tokens it marks are not at one end of each sequence, as padding is")
-    with _aside(model):
+    with aside(model):
         plain = _last_states(model, part, None)
         fitting = []
         for reading in possible:
@@ -259,9 +253,11 @@ def _last_states(model: nn.Module, part: Batch, replaced: Tensor | None) -> Tens
     shape = (part.sequences, tokens_in(part))
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-        for tensor in _tensors(output):
-            if tensor.is_floating_point() and tensor.ndim > 2 and tuple(tensor.shape[:2]) == shape:
-                seen[:] = [tensor.detach()]
+        for tensor in pytree.tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.ndim > 2:
+                tensor = tensor.transpose(0, part.axis)
+                if tuple(tensor.shape[:2]) == shape:
+                    seen[:] = [tensor.detach()]
 
     handles = [module.register_forward_hook(keep) for module in model.modules()]
     try:
@@ -286,58 +282,24 @@ def _moves(plain: Tensor | None, other: Tensor | None, at: Tensor) -> bool:
 def _with_others(part: Batch, replaced: Tensor) -> Batch:
     """The batch with other ids or vectors where ``replaced`` is True; arguments that look like masks are kept."""
     inputs = {
-        name: value if is_mask_like(name) or not isinstance(value, Tensor) else _other(value, replaced)
+        name: value if is_mask_like(name) or not isinstance(value, Tensor) else _other(value, replaced, part.axis)
         for name, value in part.inputs.items()
     }
-    return Batch(inputs, None, part.first_sequence, part.sequences, part.arguments, part.axis)
+    return replace(part, inputs=inputs, keep=None)
 
 
-def _other(value: Tensor, replaced: Tensor) -> Tensor:
-    if value.ndim < 2 or tuple(value.shape[:2]) != tuple(replaced.shape) or value.dtype is torch.bool:
+def _other(value: Tensor, replaced: Tensor, axis: int) -> Tensor:
+    where = replaced.transpose(0, axis)
+    if value.ndim < 2 or value.shape[:2] != where.shape or value.dtype is torch.bool:
         return value
-    where = replaced.reshape(*replaced.shape, *[1] * (value.ndim - 2))
-    if value.is_floating_point():
-        drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
-        return torch.where(where, drawn * value.std().clamp_min(1e-3) + value.mean(), value)
-    known, place = torch.unique(value, return_inverse=True)  # ids that occur in the batch have an embedding
-    return torch.where(where, known[(place + 1) % len(known)], value)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for entry in output.values():
-            yield from _tensors(entry)
-    elif isinstance(output, (tuple, list)):
-        for entry in output:
-            yield from _tensors(entry)
-
-
-@contextmanager
-def _aside(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the random state is preserved, and torch's fused encoder layer is disabled.
-
-    The fused layer turns padded batches into nested tensors, which have no token axis.
-    """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    was_training = [module for module in model.modules() if module.training]
-    for module in was_training:
-        module.training = False
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module in was_training:
-            module.training = True
+    return other_entries(value, where)
 
 
 def _not_read(part: Batch, name: str, why: str) -> InputError:
     shape = tuple(part.inputs[name].shape)
     return InputError(
         f"The argument {name!r} (shape {shape}) may say which tokens are padding, and it is not clear how: {why}. "
-        f"Padding would be counted as tokens. Pass padding='{name}=1' or padding='{name}=0' (the value that marks "
-        f"padding), a tensor that is True where a token is padding, or padding='{NO_PADDING}' if every token counts."
+        f"Padding would be counted as tokens. Pass Inputs(..., padding='{name}=1') or padding='{name}=0' (the value "
+        "that marks padding), a tensor that is True where a token is padding, or "
+        f"padding='{NO_PADDING}' if every token counts."
     )

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from rankscope.errors import InputError
-from rankscope.models.inputs._prepare import Given, prepare_planned
+from rankscope.models.inputs._prepare import prepare_planned
 from rankscope.models.inputs.given import batches_from_mapping, completed, on_device
+from rankscope.models.inputs.inputs import Given
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import all_or_some, text_encoder
 from rankscope.models.loading import LoadedModel

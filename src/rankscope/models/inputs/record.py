@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args, overload
 
 import torch
 
-from rankscope.errors import InputError
+from rankscope.errors import InputError, RankscopeError
+from rankscope.models.inputs.failing import why_it_fails
 from rankscope.models.loading.dtypes import default_dtype
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
 Padding = str | torch.Tensor | None
 """Which of the caller's own tokens are padding: a tensor that is True there, or the argument that marks them."""
+Axes = Literal["batch tokens", "tokens batch"]
+AXES: tuple[Axes, ...] = get_args(Axes)
+"""What the first two axes of the inputs can be, by the number of the axis that counts sequences."""
 TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special")
 
+_MASK_WORDS = ("mask", "pad", "valid", "lens", "lengths", "seqlen", "seq_len")
+# These mark tokens that a model has to predict or treat specially, but which other tokens do see.
+_OTHER_MASKS = ("masked", "mask_time", "mask_pos", "mlm", "head_mask", "loss", "labels")
+
 _SEQUENCES: ContextVar[int | None] = ContextVar("_SEQUENCES", default=None)
+
+
+def is_mask_like(name: str) -> bool:
+    """Whether an argument of that name may be a token mask."""
+    words = name.casefold()
+    return any(word in words for word in _MASK_WORDS) and not any(word in words for word in _OTHER_MASKS)
 
 
 def sequences_in_pass() -> int | None:
@@ -50,6 +64,8 @@ class InputPlan:
     padding: Padding = field(default=None, compare=False)
     usual: int = 8
     """Sequences to make up when nobody said how many."""
+    axes: Axes | None = None
+    labels: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("sequences", self.sequences), ("tokens", self.tokens), ("batch", self.batch)):
@@ -60,6 +76,8 @@ class InputPlan:
                 f"padding is a {type(self.padding).__name__}; expected a tensor that is True where a token is padding, "
                 "or the name of the argument that says so, such as 'key_padding_mask' or 'mask=0'."
             )
+        if self.axes is not None and self.axes not in AXES:
+            raise InputError(f"axes={self.axes!r} is not one of {', '.join(map(repr, AXES))}, or None to find it.")
         if self.policy not in TOKENS_POLICIES:
             raise InputError(f"tokens_policy {self.policy!r} is not one of {', '.join(TOKENS_POLICIES)}.")
 
@@ -79,7 +97,8 @@ class Batch:
         first_sequence: the number of the first sequence in the whole run.
         sequences: number of sequences in the batch.
         arguments: positional arguments, for modules that take a bare tensor.
-        axis: the batch axis of those arguments.
+        axis: along which axis the ids and vectors count sequences; 1 if the model takes ``(tokens, batch)``.
+        batch_first: keyword arguments that count them along their first axis nevertheless, such as masks.
     """
 
     inputs: Mapping[str, Any]
@@ -88,12 +107,55 @@ class Batch:
     sequences: int
     arguments: tuple[torch.Tensor, ...] = ()
     axis: int = 0
+    batch_first: frozenset[str] = frozenset()
+
+    def axis_of(self, name: str) -> int:
+        """Along which axis the keyword argument of this name counts sequences, if it does; "" for positional ones."""
+        return 0 if name in self.batch_first else self.axis
+
+    def mapped(self, change: Callable[[str, torch.Tensor, int], torch.Tensor], **fields: Any) -> Batch:
+        """The batch with ``change(name, tensor, axis)`` for each tensor that has an axis of sequences.
+
+        ``fields`` replace others; positional arguments have no name.
+        """
+
+        def changed(name: str, value: Any) -> Any:
+            axis = self.axis_of(name)
+            has_axis = isinstance(value, torch.Tensor) and value.ndim > axis and value.shape[axis] == self.sequences
+            return change(name, value, axis) if has_axis else value
+
+        inputs = {name: changed(name, value) for name, value in self.inputs.items()}
+        return replace(self, inputs=inputs, arguments=tuple(changed("", value) for value in self.arguments), **fields)
+
+    def taken(self, start: int, count: int) -> Batch:
+        """Some sequences of the batch, as a batch."""
+        return self.mapped(
+            lambda _, value, axis: value.narrow(axis, start, count),
+            keep=None if self.keep is None else self.keep[start : start + count],
+            first_sequence=self.first_sequence + start,
+            sequences=count,
+        )
 
     def run(self, model: torch.nn.Module) -> Any:
         """Call ``model`` on this batch.
 
         A float64 model runs with float64 as torch's default dtype, because some models create constants in forward.
+
+        Raises:
+            InputError: an id has no embedding, there are more tokens than the model takes, or it fails by itself.
         """
+        try:
+            return self.call(model)
+        except RankscopeError:
+            raise
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            why = why_it_fails(model, self, error)
+            if why is None:
+                raise
+            raise why from error
+
+    def call(self, model: torch.nn.Module) -> Any:
+        """Like :meth:`run`, with the model's own errors."""
         first = next(model.parameters(), None)
         with _running(self.sequences):
             if first is None or first.dtype is not torch.float64:
@@ -133,10 +195,10 @@ class Prepared(Sequence[Batch]):
         for part in self.batches:
             named = {"input_ids": part.inputs["input_ids"]} if "input_ids" in part.inputs else part.inputs
             named = {**named, **{f"argument {place}": value for place, value in enumerate(part.arguments)}}
-            axes = {name: part.axis if name.startswith("argument ") else 0 for name in named}
             for name, value in sorted(named.items()):
                 if isinstance(value, torch.Tensor):
-                    for row in value.detach().cpu().movedim(axes[name], 0) if value.ndim else (value.detach().cpu(),):
+                    axis = part.axis_of(name)
+                    for row in value.detach().cpu().movedim(axis, 0) if value.ndim > axis else (value.detach().cpu(),):
                         bits = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                         rows.setdefault(name, []).append(f"{tuple(row.shape)}{row.dtype}".encode() + bits)
         found = hashlib.sha256()
@@ -160,7 +222,7 @@ class Prepared(Sequence[Batch]):
             ids = part.inputs.get("input_ids")
             if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
                 return 0
-            for row, values in enumerate(ids):
+            for row, values in enumerate(ids.movedim(part.axis, 0)):
                 kept = values if part.keep is None else values[part.keep[row].to(values.device)]
                 numbers = kept.tolist()
                 if first is None:
@@ -194,7 +256,8 @@ def distinct_in(batches: Sequence[Batch]) -> int:
     for part in batches:
         hashes = [hashlib.sha256() for _ in range(part.sequences)]
         tensors = [(value, part.axis) for value in part.arguments]
-        tensors += [(value, 0) for _, value in sorted(part.inputs.items()) if isinstance(value, torch.Tensor)]
+        named = sorted(part.inputs.items())
+        tensors += [(value, part.axis_of(name)) for name, value in named if isinstance(value, torch.Tensor)]
         rows = [value.detach().movedim(axis, 0) for value, axis in tensors if value.ndim > axis]
         rows = [value.cpu().contiguous() for value in rows if len(value) == part.sequences]
         if not rows:

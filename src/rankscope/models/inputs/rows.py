@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rankscope._files import open_regular
 from rankscope.errors import InputError
 from rankscope.models.inputs.record import TokensPolicy
 from rankscope.models.loading.foreign import refusing
@@ -170,7 +171,7 @@ def read_text(path: Path) -> str:
         InputError: it is missing, unreadable, larger than 256 MiB, not UTF-8 (with the byte position), or empty.
     """
     try:
-        with path.expanduser().open("rb") as stream:
+        with open_regular(path.expanduser()) as stream:
             raw = stream.read(LARGEST_TEXT + 1)
     except OSError as error:
         raise InputError(f"The text file {str(path)!r} could not be read: {error.strerror}.") from error

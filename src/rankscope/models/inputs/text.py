@@ -62,7 +62,9 @@ def prepare_text(
     caveats: list[str] = []
     limit = longest_sequence(loaded.model, config)
     if limit is not None and plan.tokens > limit:
-        notes.append(f"sequences are cut at {limit} tokens, the most this {config.model_type} takes")
+        caveats.append(
+            f"Sequences have at most {limit} tokens, not {plan.tokens:,}: this {config.model_type} takes no more."
+        )
         plan = replace(plan, tokens=limit)
     if plan.random_tokens and given is not None:
         raise InputError("random_tokens=True takes no texts; leave one of the two out.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -12,17 +12,20 @@ from typing import Any, Literal
 
 import torch
 
-from rankscope._types import kind_of, path_of
+from rankscope._types import is_named, kind_of, path_of
 from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import has_float64
+from rankscope.models.hf import hf_model_class, require_transformers
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.devices import are_on, devices_of, parse_device
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
+from rankscope.models.loading.named import named_object
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
+from rankscope.models.loading.wire import no_requests
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.models.wrapping import Spread, unwrapped
 
@@ -51,6 +54,8 @@ class LoadedModel:
         attn_implementation: that of transformers, None for other modules.
         parameters: number of trained parameters.
         notes: remarks worth printing, e.g. weights the checkpoint lacks.
+        gather: returns what each rank hands in, in the order of ranks, if the model is sharded over several: they have
+            to agree before each of its forward passes.
     """
 
     model: torch.nn.Module = field(repr=False)
@@ -66,6 +71,7 @@ class LoadedModel:
     attn_implementation: str | None
     parameters: int
     notes: tuple[str, ...] = ()
+    gather: Callable[[bytes], Sequence[bytes]] = field(default=lambda own: [own], repr=False, compare=False)
 
     @property
     def config(self) -> Any | None:
@@ -74,7 +80,7 @@ class LoadedModel:
 
 
 def load(
-    spec: str | Path | torch.nn.Module,
+    spec: str | Path | torch.nn.Module | LoadedModel,
     *,
     seed: int = 0,
     dtype: torch.dtype | str | None = None,
@@ -148,12 +154,18 @@ def _left_on(held: LoadedModel, device: torch.device | None) -> LoadedModel:
 def _loaded(text: str, request: Request) -> LoadedModel:
     """The model that a spec names, on the CPU."""
     seed = request.seed
+    require_transformers(f"Loading {text!r}")
     with quiet_transformers():
         if text.startswith("init:"):
             if request.placement:
                 raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
             return described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
+        if is_named(text):
+            held = named_object(text)
+            if not isinstance(held, torch.nn.Module):
+                raise LoadError(f"{text} is {kind_of(held)}; expected a torch module, or a function that returns one.")
+            return described(unwrapped(held), text, "memory")
         if text.startswith(("http://", "https://", "s3://", "gs://")):
             raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
         if text.startswith("hub:"):
@@ -203,7 +215,7 @@ def _what_to_do(spec: object) -> str:
     if hasattr(spec, "model_type") and hasattr(spec, "to_dict"):
         return ". For a configuration: AutoModel.from_config(config), or save it and pass 'init:FOLDER'"
     if hasattr(spec, "convert_ids_to_tokens"):
-        return ". For a tokenizer: pass the model, and this one as tokenizer="
+        return ". For a tokenizer: pass the model, and this one as Inputs(tokenizer=...)"
     if isinstance(spec, LoadedModel):
         return ", its .model"
     if "state dict" in kind_of(spec):
@@ -213,9 +225,8 @@ def _what_to_do(spec: object) -> str:
 
 def transformers_config(model: torch.nn.Module) -> Any | None:
     """The configuration of a transformers model; None for any other module."""
-    from transformers import PreTrainedModel
-
-    return model.config if isinstance(model, PreTrainedModel) else None
+    kind = hf_model_class()
+    return model.config if kind is not None and isinstance(model, kind) else None
 
 
 def _folder_or_gguf(path: Path, request: Request) -> PretrainedWeights:
@@ -230,6 +241,13 @@ def _folder_or_gguf(path: Path, request: Request) -> PretrainedWeights:
 
 def _initialised(name: str, request: Request) -> tuple[torch.nn.Module, InputKind | None, tuple[str, ...]]:
     """A random initialisation: drawn in float32 from the seed, then rounded, so that dtypes share their weights."""
+    if request.trust_remote_code:
+        return _drawn(name, request)
+    with no_requests(f"init:{name}"):
+        return _drawn(name, request)
+
+
+def _drawn(name: str, request: Request) -> tuple[torch.nn.Module, InputKind | None, tuple[str, ...]]:
     config, class_name, kind = _config_to_initialise(name, request)
     refuse_unaffordable(config, lambda small: _build(small, class_name, request, torch.float32), torch.float32)
     wanted = request.dtype or torch.float32

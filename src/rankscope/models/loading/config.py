@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import LoadError
+from rankscope.errors import LoadError, RankscopeError
+from rankscope.models.hf import require_transformers
 from rankscope.models.loading.affording import refuse_endless_lists
+from rankscope.models.loading.wire import no_requests
 
 LARGEST_CONFIG = 32 * 2**20
 
@@ -102,6 +104,7 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
     A file without ``model_type`` takes it from ``model_class`` or from its own ``architectures``, provided these name
     a transformers class. Remote code named by ``auto_map`` is ignored.
     """
+    require_transformers("Reading a configuration")
     import transformers
 
     raw = read_config_json(path)
@@ -117,7 +120,10 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
             f"which transformers {transformers.__version__} does not know.{code}"
         )
     try:
-        return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
+        with no_requests(str(path)):
+            return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
+    except (RankscopeError, MemoryError):
+        raise
     except Exception as error:  # every family validates in its own way and may raise anything
         raise LoadError(f"{path} is not a valid {model_type} configuration: {' '.join(str(error).split())}") from error
 

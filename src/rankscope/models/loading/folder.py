@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import LoadError
-from rankscope.models.loading.config import config_from_json, refuse_remote_kernels
+from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
 from rankscope.models.loading.pretrained import (
     PretrainedWeights,
@@ -16,12 +17,20 @@ from rankscope.models.loading.pretrained import (
     hub_answers,
     refuse_too_large,
 )
-from rankscope.models.loading.shard_files import indexed_files, safetensors_in
+from rankscope.models.loading.shard_files import indexed_files, safetensors_in, stored_bytes
 from rankscope.models.loading.tokenizer import has_tokenizer, read_tokenizer
+from rankscope.models.loading.wire import no_requests
 
 
 def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> PretrainedWeights:
     """The model in a local folder; nothing is downloaded, and only declared formats are opened."""
+    if request.trust_remote_code:
+        return _weights_in(folder, request, gguf)
+    with no_requests(str(folder)):
+        return _weights_in(folder, request, gguf)
+
+
+def _weights_in(folder: Path, request: Request, gguf: str | None) -> PretrainedWeights:
     gguf = gguf or only_gguf(folder)
     arguments: dict[str, Any] = {"local_files_only": True}
     if gguf is not None:
@@ -31,8 +40,9 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
             raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
         if not request.trust_remote_code:
             arguments["config"] = config_from_json(folder / "config.json", request.model_class)
-            refuse_too_large(arguments["config"], request)
         arguments["use_safetensors"] = _has_safetensors(folder, request.allow_pickle)
+        if not request.trust_remote_code:
+            refuse_too_large(arguments["config"], request, stored=stored_bytes(folder))
     model, notes = from_pretrained(str(folder), request, arguments)
     if gguf is not None:
         refuse_other_shapes(model, folder / gguf)
@@ -62,22 +72,37 @@ def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
 
 
 def weights_from_hub(name: str, request: Request) -> PretrainedWeights:
-    """The model of a hub id, safetensors only unless pickles are allowed."""
+    """The model of a hub id, safetensors only unless pickles are allowed.
+
+    It is downloaded first and then read as a local folder, so that everything that is checked there is checked here.
+    """
+    from rankscope.models.weight_files.snapshot import hub_snapshot
+
+    if request.trust_remote_code:
+        return _trusted_from_hub(name, request)
+    try:
+        folder = hub_snapshot(
+            name, request.revision, online=hub_answers(), weights=True, allow_pickle=request.allow_pickle
+        )
+    except LoadError as error:
+        raise _hub_error(name, error) from error
+    return replace(weights_from_folder(folder, request), revision=folder.name)
+
+
+def _trusted_from_hub(name: str, request: Request) -> PretrainedWeights:
+    """A model whose code may run: transformers downloads what that code asks for."""
     import transformers
 
     where = {"revision": request.revision, "local_files_only": not hub_answers()}
     try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code, **where)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=True, **where)
     except (OSError, ValueError) as error:
         raise _hub_error(name, error) from error
-    if not request.trust_remote_code:
-        refuse_remote_kernels(config.to_dict(), name)
-        refuse_too_large(config, request)
     arguments: dict[str, Any] = {"config": config, **where}
     if not request.allow_pickle:
         arguments["use_safetensors"] = True
     model, notes = from_pretrained(name, request, arguments)
-    tokenizer, remark = read_tokenizer(name, where, trust_remote_code=request.trust_remote_code)
+    tokenizer, remark = read_tokenizer(name, where, trust_remote_code=True)
     return PretrainedWeights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
 
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from rankscope._files import open_regular
 from rankscope.errors import LoadError, MissingExtraError
 from rankscope.models.loading.affording import on_meta, refuse_larger_than_memory
 from rankscope.models.loading.config import refuse_remote_kernels
@@ -52,7 +53,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     if not path.is_file():
         raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return _HeaderReader(path, stream, path.stat().st_size).header()
     except OSError as error:
         raise LoadError(f"{path} could not be read: {error.strerror}.") from error

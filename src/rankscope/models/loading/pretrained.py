@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rankscope.errors import LoadError, MissingExtraError
+from rankscope.models.hf import dtype_argument
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import model_class_named
 from rankscope.models.loading.spreading import spread_arguments
@@ -55,13 +56,15 @@ def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folde
     return {"device_map": placed, **folder}
 
 
-def refuse_too_large(config: Any, request: Request, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Refuse a configuration that is too large, whatever the size of its weights: it may claim a billion layers."""
+def refuse_too_large(
+    config: Any, request: Request, dtype: torch.dtype = torch.bfloat16, stored: int | None = None
+) -> None:
+    """Refuse a configuration that is too large for this machine or for its weights: it may claim a billion layers."""
     if request.spread is None and not request.placement:
         name = request.model_class or "AutoModel"
         chosen = model_class_named(name)
         build = chosen.from_config if name.startswith("AutoModel") else chosen
-        refuse_unaffordable(config, build, request.dtype or dtype)
+        refuse_unaffordable(config, build, request.dtype or dtype, stored=stored)
 
 
 def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> tuple[torch.nn.Module, tuple[str, ...]]:
@@ -75,7 +78,7 @@ def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> 
         try:
             model, report = chosen.from_pretrained(
                 where,
-                dtype=request.dtype if request.dtype is not None else "auto",
+                **{dtype_argument(): request.dtype if request.dtype is not None else "auto"},
                 trust_remote_code=request.trust_remote_code,
                 output_loading_info=True,
                 **arguments,

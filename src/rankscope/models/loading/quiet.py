@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Let transformers log errors only and show no progress bars; both settings are restored afterwards."""
+    if "transformers" not in sys.modules:  # nothing to silence
+        yield
+        return
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

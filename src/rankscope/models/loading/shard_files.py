@@ -1,15 +1,27 @@
-"""Finds the safetensors files of the model in a folder; their names are not trusted."""
+"""Names of the files of a model, and the safetensors files in a folder; what an index names is not trusted."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from rankscope._files import read_regular
 from rankscope.errors import LoadError
 from rankscope.runs.plain_json import parse_json
 
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 64 * 2**20
+LARGEST_FILE = 2**28
+"""Of a tokenizer's file."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+)
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _PLAIN_NAME = re.compile(r"[^/\\?#%\0]{1,200}\.safetensors")
 
 
@@ -26,6 +38,11 @@ def safetensors_in(folder: Path) -> list[Path]:
     return found
 
 
+def stored_bytes(folder: Path) -> int:
+    """The size of all weights in a folder, as safetensors or as pickles."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+
+
 def indexed_files(folder: Path) -> list[Path] | None:
     """The files that a folder's index names; None without an index.
 
@@ -33,14 +50,12 @@ def indexed_files(folder: Path) -> list[Path] | None:
         LoadError: it is not an index, or names something that is not a file in this folder.
     """
     index = folder / INDEX
-    if not index.is_file():
+    if not index.exists():
         return None
     try:
-        if index.stat().st_size > LARGEST_INDEX:
-            raise LoadError(f"{index} has more than {LARGEST_INDEX:,} bytes; that is no index.")
-        content = index.read_bytes()
+        content = read_regular(index, LARGEST_INDEX)
     except OSError as error:
-        raise LoadError(f"{index} is no index of safetensors files: {error!r}.") from error
+        raise LoadError(f"{index} is no index of safetensors files: {error.strerror}.") from error
     names = named_in_index(content, str(index))
     present = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
     for name in names:

@@ -8,25 +8,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope._files import read_regular
 from rankscope.errors import InputError, LoadError
+from rankscope.models.hf import require_transformers
 from rankscope.models.loading.foreign import in_a_line, refusing
 from rankscope.models.loading.pretrained import hub_answers
+from rankscope.models.loading.shard_files import BESIDE, LARGEST_FILE, TOKENIZER_FILES
+from rankscope.models.loading.wire import no_requests
 from rankscope.runs.plain_json import parse_json
 
-LARGEST_FILE = 2**28
 MOST_GROWTH = 64
 """Maximum growth of a text by replacements; known tokenizers stay below 10."""
 MOST_STEPS = 1000
 LONGEST_PADDING = 2**20
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-)
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 CHECKED = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
 # Arguments of a tokenizer's class that name other files to read; transformers takes them from these files unchecked.
 _ELSEWHERE = ("gguf_file", "init_inputs", "tokenizer_object")
@@ -130,10 +124,10 @@ def _object_in(path: Path) -> dict[str, Any]:
 
     A document that this parser refuses may be accepted by the next one, so it is not passed on.
     """
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_regular(path, LARGEST_FILE))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(found, dict):
@@ -149,7 +143,8 @@ def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]
     """The tokenizer in a local folder, None if there is none, and a note if it could not be read."""
     if not has_tokenizer(folder):
         return None, ()
-    return read_tokenizer(str(folder), {"local_files_only": True, "config": config})
+    with no_requests(str(folder)):
+        return read_tokenizer(str(folder), {"local_files_only": True, "config": config})
 
 
 def tokenizer_from(given: Any) -> Any:
@@ -183,7 +178,13 @@ def _tokenizer_at(place: str | Path) -> Any:
     elif path.exists():
         raise LoadError(f"tokenizer: {path} is a file. Pass the folder it lies in.")
     else:
-        found, remarks = read_tokenizer(str(place), {"local_files_only": not hub_answers()})
+        from rankscope.models.weight_files.snapshot import hub_snapshot
+
+        try:
+            folder = hub_snapshot(str(place), None, online=hub_answers(), weights=False)
+        except LoadError as error:
+            raise LoadError(f"tokenizer={str(place)!r}: {error}") from error
+        found, remarks = tokenizer_in(folder, None)
     if found is None:
         raise LoadError(f"tokenizer={str(place)!r}: {' '.join(remarks)}. Pass a folder, a hub name or a tokenizer.")
     return found
@@ -197,6 +198,7 @@ def read_tokenizer(
     Raises:
         LoadError: its files are dangerous.
     """
+    require_transformers("Reading a tokenizer")
     import transformers
 
     kept = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,9 +126,10 @@ class Traffic:
     """
 
     def __init__(self, budget: int | None = None) -> None:
-        self._budget = budget
+        self.budget = budget
         self._lock = threading.Lock()
         self._promised = 0
+        self._began = time.monotonic()
         self._stopped = False
         self._watch: Callable[[int], object] | None = None
         self.received = 0
@@ -145,9 +147,9 @@ class Traffic:
         left = count
         with self._lock:
             self.requests += 1
-            if self._budget is not None and self.received + self._promised + count > self._budget:
+            if self.budget is not None and self.received + self._promised + count > self.budget:
                 raise InputError(
-                    f"byte_budget={self._budget:,}: {self.received + self._promised:,} bytes were read or requested, "
+                    f"byte_budget={self.budget:,}: {self.received + self._promised:,} bytes were read or requested, "
                     f"and the next request takes {count:,} more. Raise the budget, or read less."
                 )
             self._promised += count
@@ -168,6 +170,11 @@ class Traffic:
         finally:
             with self._lock:
                 self._promised -= left
+
+    @property
+    def age(self) -> float:
+        """Seconds since the model was opened."""
+        return time.monotonic() - self._began
 
     def count_retry(self) -> None:
         """A request failed and is repeated."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rankscope._registry import Registry
 from rankscope._types import path_of
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
@@ -48,6 +49,10 @@ class ModelFolder(Protocol):
         """Inside this context, those of these small files that exist are in the local folder that it gives."""
 
 
+REMOTE: Registry[Callable[..., ModelFolder]] = Registry("kind of remote folder")
+"""Folders of further kinds of servers, by how their addresses begin."""
+
+
 def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:
     """The files of a model; of a remote one, only the list of files is read.
 
@@ -68,9 +73,7 @@ def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFo
 
         return UrlFolder(text, Traffic(byte_budget))
     if is_remote(spec):
-        from rankscope.models.weight_files.object_store import StoreFolder
-
-        return StoreFolder(text, Traffic(byte_budget))
+        return REMOTE["s3://"](text, Traffic(byte_budget))
     place = path_of(spec, "model", "a local folder, hub:NAME, or an address (https://, s3://, gs://)")
     if not place.exists() and isinstance(spec, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
         return _hub(text, None, text, byte_budget)
@@ -78,12 +81,12 @@ def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFo
 
 
 def _hub(name: str, revision: str | None, spec: str, byte_budget: int | None) -> ModelFolder:
-    from rankscope.models.weight_files.http import HubFolder
-
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise LoadError(
             f"{spec!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
         )
+    from rankscope.models.weight_files.http import HubFolder
+
     return HubFolder(name, revision, spec, Traffic(byte_budget))
 
 

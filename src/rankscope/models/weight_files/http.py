@@ -2,40 +2,52 @@
 
 Each answer is checked before a byte of it is used: its range, the size of the whole file and the file's ETag must be
 those of the first answer. A request that fails continues at the byte at which it stopped. The requests go through the
-client of huggingface_hub, with its proxies, certificates and token; its own file system is not used, because it neither
-checks answers nor continues inside a range.
+client of huggingface_hub, with its proxies, certificates and token, within the limits of
+:mod:`rankscope.models.loading.wire`; its own file system and downloads are not used, because they neither check answers
+nor limit them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from time import sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading.foreign import in_a_line
+from rankscope.models.loading.wire import OVERHEAD, Allowance, BadAnswerError, limited, session
 from rankscope.models.weight_files.files import Traffic, WeightFile
 from rankscope.models.weight_files.kept import kept
 from rankscope.models.weight_files.remote_folder import RemoteFolder
+from rankscope.runs.plain_json import parse_json
 
 MOST_FAILURES = 8
 MOST_FAILURES_AT_FIRST = 4
 """Before anything was received: the server may not exist, and nobody wants to wait a minute to hear that."""
 LONGEST_WAIT = 60.0
-SLOWEST = 1024
-"""Bytes per second, over a whole timeout; a connection that is slower is given up and opened anew."""
+PATIENCE = 16.0
+"""Seconds that the failures of one read may take in all, pauses included; see :func:`_patience`."""
+LARGEST_LISTING = 16 * 2**20
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_RESET = re.compile(r";\s*t=(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_RESET = re.compile(r";\s*t=(\d{1,9})")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST_SIZE = 2**50
 _T = TypeVar("_T")
+_now: ContextVar[tuple[float, Allowance]] = ContextVar("now")
+"""Seconds of patience and bytes that are left for the attempt that runs; set by :func:`repeated`."""
 
 
-class _Again(Exception):  # noqa: N818  (not an error: the request is repeated)
+class Again(Exception):  # noqa: N818  (not an error: the request is repeated)
     """A request that may succeed if it is repeated.
 
     Args:
@@ -92,26 +104,25 @@ class HttpFile:
                 start = offset + filling.done
                 self._request(start, start + filling.left, filling.add)
 
-        repeated(attempt, self.name, self._traffic)
+        repeated(attempt, self.name, self._traffic, filling.left)
 
     def _request(self, start: int, end: int, add: Callable[[bytes], None]) -> None:
         headers = {**self._headers, "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-        with self._traffic.request(end - start) as arrived, _asked(self._url, headers, self.name) as answer:
+        wanted = end - start
+        with self._traffic.request(wanted) as arrived, _asked(self._url, headers, self.name, wanted) as answer:
             refuse_status(answer, self.name)
             expected = self._checked(answer, start, end) - start
-            began, timeout = time.monotonic(), _timeout()
             received = 0
             for piece in answer.iter_raw():
                 arrived(len(piece))
                 received += len(piece)
                 if received > expected:
-                    raise _Again(f"more than the {expected} bytes it announced")
+                    raise Again(f"more than the {expected} bytes it announced")
                 add(piece)
-                waited = time.monotonic() - began
-                if waited > timeout and received < SLOWEST * waited:
-                    raise _Again(f"only {received} bytes in {waited:.0f} s")
             if received < expected:
-                raise _Again(f"{received} bytes instead of the {expected} it announced")
+                raise Again(f"{received} bytes instead of the {expected} it announced")
+            if received < min(wanted, OVERHEAD):  # else a server could make one read a million requests
+                raise Again(f"{received} of {wanted} bytes")
 
     def _checked(self, answer: Any, start: int, end: int) -> int:
         """Where the bytes of an answer end; raises for an answer that is not part of the file that was opened."""
@@ -121,21 +132,40 @@ class HttpFile:
                     f"{self.name}: the server sends the whole file instead of a range of it. Download the model and "
                     "pass the folder."
                 )
-            found, total = (0, self.size - 1), int(answer.headers.get("content-length", self.size))
+            found, total = (0, self.size - 1), _number(answer.headers.get("content-length", str(self.size)))
         else:
             match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
             if match is None:
-                raise _Again("an answer that does not say which range it is")
+                raise Again("an answer that does not say which range it is")
             found, total = (int(match[1]), int(match[2])), int(match[3])
         if answer.headers.get("content-encoding", "identity") != "identity":
-            raise _Again(f"an answer encoded as {answer.headers['content-encoding']}")
-        tags = _tags(answer)
-        if total != self.size or any(self._tags.get(kind, tag) != tag for kind, tag in tags.items()):
+            raise Again(f"an answer encoded as {answer.headers['content-encoding']}")
+        if total != self.size:
             raise changed(self.name)
+        self._compare_tags(_tags(answer))
         if found[0] != start or not start <= found[1] < end:
-            raise _Again(f"bytes {found[0]} to {found[1]} instead of {start} to {end - 1}")
-        self._tags.update(tags)
+            raise Again(f"bytes {found[0]} to {found[1]} instead of {start} to {end - 1}")
         return found[1] + 1
+
+    def _compare_tags(self, tags: Mapping[str, str]) -> None:
+        """Raise unless an answer states again what is known.
+
+        Without this, a server could send other bytes after leaving out the tag that would show it. If nothing is known
+        yet, this answer says what the others must state.
+        """
+        if not self._tags:
+            self._tags.update(tags)
+        for kind, known in self._tags.items():
+            # A server that has the whole file itself states the hash as an ordinary ETag.
+            stated = tags.get(kind) or (tags.get("etag", "").strip('"') if kind == "hash" else None)
+            if not stated:
+                raise LoadError(
+                    f"{self.name}: an answer does not state the {kind} {known[:80]!r} of the file any more, so it is "
+                    "unknown whether the file has changed. Nothing was measured. Repeat the command, or download the "
+                    "model and pass the folder."
+                )
+            if stated != known:
+                raise changed(self.name)
 
 
 class _Filling:
@@ -162,32 +192,54 @@ class _Filling:
                 self._places[0] = place[count:]
 
 
-def repeated(attempt: Callable[[], _T], name: str, traffic: Traffic) -> _T:
-    """Repeat what fails for a passing reason, with growing pauses.
+def repeated(attempt: Callable[[], _T], name: str, traffic: Traffic, content: int = 0) -> _T:
+    """Repeat what fails for a passing reason, with growing pauses, as long as there is patience.
+
+    Args:
+        attempt: makes requests, and raises :class:`Again`.
+        name: of the file, for messages.
+        traffic: counts the attempts.
+        content: bytes that all attempts together should bring; what they bring beyond that is limited.
 
     Raises:
-        LoadError: it failed too often, or the server asks for a pause that is too long.
+        LoadError: it failed too often or for too long, or the server asks for a pause that is too long.
     """
-    for failures in range(1, MOST_FAILURES + 1):
-        try:
-            return attempt()
-        except _Again as error:
-            if traffic.is_stopped:
-                raise LoadError(f"{name}: reading was stopped.") from error
-            wait = error.wait if error.wait is not None else random.uniform(0.5, 1.0) * 2 ** (failures - 2)
-            most = MOST_FAILURES if traffic.received else MOST_FAILURES_AT_FIRST
-            if failures >= most or wait > LONGEST_WAIT:
-                raise gave_up(name, failures, error) from error
-            traffic.count_retry()
-            sleep(wait)
+    left = _patience(traffic)
+    with limited(content, MOST_FAILURES) as allowance:
+        for failures in range(1, MOST_FAILURES + 1):
+            before, began = _now.set((left, allowance)), time.monotonic()
+            try:
+                return attempt()
+            except Again as error:
+                if traffic.is_stopped:
+                    raise LoadError(f"{name}: reading was stopped.") from error
+                wait = error.wait if error.wait is not None else random.uniform(0.5, 1.0) * 2 ** (failures - 2)
+                # What arrived before the failure was not in vain: a failure costs the time of one window at most.
+                left -= min(time.monotonic() - began, timeout()) + wait
+                most = MOST_FAILURES if traffic.received else MOST_FAILURES_AT_FIRST
+                if failures >= most or wait > LONGEST_WAIT or left <= 0 or allowance.is_spent:
+                    raise gave_up(name, failures, error) from error
+                traffic.count_retry()
+                sleep(wait)
+            finally:
+                _now.reset(before)
     raise AssertionError("unreachable")
+
+
+def _patience(traffic: Traffic) -> float:
+    """Seconds for the failures of one read.
+
+    Long enough for a second attempt after one that timed out, and longer the longer the server has been read from, so
+    that an hour of work does not end with a minute's outage.
+    """
+    return max(PATIENCE, 1.6 * timeout()) + traffic.age / 10
 
 
 def gave_up(name: str, failures: int, error: Exception) -> LoadError:
     """An error for requests that failed too often."""
-    wait = error.wait if isinstance(error, _Again) else None
+    wait = error.wait if isinstance(error, Again) else None
     asked = "" if wait is None else f" and a request to wait {wait:.0f} s"
-    why = error if isinstance(error, _Again) else in_a_line(error)
+    why = error if isinstance(error, Again) else in_a_line(error)
     return LoadError(
         f"{name} could not be read: {failures} attempts failed, the last with {why}{asked}. Check the connection and "
         "repeat the command later (with --work it resumes after the last finished block), or download the model and "
@@ -203,22 +255,33 @@ def changed(name: str) -> LoadError:
     )
 
 
-def _timeout() -> float:
+def timeout() -> float:
+    """Seconds of a window in which a server has to send something; HF_HUB_DOWNLOAD_TIMEOUT sets it."""
     from huggingface_hub import constants
 
     return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
 
 @contextmanager
-def _asked(url: str, headers: dict[str, str], name: str) -> Iterator[Any]:
-    """The answer to a GET request, not read yet; failures of the connection are worth another attempt."""
-    from huggingface_hub import get_session
+def _asked(url: str, headers: dict[str, str], name: str, content: int) -> Iterator[Any]:
+    """The answer to a GET request, not read yet; failures of the connection are worth another attempt.
 
-    client = get_session()
+    Every request of rankscope to a web server or the hub goes through here, so every answer has the same limits.
+
+    Args:
+        url: the address.
+        headers: sent to this host, and not to others.
+        name: of the file, for messages.
+        content: the number of bytes that the answer should have at most.
+    """
+    patience, allowance = _now.get()
+    window = min(timeout(), max(patience, 0.1))
+    allowance.begin(content, window)
     try:
-        with client.stream("GET", url, headers=headers, timeout=_timeout(), follow_redirects=True) as answer:
+        with session().stream("GET", url, headers=headers, timeout=window, follow_redirects=True) as answer:
+            allowance.head_ends()
             yield answer
-    except (_Again, RankscopeError):
+    except (Again, RankscopeError):
         raise
     except Exception as error:
         raise _network_error(error, name) from error
@@ -226,11 +289,13 @@ def _asked(url: str, headers: dict[str, str], name: str) -> Iterator[Any]:
 
 def _network_error(error: Exception, name: str) -> Exception:
     """What an exception of the HTTP client means; the class comes from httpx or httpx2, whichever the hub uses."""
+    if isinstance(error, BadAnswerError):
+        return Again(str(error))
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "OfflineModeIsEnabled" in kinds:
         return LoadError(f"{name} is not on this machine, and HF_HUB_OFFLINE is set. Unset it, or pass a local folder.")
     if kinds & {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "OSError"}:
-        return _Again(in_a_line(error))
+        return Again(in_a_line(error))
     return LoadError(f"{name} could not be read: {in_a_line(error)}. Check the address.")
 
 
@@ -244,7 +309,7 @@ def refuse_status(answer: Any, name: str) -> None:
     if status in (200, 206):
         return
     if status in _AGAIN:
-        raise _Again(_reason(status), _pause(answer.headers))
+        raise Again(_reason(status), _pause(answer.headers))
     if status in (412, 416):
         raise changed(name)
     raise LoadError(f"{name} could not be read: {_reason(status)}. {_advice(status)}")
@@ -277,10 +342,7 @@ def _pause(headers: Any) -> float | None:
     """Seconds that an answer asks to wait: Retry-After as a number or date, or the hub's RateLimit header."""
     asked = headers.get("retry-after")
     if asked is not None:
-        try:
-            return max(0.0, float(asked))
-        except ValueError:
-            return _until(asked)
+        return float(asked) if asked.isdecimal() and len(asked) < 10 else _until(asked)
     reset = _RESET.search(headers.get("ratelimit", ""))
     return None if reset is None else float(reset[1])
 
@@ -290,8 +352,13 @@ def _until(date: str) -> float | None:
 
     try:
         return max(0.0, parsedate_to_datetime(date).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _number(digits: str) -> int:
+    """A count in a header; -1 for what is not one."""
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
 
 def _tags(answer: Any) -> dict[str, str]:
@@ -327,10 +394,9 @@ class HubFolder(RemoteFolder):
     def __init__(self, model: str, revision: str | None, spec: str, traffic: Traffic) -> None:
         super().__init__(spec, traffic)
         self._model = model
-        found = repeated(lambda: _listing(model, revision, spec), spec, traffic)
+        largest = min(LARGEST_LISTING, LARGEST_LISTING if traffic.budget is None else traffic.budget)
         # From here on the commit is what is read, wherever the branch moves.
-        self.revision = str(found.sha)
-        self._files = {str(entry.rfilename): entry for entry in found.siblings or ()}
+        self.revision, self._files = repeated(lambda: _listing(model, revision, spec, largest), spec, traffic, largest)
 
     def listed(self) -> list[str]:
         """The safetensors files next to config.json."""
@@ -344,28 +410,97 @@ class HubFolder(RemoteFolder):
         entry = self._files.get(name)
         if entry is None:
             return None
-        if type(entry.size) is not int:
-            raise LoadError(f"{self.name}/{name}: the hub does not say how large it is.")
         url = hf_hub_url(self._model, name, revision=self.revision)
-        tags = {} if entry.lfs is None else {"hash": str(entry.lfs["sha256"])}
+        tags = {"hash": entry.sha256} if entry.sha256 else {}
         found = HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
-        return kept(found, tags["hash"], self.traffic) if tags and name.endswith(".safetensors") else found
+        return kept(found, entry.sha256, self.traffic) if entry.sha256 and name.endswith(".safetensors") else found
+
+    @property
+    def names(self) -> list[str]:
+        """All files of this commit."""
+        return sorted(self._files)
+
+    def listed_file(self, name: str) -> Listed | None:
+        """What the listing says about a file; None if there is none."""
+        return self._files.get(name)
+
+    def check(self, name: str, content: bytes) -> None:
+        """Raise unless a whole file has the hash that the hub has listed."""
+        listed = self._files[name]
+        digest = hashlib.sha256() if listed.sha256 else hashlib.sha1(b"blob %d\0" % len(content))
+        digest.update(content)
+        refuse_other_content(f"{self.name}/{name}", listed, digest.hexdigest())
 
 
-def _listing(model: str, revision: str | None, spec: str) -> Any:
-    """Commit and files of a model; one request."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+@dataclass(frozen=True)
+class Listed:
+    """A file as the hub lists it.
 
+    Attributes:
+        size: number of bytes.
+        blob: what identifies the content, and is the ETag of its answers: the SHA-256, or git's own hash of a small
+            file, which is the SHA-1 of the content after the word "blob" and its size.
+        sha256: hash of the content; None for small files.
+    """
+
+    size: int
+    blob: str
+    sha256: str | None
+
+
+def _listing(model: str, revision: str | None, spec: str, largest: int) -> tuple[str, dict[str, Listed]]:
+    """Commit and files of a model; one request of at most ``largest`` bytes."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    at = "" if revision is None else f"/revision/{quote(revision, safe='')}"
+    url = f"{constants.ENDPOINT}/api/models/{model}{at}?blobs=true"
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    content = bytearray()
+    with _asked(url, headers, spec, largest) as answer:
+        refuse_status(answer, spec)
+        for piece in answer.iter_raw():
+            content += piece
+            if len(content) > largest:
+                raise LoadError(f"{spec}: the hub's list of files has more than {largest:,} bytes. It was not read.")
     try:
-        return HfApi().model_info(model, revision=revision, files_metadata=True, timeout=_timeout())
-    except HfHubHTTPError as error:
-        refuse_status(error.response, spec)
-        raise
-    except ValueError as error:  # not JSON, or not what the hub sends
-        raise _Again(in_a_line(error)) from error
-    except Exception as error:
-        raise _network_error(error, spec) from error
+        found = parse_json(bytes(content))
+    except ValueError as error:
+        raise Again(in_a_line(error)) from error
+    try:
+        files = {entry["rfilename"]: _listed(entry) for entry in found["siblings"]}
+        if not _COMMIT.fullmatch(found["sha"]):
+            raise ValueError(f"the commit {found['sha']!r:.80}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LoadError(
+            f"{spec}: the hub's list of files cannot be read ({in_a_line(error)}). Check HF_ENDPOINT, or download the "
+            "model and pass the folder."
+        ) from error
+    return found["sha"], files
+
+
+def _listed(entry: Any) -> Listed:
+    size, lfs = entry.get("size"), entry.get("lfs")
+    name, blob = entry["rfilename"], entry["blobId"] if lfs is None else lfs["sha256"]
+    if type(size) is not int or not 0 <= size <= _LARGEST_SIZE or not isinstance(name, str):
+        raise ValueError(f"a file {name!r:.80} of {size!r:.80} bytes")
+    if not (_COMMIT if lfs is None else _SHA256).fullmatch(blob):
+        raise ValueError(f"the hash {blob!r:.80}")
+    return Listed(size, blob, None if lfs is None else blob)
+
+
+def refuse_other_content(name: str, listed: Listed, found: str) -> None:
+    """Raise unless a file has the hash that the hub has listed.
+
+    Raises:
+        LoadError: with both hashes.
+    """
+    if found != listed.blob:
+        raise LoadError(
+            f"{name} is not the file that the hub lists: its hash is {found[:12]}, and the hub states "
+            f"{listed.blob[:12]}. It was not used. Repeat the command; if it happens again, report it to whoever runs "
+            "the server."
+        )
 
 
 class UrlFolder(RemoteFolder):
@@ -396,23 +531,28 @@ class UrlFolder(RemoteFolder):
     def file(self, name: str) -> WeightFile | None:
         """The file of that name, if the server has it."""
         url = f"{self._base}/{quote(name)}"
-        return repeated(lambda: _probed(url, self.traffic), url, self.traffic)
+        return repeated(lambda: _probed(url, self.traffic), url, self.traffic, 1)
 
 
 def _probed(url: str, traffic: Traffic) -> HttpFile | None:
-    """Ask for one byte: the answer has the size of the whole file. Not every server answers HEAD."""
+    """Ask for one byte: the answer has the size of the whole file. Not every server answers HEAD.
+
+    A server that does not know ranges begins to send the whole file; nothing of it is read then.
+    """
     headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
-    with traffic.request(1) as arrived, _asked(url, headers, url) as answer:
+    with traffic.request(1) as arrived, _asked(url, headers, url, 1) as answer:
         if answer.status_code in (404, 410):
             return None
         if answer.status_code == 416:  # the range does not exist: the file is empty
             return HttpFile(url, url, traffic, 0)
         refuse_status(answer, url)
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
-        if match is not None:
-            arrived(sum(map(len, answer.iter_raw())))
-            return HttpFile(url, url, traffic, int(match[3]), tags=_tags(answer))
-        length = answer.headers.get("content-length", "")
-        if not length.isdigit():
+        size = int(match[3]) if match else _number(answer.headers.get("content-length", ""))
+        if not 0 <= size <= _LARGEST_SIZE:
             raise LoadError(f"{url}: the server names neither a range nor a size. Download the model, pass the folder.")
-        return HttpFile(url, url, traffic, int(length), tags=_tags(answer))
+        if match is not None:
+            content = b"".join(answer.iter_raw())  # at most what _asked allows
+            arrived(len(content))
+            if (match[1], match[2], len(content)) != ("0", "0", 1):
+                raise Again(f"{len(content)} bytes, as {match[1]} to {match[2]}, instead of the first byte")
+        return HttpFile(url, url, traffic, size, tags=_tags(answer))

@@ -11,8 +11,7 @@ from typing import Literal
 
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import LARGEST_CONFIG
-from rankscope.models.loading.shard_files import INDEX, LARGEST_INDEX, named_in_index
-from rankscope.models.loading.tokenizer import LARGEST_FILE
+from rankscope.models.loading.shard_files import INDEX, LARGEST_FILE, LARGEST_INDEX, named_in_index
 from rankscope.models.weight_files.files import Traffic, WeightFile, bytes_at
 
 _AT_ONCE = 8
@@ -43,7 +42,7 @@ class RemoteFolder:
     def weight_files(self) -> list[WeightFile]:
         """Those that the index names, or all."""
         index = self.file(INDEX)
-        names = self.listed() if index is None else named_in_index(_small(index, LARGEST_INDEX), index.name)
+        names = self.listed() if index is None else named_in_index(self._small(INDEX, index), index.name)
         with ThreadPoolExecutor(_AT_ONCE) as readers:
             found = list(readers.map(self.file, names))
         for name, file in zip(names, found, strict=True):
@@ -64,10 +63,25 @@ class RemoteFolder:
 
     def _content(self, name: str) -> bytes | None:
         file = self.file(name)
-        return None if file is None else _small(file, LARGEST_CONFIG if name == "config.json" else LARGEST_FILE)
+        return None if file is None else self._small(name, file)
+
+    def _small(self, name: str, file: WeightFile) -> bytes:
+        """All of a small file."""
+        largest = largest_of(name) or LARGEST_FILE
+        if file.size > largest:
+            raise LoadError(f"{file.name} has {file.size:,} bytes; at most {largest:,} are read of such a file.")
+        found = bytes_at(file, 0, file.size)
+        self.check(name, found)
+        return found
+
+    def check(self, name: str, content: bytes) -> None:
+        """Raise if a whole file is not the one that the server has listed, if it lists files with their hashes."""
 
 
-def _small(file: WeightFile, largest: int) -> bytes:
-    if file.size > largest:
-        raise LoadError(f"{file.name} has {file.size:,} bytes; at most {largest:,} are read of such a file.")
-    return bytes_at(file, 0, file.size)
+def largest_of(name: str) -> int | None:
+    """The largest size that a file of this name may have; None for weights."""
+    if name == INDEX:
+        return LARGEST_INDEX
+    if name == "config.json":
+        return LARGEST_CONFIG
+    return None if name.endswith((".safetensors", ".bin")) else LARGEST_FILE

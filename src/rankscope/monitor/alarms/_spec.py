@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankscope._citations import Cite
+from rankscope._printing import brief
 from rankscope._registry import Registry
 
 
@@ -40,6 +41,10 @@ class LayerState:
         peak: largest value of any layer of the stack, up to eight readings ago.
         settled: whether the gradient of the whole model has nearly vanished since the start, so that training does not
             lead out of this state again.
+        converged: whether the loss has fallen to a quarter of its start or less: what tokens or gradients look like
+            then is what the objective asked for.
+        restarted: whether the weights have begun to move several times as fast, at a usual speed: the learning rate was
+            raised by its schedule, and everything else moves with it.
     """
 
     now: Mapping[str, float]
@@ -51,6 +56,8 @@ class LayerState:
     highest: Mapping[str, float] = field(default_factory=dict)
     peak: Mapping[str, float] = field(default_factory=dict)
     settled: bool = False
+    converged: bool = False
+    restarted: bool = False
 
     def has(self, *metrics: str) -> bool:
         """Whether all of these were measured now, with a finite value."""
@@ -66,7 +73,7 @@ class Judgement:
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
         may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
-            readings and :data:`TRANSIENT_STEPS` steps, unless it set in with a jump or gradients have vanished.
+            readings and :data:`TRANSIENT_STEPS` steps, unless gradients have vanished.
     """
 
     severity: float
@@ -90,7 +97,6 @@ class AlarmSpec:
         confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
             before it is cleared.
         release: severity below which it is cleared; between ``release`` and 1 nothing changes.
-        blames: the component to name; None if the gauge has to look for it.
         cites: its sources.
         to_do: what to do about it, instead of a remedy.
         is_event: it tells of a moment, not of a state that lasts, so that it is never reported as over.
@@ -103,11 +109,12 @@ class AlarmSpec:
     title: str
     confirm: int
     release: float
-    blames: str | None
     cites: tuple[Cite, ...]
     to_do: str
     is_event: bool
     rule: Rule
+
+    __repr__ = brief
 
 
 SETTLED = 0.05
@@ -123,7 +130,7 @@ vector dominates, and tokens look alike, also in healthy runs: a GPT-2 of width 
 depends on the model, so that the number is generous; the gradient of the whole model tells such a phase from a state
 that stays (:data:`SETTLED`)."""
 
-ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
+ALARMS: Registry[AlarmSpec] = Registry("alarm", __package__)
 
 
 def alarm(
@@ -132,7 +139,6 @@ def alarm(
     title: str,
     confirm: int = 2,
     release: float = 0.5,
-    blames: str | None = None,
     cites: tuple[Cite, ...] = (),
     to_do: str = "",
     is_event: bool = False,
@@ -141,7 +147,7 @@ def alarm(
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, release, blames, cites, to_do, is_event)
+        facts = (metrics, title, confirm, release, cites, to_do, is_event)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 

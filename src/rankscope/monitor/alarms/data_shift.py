@@ -14,7 +14,6 @@ WATCHED = ("batch_surprise", "batch_padding", "batch_size")
     metrics=WATCHED,
     title="The data change",
     confirm=1,
-    blames="data",
     to_do="If the source was not switched on purpose, look at the tokenizer, the normalisation and the masks.",
     is_event=True,
 )

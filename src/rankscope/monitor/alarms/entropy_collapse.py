@@ -18,7 +18,6 @@ OF_NULL_WITH_START = 0.3
 @alarm(
     metrics=("attention_entropy",),
     title="Attention entropy collapses",
-    blames="attention",
     cites=(Cite("zhai2023stabilizing"),),
 )
 def entropy_collapse(layer: LayerState) -> Judgement | None:

@@ -9,7 +9,6 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
     metrics=("structure_changes",),
     title="The model is not the one before",
     confirm=1,
-    blames="structure",
     to_do="Compare the code and the configuration with those of the earlier steps.",
     is_event=True,
 )

@@ -11,7 +11,6 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
     metrics=("gradients_not_finite",),
     title="Gradients are NaN or infinite",
     confirm=3,
-    blames="numbers",
     to_do="If a loss scaler skips these steps, nothing is learned: look at its scale.",
 )
 def not_finite_gradients(layer: LayerState) -> Judgement | None:

@@ -11,7 +11,6 @@ LEAST_CONTENT = 0.01
 @alarm(
     metrics=("batch_padding", "batch_ignored"),
     title="The batch is empty",
-    blames="data",
     to_do="Look at the tokenizer, at what pads a batch, and at what masks its labels.",
 )
 def padding_only(layer: LayerState) -> Judgement | None:

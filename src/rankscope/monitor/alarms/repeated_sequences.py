@@ -13,7 +13,6 @@ GROWTH = 0.5
 @alarm(
     metrics=("batch_copies",),
     title="The batch repeats itself",
-    blames="data",
     to_do="Look at the sampler and at what collates a batch.",
 )
 def repeated_sequences(layer: LayerState) -> Judgement | None:

@@ -9,6 +9,8 @@ from rankscope.monitor.alarms._spec import DEEP, Judgement, LayerState, alarm, f
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, DOMINANT_SHARE
 
 OF_START = 0.1
+INPUTS_APART = 0.1
+"""Relative residual between inputs, above which tokens that agree at a low loss are not a fault."""
 OF_NULL_WITH_START = 0.5
 """A fall to a tenth of the run's own start counts once a common vector holds three quarters of the energy."""
 
@@ -23,8 +25,8 @@ def token_collapse(layer: LayerState) -> Judgement | None:
 
     **Heuristic.** Severity is the larger of 0.03 / r, the threshold of every verb
     (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). Healthy trainings pass
-    through 0.07 in their first steps, so that a severity below 8 has to last, unless it began with a jump or the
-    gradients have vanished.
+    through 0.07 in their first steps, so that a severity below 8 has to last, unless the gradients
+    have vanished.
     """
     if {"relative_residual", "largest_token_share"} <= layer.undefined:
         # Only a zero stream has no largest token.
@@ -39,9 +41,11 @@ def token_collapse(layer: LayerState) -> Judgement | None:
     unsure = not layer.has("typical_residual") and layer.now.get("largest_channel_share", 0.0) > DOMINANT_SHARE
     caution = "; one channel dominates: add typical_residual to the metrics to see the others" if unsure else ""
     severity = max(fallen(apart, 1.0, COLLAPSED_RESIDUAL), since_start)
+    if layer.converged and layer.now.get("inputs_relative_residual", 0.0) >= INPUTS_APART:
+        severity = 0.0  # a classifier that pools its tokens: they agree with each other, and inputs do not
     return Judgement(
         severity=severity,
         evidence={"relative_residual": now, "at_start": start, "random_tokens": null},
         words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g}){caution}",
-        may_pass=severity < DEEP and not layer.settled,
+        may_pass=severity < DEEP and (layer.converged or not layer.settled),
     )

@@ -8,6 +8,8 @@ from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_START = 0.02
+NOTHING = 1e-7
+"""Ratio that rounding alone leaves of gradients that are exactly zero."""
 OF_LARGEST = 1e-3
 """Fraction of the ratio in the best layer at the start of the run: gradients have no random baseline."""
 
@@ -22,14 +24,18 @@ def vanishing_qk_gradients(layer: LayerState) -> Judgement | None:
     """Gradients of queries and keys are tiny beside those of values, which is what equal tokens do to them.
 
     **Heuristic.** Severity is the larger of 0.02 start / q and 0.001 (largest start of any layer) / q, with q the ratio
-    of the norms. Gradients of single batches are noisy: three readings in a row must agree.
+    of the norms; infinite if q is 0 up to rounding, whatever it was at the start. Gradients of single batches are
+    noisy: three readings in a row must agree.
     """
     if not layer.has("qk_to_v_gradient"):
         return None
     now, start = layer.now["qk_to_v_gradient"], layer.start.get("qk_to_v_gradient", math.nan)
     largest = layer.largest_at_start.get("qk_to_v_gradient", math.nan)
+    none = now < NOTHING and layer.now.get("v_gradient", 0.0) > 0.0
+    if layer.converged and not none:
+        return None  # at a low loss, what is left of gradients is noise
     return Judgement(
-        severity=max(fallen(now, start, OF_START), fallen(now, largest, OF_LARGEST)),
+        severity=math.inf if none else max(fallen(now, start, OF_START), fallen(now, largest, OF_LARGEST)),
         evidence={"qk_to_v_gradient": now, "at_start": start, "largest_at_start": largest},
         words=f"query and key gradients are {now:.2g} of the value gradient (start of the run {start:.2g}, "
         f"best layer then {largest:.2g})",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope.monitor.outlets import Sink
-from rankscope.runs.readings import Alarm, Heatmap
+from rankscope.monitor.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -30,19 +30,19 @@ class GaugeCallback(HostedGauge, Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Build the gauge: by now the model is on its device, and wrapped."""
-        self._start(unwrapped(state.model), ())
+        self._start(unwrapped(state.model), (), tuple(state.optimizers or ()))
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Read gradients."""
-        if self.gauge is not None:
-            self.gauge.after_backward(state.timestamp.batch.value + 1)
+        self._read_gradients(state.timestamp.batch.value + 1)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Take a reading, log it, and stop if requested."""
         if self.gauge is None:
             return
         batch = state.batch if isinstance(state.batch, (Tensor, Mapping, Sequence)) else None
-        reading = self.gauge.step(state.timestamp.batch.value, batch=batch)
+        loss = state.loss if isinstance(state.loss, Tensor) and state.loss.numel() == 1 else None
+        reading = self._read(state.timestamp.batch.value, loss, batch)
         if reading is not None:
             self._tell_host(lambda: logger.log_metrics(dict(reading.scalars), step=reading.step))
         if self.gauge.should_stop:
@@ -50,5 +50,4 @@ class GaugeCallback(HostedGauge, Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         """Write the last heatmaps and close the record; Composer calls this after an error, too."""
-        if self.gauge is not None:
-            self.gauge.close()
+        self._stop()

@@ -8,16 +8,17 @@ trainer itself does it, and the callback runs first, before reporters close thei
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.hosts.hosting import HostedGauge
+from rankscope.monitor.hosts.hosting import HostedGauge, main_scalars
 from rankscope.monitor.outlets import Sink
-from rankscope.runs.readings import Reading
+from rankscope.monitor.readings import Reading
 
 __all__ = ["GaugeCallback"]
 
@@ -35,7 +36,9 @@ class GaugeCallback(HostedGauge, TrainerCallback):
     """
 
     _trainer: Trainer | None = None
+    _logs_main = True
     _running = False
+    _loss: Tensor | None = None
 
     def attach(self, trainer: Trainer) -> GaugeCallback:
         """Add the callback to the trainer, before the others, and log through it from now on."""
@@ -45,8 +48,22 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         if self in callbacks:
             callbacks.remove(self)
         callbacks.insert(0, self)
+        if self._trainer is not trainer:
+            self._listen(trainer)
         self._trainer = trainer
         return self
+
+    def _listen(self, trainer: Trainer) -> None:
+        """A callback is not shown the loss; what ``training_step`` returns adds up to the loss of a step."""
+        plain = trainer.training_step
+
+        def heard(*args: Any, **kwargs: Any) -> Tensor:
+            loss: Tensor = plain(*args, **kwargs)
+            if self._running:
+                self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+            return loss
+
+        trainer.training_step = heard
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
@@ -66,16 +83,17 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         if not self._running:
             self._running = True
             own = facts.get("processing_class")
-            if self._tokenizer is None and callable(own) and hasattr(own, "all_special_ids"):
-                self._tokenizer = own
-            self._start(model, self._reporters() if state.is_world_process_zero else ())
+            if self._probe.tokenizer is None and callable(own) and hasattr(own, "all_special_ids"):
+                self._probe = replace(self._probe, tokenizer=own)
+            optimizer = facts.get("optimizer")
+            reporters = self._reporters() if state.is_world_process_zero else ()
+            self._start(model, reporters, () if optimizer is None else (optimizer,))
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
     ) -> None:
         """Read gradients, which ``zero_grad`` is about to remove."""
-        if self.gauge is not None:
-            self.gauge.after_backward(state.global_step + 1)
+        self._read_gradients(state.global_step + 1)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
@@ -83,7 +101,8 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         """Take a reading, log it, and stop if requested."""
         if self.gauge is None:
             return control
-        reading = self.gauge.step(state.global_step)
+        loss, self._loss = self._loss, None
+        reading = self._read(state.global_step, loss)
         if reading is not None:
             self._tell_host(lambda: self._log(reading, control))
         if self.gauge.should_stop:
@@ -92,16 +111,16 @@ class GaugeCallback(HostedGauge, TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any) -> None:
         """Write the last heatmaps and close the record."""
-        if self.gauge is not None and self._running:
-            self.gauge.close()
-        self._running = False
+        if self._running:
+            self._stop()
+        self._running, self._loss = False, None
 
     def _log(self, reading: Reading, control: TrainerControl) -> None:
         if self._trainer is None:
             return
         # Logging anything marks this step as logged, and its loss would not be logged.
         wanted = control.should_log
-        self._trainer.log(dict(reading.scalars))
+        self._trainer.log(main_scalars(reading))
         control.should_log = wanted
 
     def _reporters(self) -> tuple[Sink, ...]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rankscope.errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
-from rankscope.runs.readings import Reading
+from rankscope.monitor.readings import Reading
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -46,12 +46,11 @@ class GaugeCallback(HostedGauge, Callback):
         """Build the gauge: by now the model is on its devices and the processes know each other."""
         loggers = trainer.loggers if trainer.is_global_zero else ()
         self._stepped = trainer.global_step
-        self._start(pl_module, self._sinks_for(loggers, _sinks_of))
+        self._start(pl_module, self._sinks_for(loggers, _sinks_of), tuple(trainer.optimizers))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Read gradients."""
-        if self.gauge is not None:
-            self.gauge.after_backward(trainer.global_step + 1)
+        self._read_gradients(trainer.global_step + 1)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -60,8 +59,11 @@ class GaugeCallback(HostedGauge, Callback):
         if self.gauge is None or trainer.global_step == self._stepped:
             return
         self._stepped = trainer.global_step
-        reading = self.gauge.step(
-            self._stepped, batch=batch if isinstance(batch, (Tensor, Mapping, Sequence)) else None
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        reading = self._read(
+            self._stepped,
+            loss if isinstance(loss, Tensor) and loss.numel() == 1 else None,
+            batch if isinstance(batch, (Tensor, Mapping, Sequence)) else None,
         )
         if reading is not None:
             self._tell_host(lambda: _log(reading, trainer, pl_module))
@@ -70,13 +72,11 @@ class GaugeCallback(HostedGauge, Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the last heatmaps and close the record."""
-        if self.gauge is not None:
-            self.gauge.close()
+        self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The run failed; what was read is kept."""
-        if self.gauge is not None:
-            self.gauge.close()
+        self._stop()
 
 
 def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None:

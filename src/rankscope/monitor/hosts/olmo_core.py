@@ -7,7 +7,7 @@ from typing import Any
 from olmo_core.train.callbacks import Callback
 
 from rankscope.monitor.hosts.hosting import HostedGauge
-from rankscope.runs.readings import Reading
+from rankscope.monitor.readings import Reading
 
 __all__ = ["GaugeCallback"]
 
@@ -37,15 +37,14 @@ class GaugeCallback(HostedGauge, Callback):
 
     def pre_optim_step(self) -> None:
         """Read gradients."""
-        if self.gauge is not None:
-            self.gauge.after_backward(self.step)
+        self._read_gradients(self.step)
 
     def post_train_batch(self) -> None:
         """Take a reading, log it, and stop if requested."""
         batch, self._batch = self._batch, None
         if self.gauge is None:
             return
-        reading = self.gauge.step(self.step, batch=batch)
+        reading = self._read(self.step, batch=batch)
         if reading is not None:
             self._tell_host(lambda: self._log(reading))
         if self.gauge.should_stop:
@@ -54,8 +53,7 @@ class GaugeCallback(HostedGauge, Callback):
 
     def close(self) -> None:
         """Write the last heatmaps and close the record; called after an error, too."""
-        if self.gauge is not None:
-            self.gauge.close()
+        self._stop()
 
     def _log(self, reading: Reading) -> None:
         for name, value in reading.scalars.items():

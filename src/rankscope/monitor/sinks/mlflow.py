@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankscope.errors import InputError, MissingExtraError
+from rankscope.monitor.readings import Alarm, Heatmap
 from rankscope.monitor.sinks.pictures import Painter, artifact_name
-from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

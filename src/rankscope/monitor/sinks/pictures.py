@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rankscope.errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
-from rankscope.runs.readings import Alarm, Heatmap, scalar_name
+from rankscope.monitor.readings import Alarm, Heatmap, scalar_name
 from rankscope.views import Table, spans_decades
 from rankscope.views.figures import drawing_style
 from rankscope.views.palette import FAINT, INK, UNKNOWN, VERMILION

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.errors import MissingExtraError
+from rankscope.monitor.readings import Alarm, Heatmap
 from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, as_markdown
-from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

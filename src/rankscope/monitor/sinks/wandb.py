@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import InputError, MissingExtraError
+from rankscope.monitor.readings import Alarm, Heatmap
 from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, title
-from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from wandb import Run

@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.reporting.page.charts import Chart, Views, guides_of, line_view, metrics_in_order
 from rankscope.reporting.page.safe_text import clipped, visible
+from rankscope.reporting.page.sections import section
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
 from rankscope.verbs.ablate.judge import MEASURE, AblationArm, arms
@@ -18,6 +19,7 @@ from rankscope.views import UNDEFINED, Cell, Row, Section, Table, number
 GRID_COLUMNS = ("variant", "mask", "weights")
 
 
+@section("ablate", "grid")
 def ablation_section(run: Run, detail: int) -> Section | None:
     """One line per network, switches for metric and setting, and the grid of last blocks."""
     if not set(GRID_COLUMNS) <= set(run.table.column_names):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from rankscope.reporting.page.rendering import Chapter, Missing
 from rankscope.reporting.page.rows_section import rows_section
 from rankscope.reporting.page.safe_text import clipped, paragraphs, readable, split_verdict, spoken, visible
+from rankscope.reporting.page.sections import sections_of
 from rankscope.reporting.states import state_of
-from rankscope.runs.presenting import function_at, show_of
 from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL
 from rankscope.runs.run import Run
 from rankscope.verbs._spec import VERBS
@@ -21,8 +21,8 @@ LONGEST_VERDICT = 4000
 
 def chapter_of(run: Run, detail: int) -> Chapter:
     """Everything the report says about one run."""
-    sections = show_of(run.kind).sections if run.table.num_rows else {}
-    made: dict[str, Section | None] = {name: function_at(make)(run, detail) for name, make in sections.items()}
+    sections = sections_of(run.kind) if run.table.num_rows else []
+    made: dict[str, Section | None] = {section.name: section.make(run, detail) for section in sections}
     if not any(made.values()) and run.table.num_rows:
         made = {"rows": rows_section(run, detail)}
     shown = {name: section for name, section in made.items() if section is not None}
@@ -45,8 +45,6 @@ def chapter_of(run: Run, detail: int) -> Chapter:
 
 
 def _question(kind: str) -> str:
-    if kind == "reproduce":
-        return "Is the paper right?"
     return VERBS[kind].question if kind in VERBS else ""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.reporting.page.charts import Chart, Views, line_view
 from rankscope.reporting.page.safe_text import spoken, visible
+from rankscope.reporting.page.sections import section
 from rankscope.runs.curves import Curve, names_in
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
@@ -22,6 +23,7 @@ DIGITS = "digits_of_agreement"
 PER_BLOCK = ("order", "factor", "linear_factor")
 
 
+@section("exact", "orders")
 def exact_section(run: Run, detail: int) -> Section | None:
     """Residuals by block in each arithmetic, then the order and factor of each block."""
     residuals: Views = {}

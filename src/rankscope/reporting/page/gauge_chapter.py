@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.monitor.history import COLUMNS, History
+from rankscope.monitor.readings import ENOUGH, LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, Heatmap
+from rankscope.monitor.record import Record
 from rankscope.reporting.page.charts import Chart, plain, plain_list
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
-from rankscope.runs.gauge_history import COLUMNS, History
-from rankscope.runs.gauge_record import Record
-from rankscope.runs.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, Heatmap
 from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
@@ -38,7 +38,7 @@ def training_chapter(record: Record, detail: int) -> Chapter:
     return Chapter(
         title=f"monitor · {clipped(record.name or record.facts.get('model', 'a run'))}",
         question="Is my training run collapsing?",
-        state="bad" if record.readings and record.readings[-1].active else "care" if raised else "good",
+        state=_state(record, raised),
         headline=headline,
         verdict=verdict,
         tiles=_tiles(record),
@@ -52,10 +52,19 @@ def training_chapter(record: Record, detail: int) -> Chapter:
     )
 
 
+def _state(record: Record, raised: Sequence[Alarm]) -> str:
+    if record.readings and record.readings[-1].active:
+        return "bad"
+    return "care" if raised else "good" if len(record.readings) >= ENOUGH else "plain"
+
+
 def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
     if not record.readings:
         return "Nothing was read yet", []
     steps = f"steps {record.readings[0].step} to {record.readings[-1].step}"
+    if not raised and len(record.readings) < ENOUGH:
+        words = f"{len(record.readings)} of at least {ENOUGH} readings, over {steps}: too few to raise every alarm."
+        return "Too few readings to judge", [words]
     if not raised:
         return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
     first, standing = raised[0], record.readings[-1].active

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.reporting.page.charts import Chart, Views, plain
 from rankscope.reporting.page.safe_text import spoken, visible
+from rankscope.reporting.page.sections import section
 from rankscope.runs.curves import cells, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
@@ -44,6 +45,7 @@ class Step:
     after: NDArray[np.float64]
 
 
+@section("measure", "ledger", order=30)
 def ledger_section(run: Run, detail: int) -> Section | None:
     """Which parts bring tokens together and which separate them; None without a site inside the blocks."""
     views: Views = {}

@@ -19,9 +19,9 @@ from rankscope.reporting.page.charts import (
 )
 from rankscope.reporting.page.safe_text import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve
-from rankscope.runs.rows import of_stack, only, own_columns
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
-from rankscope.runs.summary import stacks_of
+from rankscope.runs.summary import networks_in
 from rankscope.views import UNDEFINED, Cell, Section, Table, number
 
 MOST_ROWS = 120
@@ -51,20 +51,8 @@ def rows_section(run: Run, detail: int) -> Section | None:
     return Section("What was computed", "", tuple(parts))
 
 
-def groups(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each combination of the verb's additional columns, with its name in words."""
-    own = own_columns(table)
-    for stack in stacks_of(table):
-        mine = of_stack(table, stack)
-        keys = dict.fromkeys(zip(*(mine[name].to_pylist() for name in own), strict=True)) if own else {(): None}
-        for key in keys:
-            here = only(mine, **dict(zip(own, key, strict=True)))
-            words = [str(value) for value in key if value is not None]
-            yield ", ".join([*([stack] if stack else []), *words]), here
-
-
 def _lines(table: pa.Table, metric: str, site: str) -> Iterator[tuple[str, Curve]]:
-    for name, rows in groups(table):
+    for name, rows in networks_in(table):
         if rows.num_rows:
             yield name, curve(rows, metric, site)
 

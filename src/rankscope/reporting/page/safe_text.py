@@ -6,6 +6,10 @@ import re
 import unicodedata
 from html import escape
 
+from rankscope.runs.plain_json import visible
+
+__all__ = ["clipped", "paragraphs", "readable", "slug", "split_verdict", "spoken", "visible", "with_powers"]
+
 LONGEST_NAME = 80
 LONGEST_WORD = 60
 LONGEST_HEADLINE = 110
@@ -13,18 +17,6 @@ LONGEST_PARAGRAPH = 420
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Za-z])")
 _POWER = re.compile(r"10\^(-?[0-9]+(?:\.[0-9]+)?)")
 _PAUSE = re.compile(r"[:;.](?:\s|$)")
-# Characters that reorder or hide the text around them; a right-to-left mark alone is harmless inside <bdi>.
-_TRICKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-
-
-def visible(text: object) -> str:
-    r"""``text`` with control and direction-override characters escaped.
-
-    Example:
-        >>> visible("a\u202eb")
-        'a\\u202eb'
-    """
-    return _TRICKS.sub(lambda found: f"\\u{ord(found.group()):04x}", str(text))
 
 
 def clipped(text: object, longest: int = LONGEST_NAME) -> str:

@@ -85,12 +85,13 @@ def judge_ablation(
     lengths: Mapping[str | None, Mapping[int, int]] | None = None,
     dim: int | None = None,
     model: str | None = None,
+    pure: str = "pure attention",
 ) -> Verdict:
     """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic.
 
     Every network is judged by the same rules as a run of ``measure``. NaN and infinity are said before anything else,
     and a network that has no finite value left is not judged. The verdict has the code of the whole model, if that is
-    one of the networks.
+    one of the networks. ``pure`` is what the network without skips, MLPs and norms consists of.
     """
     lost = lost_networks(table)
     gone = {(network.weights, network.mask, network.variant) for network in lost}
@@ -104,7 +105,7 @@ def judge_ablation(
     sentences, evidence = [], [_evidence_of(network) for network in lost]
     for (weights, mask, stack), networks in groups.items():
         if networks:
-            sentences.append(_sentence(weights, mask, stack, networks, floor_relative, alone=len(groups) == 1))
+            sentences.append(_sentence(weights, mask, stack, networks, floor_relative, pure, alone=len(groups) == 1))
         evidence += [_evidence(arm, reading) for arm, reading in networks.values()]
     whole = [reading.state for networks in groups.values() for name, (_, reading) in networks.items() if name == "full"]
     code = CODE if lost else max(whole).code if whole else State.UNKNOWN.code
@@ -161,13 +162,14 @@ def _sentence(
     stack: str | None,
     networks: Mapping[str, tuple[AblationArm, StackReading]],
     floor: float | None,
+    pure: str,
     *,
     alone: bool,
 ) -> str:
     where = "" if alone else ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part) + ": "
     parts = []
     if "pure" in networks:
-        parts.append(_fate("pure attention", *networks["pure"], floor))
+        parts.append(_fate(pure, *networks["pure"], floor))
     parts += _roles(networks)
     if "full" in networks:
         arm, reading = networks["full"]

@@ -6,96 +6,64 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
-import torch
 from torch import nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.execution.findings import Findings, Finished
-from rankscope.execution.passes import Execution, HowToRun, Stage, declared_or_offloaded, executing
-from rankscope.execution.support import Parallel
+from rankscope.execution.passes import Execution, Stage, executing
 from rankscope.masks import parse_mask
 from rankscope.metrics import METRICS, NORM_METRICS, PAIR_METRICS
-from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputsLike, Prepared, TokensPolicy, as_inputs, prepare_planned
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.stream import Stream
+from rankscope.models.model import Model, ModelLike, as_model
 from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import known_view, undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
-from rankscope.verbs.ablate import EXECUTION
+from rankscope.surgery.surgery import SurgeryLike
+from rankscope.verbs.ablate import ABLATE, EXECUTION, OWN
 from rankscope.verbs.ablate.judge import judge_ablation, lost_networks
 from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS, variant_named
+from rankscope.verbs.calling import checked
 from rankscope.verbs.locating import where_it_breaks
-from rankscope.verbs.origin import floor_of, in_context, provenance_of, spec_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.reader import SiteReader
 
 DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
 
 
+@checked(*OWN)
 def ablate(
-    model: str | Path | nn.Module,
-    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    model: ModelLike,
+    inputs: InputsLike = None,
+    surgery: SurgeryLike = None,
     *,
-    variants: Sequence[str] | None = None,
-    masks: Sequence[str] | None = None,
-    metrics: Sequence[str] | None = None,
+    variants: Sequence[str] | str | None = None,
+    masks: Sequence[str] | str | None = None,
+    metrics: Sequence[str] | str | None = None,
     weights: Weights = "given",
-    sequences: int | None = None,
-    tokens: int = 128,
-    batch: int = 8,
-    tokens_policy: TokensPolicy = "content",
-    random_tokens: bool = False,
-    tokenizer: Any = None,
-    padding: Padding = None,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    blocks: str | Sequence[str] | None = None,
-    stream: Stream | str | bool | None = None,
-    offload: bool = False,
-    memory: int | str | None = None,
-    work: str | Path | None = None,
-    byte_budget: int | str | None = None,
-    parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
     """Run variants of a model with components removed, and measure every block of each.
 
     Args:
-        model: a spec or your own module, which is left unchanged.
-        inputs: as for ``measure``.
+        model: a :class:`rankscope.Model`, a spec or your own module, which is left unchanged.
+        inputs: :class:`rankscope.Inputs`, or what is accepted in their place; see ``measure``.
+        surgery: :class:`rankscope.Surgery` under which the model runs, or a dictionary of its fields; None for none.
+            Each variant removes what it removes from the model so changed.
         variants: names from ``rankscope ls variants``; None for the grid of norms, skips and MLPs.
         masks: ``"own"`` for the model's own mask, or mask expressions such as ``"causal"`` or ``"window(1)"``.
         metrics: token metrics; None for the norm and pair metrics and the stable rank.
         weights: ``"given"``, ``"init"`` (a random initialisation of the same architecture) or ``"both"``.
-        sequences: maximal number of sequences; None for all that are passed, or 8 from a file or the sample text.
-        tokens: length to which texts are truncated.
-        batch: sequences per forward pass.
-        tokens_policy: which tokens to measure; see ``measure``.
-        random_tokens: use random ids instead of text.
-        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
-        padding: which of your own tokens are padding; see ``measure``.
-        dtype: dtype of the weights, if the model is loaded here.
-        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
-        seed: seed for a random initialisation and for random inputs.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
-            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read the weights block by block, for a model larger than memory; see ``measure``. Given weights only.
-        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
-        work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
-        byte_budget: with ``offload``, the most to read from a server, such as ``"20GiB"``; see ``measure``.
-        parallel: share the work among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -106,43 +74,52 @@ def ablate(
         Interrupted: a ``KeyboardInterrupt`` whose ``run`` holds the networks finished before it.
 
     Example:
-        >>> run = ablate("init:tiny-bert", sequences=2, tokens=16, variants=["pure", "full"])
+        >>> from rankscope import Inputs
+        >>> run = ablate("init:tiny-bert", Inputs(sequences=2, tokens=16), variants=["pure", "full"])
         >>> run.table.column_names[-3:]
         ['variant', 'mask', 'weights']
     """
     started = time.perf_counter()
-    declared, offload = declared_or_offloaded(stream, offload)
-    if offload and weights != "given":
+    subject, given = as_model(model), as_inputs(inputs)
+    plan = given.plan(**ABLATE.inputs_defaults, seed=subject.seed)
+    if subject.offload and weights != "given":
         raise InputError(
             f"weights={weights!r}: offload reads the given weights; a random copy would be in memory as a whole."
         )
-    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
-    with executing(EXECUTION, model, how) as execution:
+    arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
+    with executing(EXECUTION, subject, surgery, progress=progress) as execution:
         loaded = execution.loaded
-        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
-        prepared = prepare_planned(loaded, inputs, plan)
-        arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
-        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, declared)
-        grid.run(models_of(loaded, weights, seed), execution)
-    table = grid.table()
-    floor = floor_of(grid.reader.dtypes)
-    verdict = judge_ablation(
-        table,
-        floor["relative"],
-        lengths=grid.reader.lengths,
-        dim=min((width for _, width in grid.reader.shapes), default=None),
-        model=spec_of(model),
-    )
-    run = Run(
-        kind="ablate",
-        provenance=provenance_of(loaded, prepared, grid.reader, seed, time.perf_counter() - started, declared),
-        floor=floor,
-        **verdict.fields(),
-        table=table,
-        notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
-        extra=execution.described,
-    )
-    return grid.finished.checked(in_context(run, prepared))
+        prepared = prepare_planned(loaded, given.data, plan)
+        grid = Grid(arms, metrics or DEFAULT_METRICS, plan.policy, prepared, subject)
+        grid.run(models_of(loaded, weights, subject.seed), execution)
+        table = grid.table()
+        floor = floor_of(grid.reader.dtypes)
+        verdict = judge_ablation(
+            table,
+            floor["relative"],
+            lengths=grid.reader.lengths,
+            dim=min((width for _, width in grid.reader.shapes), default=None),
+            model=subject.spec,
+            pure="pure attention" if _attends(loaded.model) else "token mixing alone, which has no attention,",
+        )
+        seconds = time.perf_counter() - started
+        run = Run(
+            kind="ablate",
+            provenance=provenance_of(loaded, prepared, grid.reader, subject.seed, seconds, subject.declared_stream),
+            floor=floor,
+            **verdict.fields(),
+            table=table,
+            notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
+            extra=execution.described,
+        )
+        return grid.finished.checked(in_context(run, prepared))
+
+
+def _attends(model: nn.Module | None) -> bool:
+    """Whether attention was seen in any block; without a model in memory, nobody looked."""
+    view = None if model is None else known_view(model)
+    return view is None or any("attention" in (*p.skips, *p.attention) or "both" in p.skips
+                               for stack in view.stacks for p in stack.plans)  # fmt: skip
 
 
 OWN_MASK = "own"
@@ -183,8 +160,7 @@ class Grid:
         metrics: names of token metrics.
         policy: which tokens count.
         prepared: the inputs.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: where the residual stream is, if it was declared.
+        model: the model as the user wants it to be run.
 
     Attributes:
         reader: knows the dtypes and lengths seen in the last network that could be run.
@@ -197,11 +173,10 @@ class Grid:
         metrics: Sequence[str],
         policy: TokensPolicy,
         prepared: Prepared,
-        blocks: str | Sequence[str] | None,
-        stream: Stream | None,
+        model: Model,
     ) -> None:
         self._arms = list(arms)
-        self._policy, self._prepared, self._blocks, self._stream = policy, prepared, blocks, stream
+        self._policy, self._prepared, self._model = policy, prepared, model
         self._specs = [METRICS[name] for name in dict.fromkeys(metrics)]
         self._writer = RowWriter(coordinates=("variant", "mask", "weights"))
         self._models: Mapping[str, nn.Module] = {}
@@ -251,8 +226,6 @@ class Grid:
         view = execution.plan(
             self._prepared,
             ([spec.name for spec in self._specs], self._policy, self._arms),
-            blocks=self._blocks,
-            stream=self._stream,
             model=model,
             variants=len(own),
         )
@@ -304,7 +277,7 @@ class Grid:
         if lost is None or model is None:
             return []
         operation = next(operation for *names, operation in self._arms if names == [lost.variant, lost.mask])
-        view = view_of(model, self._prepared[0], blocks=self._blocks, stream=self._stream)
+        view = view_of(model, self._prepared[0], blocks=self._model.blocks, stream=self._model.declared_stream)
         with operating(model, operation, view=view), quiet_transformers():
             found = where_it_breaks(model, self._prepared)
         return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in found]

@@ -1,86 +1,159 @@
-"""``doctor``: can the numbers be trusted on this model?"""
+"""``doctor``: what is wrong with this model, and can the numbers be trusted?"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import DiscoveryError, InputError, LayoutError, RankscopeError, SiteError
+from rankscope.causes import CAUSES, Examination, find
+from rankscope.causes._examination import Loss
+from rankscope.errors import (
+    DiscoveryError,
+    InputError,
+    LayoutError,
+    RankscopeError,
+    SiteError,
+    UnsupportedOperationError,
+)
 from rankscope.linalg.precision import as_float64
-from rankscope.models.inputs import Batch, Padding, prepare_inputs
-from rankscope.models.loading import LoadedModel, load
+from rankscope.models.inputs import Batch, InputsLike, as_inputs
+from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.stream import Stream, stream_of
+from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.weight_files.shapes import Shapes, shapes_of
-from rankscope.runs.checks import Check, DoctorReport, StackFacts
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.claims import claims_of
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
-from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_second_streams, undisturbed, view_and_batches
+from rankscope.stream.viewing import (
+    notes_on_hidden_attention,
+    notes_on_second_streams,
+    undisturbed,
+    view_and_batches,
+    with_proven_cuts,
+)
+from rankscope.surgery.operating import operating
+from rankscope.surgery.surgery import SurgeryLike, as_surgery
+from rankscope.verbs.calling import checked
+from rankscope.verbs.doctor import OWN
+from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
+from rankscope.verbs.doctor.reaching import batch_for, loss_for, named_value, optimizer_for
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
 
 
+@checked(*OWN)
 def doctor(
-    model: str | Path | nn.Module,
-    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    model: ModelLike,
+    inputs: InputsLike = None,
+    surgery: SurgeryLike = None,
     *,
-    seed: int = 0,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    blocks: str | Sequence[str] | None = None,
-    stream: Stream | str | None = None,
-    tokenizer: Any = None,
-    padding: Padding = None,
+    loss: Loss | str | None = None,
+    labels: Any = None,
+    optimizer: Any = None,
     shapes: bool = False,
+    details: bool = False,
+    progress: bool = False,
 ) -> DoctorReport | Shapes:
-    """Run a model with and without tracing, and report what was found, what agrees and what cannot be measured.
+    """Say what is wrong with a model and what to change, and whether rankscope's numbers can be trusted on it.
+
+    Causes are looked for by experiments: a token, a sequence or a parameter is replaced, or a part of the model is
+    changed inside a ``with`` block, and two numbers are compared. The model itself is not changed.
 
     Args:
-        model: a spec or your own module.
-        inputs: as for :func:`~rankscope.verbs.measure.run.measure`; two short sequences are enough.
-        seed: seed for a random initialisation and for random inputs.
-        dtype: dtype of the weights, if the model is loaded here.
-        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: where the residual stream is, as for ``measure``.
-        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
-        padding: which of your own tokens are padding; see ``measure``.
+        model: a :class:`rankscope.Model`, a spec or your own module.
+        inputs: :class:`rankscope.Inputs`, or what is accepted in their place; see ``measure``. At most 16 sequences are
+            used.
+        surgery: :class:`rankscope.Surgery` under which the checks run, or a dictionary of its fields; None for none.
+            Causes are only looked for without surgery.
+        loss: a function of the model's output and ``labels`` (of the output and the inputs, or of the output alone,
+            without labels); ``"own"`` for ``output.loss``. With it, gradients and the objective are examined.
+        labels: targets of the loss, or the class of each sequence; the first axis counts sequences.
+        optimizer: the optimizer of the training, or a function that makes it from the model.
         shapes: only read the headers of the weight files of a folder, ``hub:NAME`` or an address, and report sizes.
+        details: also print all checks and what is claimed about the structure.
+        progress: show which cause is being looked for.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
         True
     """
+    subject, given, cut = as_model(model), as_inputs(inputs), as_surgery(surgery)
     if shapes:
-        if isinstance(model, nn.Module):
+        if isinstance(subject.source, (nn.Module, LoadedModel)):
             raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
-        return shapes_of(model)
-    loaded = load(model, seed=seed, dtype=dtype, device=device)
-    prepared = prepare_inputs(
-        loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed, tokenizer=tokenizer, padding=padding
-    )
-    batch = prepared[0]
-    with undisturbed(loaded.model), quiet_transformers():
+        return shapes_of(subject.source)
+    loaded = subject.loaded
+    batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
+    name = type(loaded.model).__name__
+    why, view = "", None
+    checks: tuple[Check, ...] = ()
+    with undisturbed(loaded.model), quiet_transformers(), ExitStack() as opened:
         try:
-            view, (batch,) = view_and_batches(loaded.model, (batch,), blocks=blocks, stream=stream_of(stream))
+            view, (batch,) = view_and_batches(
+                loaded.model, (batch,), blocks=subject.blocks, stream=subject.declared_stream
+            )
+            view = with_proven_cuts(view)
         except DiscoveryError as error:
-            name = "shape" if isinstance(error, LayoutError) else "blocks"
-            return DoctorReport(loaded.spec, type(loaded.model).__name__, (), (Check(name, "fail", str(error)),))
-        checks = (*_structure(view), *_examine(loaded, view, batch), *check_heads(loaded, view))
-    return DoctorReport(loaded.spec, type(loaded.model).__name__, tuple(map(_facts, view.stacks)), checks)
+            why = str(error)
+            checks = (Check("shape" if isinstance(error, LayoutError) else "blocks", "fail", why),)
+        except UnsupportedOperationError as error:  # an operator that cannot be followed, such as flex_attention
+            why = str(error)
+            checks = (Check("blocks", "refused", why),)
+        if view is not None:
+            if not cut.changes_nothing:
+                opened.enter_context(operating(loaded.model, cut.operation, view=view))
+            small = batch.taken(0, 2) if batch.sequences > 2 else batch
+            checks = (*_structure(view), *_examine(loaded, view, small), *check_heads(loaded, view))
+    report = DoctorReport(
+        loaded.spec,
+        name,
+        () if view is None else tuple(map(_facts, view.stacks)),
+        checks,
+        () if view is None else claims_of(view),
+        details=details,
+    )
+    if not cut.changes_nothing:
+        return report
+    examination = Examination(
+        loaded.model, batch, view, why, loss_for(loss), told, optimizer_for(optimizer, loaded.model)
+    )
+    with quiet_transformers(), _telling(shown=progress) as tell:
+        diagnosis = find(examination, tell)
+    return replace(
+        report,
+        findings=diagnosis.findings,
+        not_examined=diagnosis.not_examined,
+        passes=(diagnosis.forward_passes, diagnosis.backward_passes),
+    )
+
+
+@contextmanager
+def _telling(*, shown: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar over the causes, on stderr."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(CAUSES))
+        yield lambda title: bar.update(task, advance=1, description=title)
 
 
 def _facts(stack: Stack) -> StackFacts:

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from rankscope._types import Status
 from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.not_finite import CODE, first_not_finite
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import StackReading, read, span_of
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
-from rankscope.verdicts.verdict import Verdict
+from rankscope.verdicts.verdict import Verdict, beside_not_finite, steps_for
 
 SMALL = -3.0
 """log10 of the relative residual below which the leading term dominates, so that order and factor have their meaning.
@@ -94,20 +95,26 @@ def cross_checked(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
     return table.set_column(column, table.schema.field(column), marked), tuple(notes.values())
 
 
-def order_of(table: pa.Table, stack: str | None) -> tuple[int | None, float]:
-    """The order of the stack in its collapsed part (3, 1, or None) and its last factor there.
+def orders_of(table: pa.Table, stack: str | None) -> tuple[dict[int | None, list[int]], float]:
+    """The blocks of each order (3, 1, or None for another one) in the collapsed part, and the last factor there.
 
-    Blocks in which exact arithmetic ran out of digits do not count.
+    Blocks in which exact arithmetic ran out of digits do not count. Blocks are given by their place among all.
     """
     relative = exact_curves(table, "log10_relative_residual", stack)["exact"]
     orders = exact_curves(table, "order", stack)["exact"]
     factors = exact_curves(table, "factor", stack)["exact"]
     small = np.isfinite(orders.mean) & (relative.mean < SMALL) & ~orders.any_floor
-    if not small.any():
-        return None, float(factors.mean[-1])
-    settled = (float(np.median(orders.mean[small])), float(orders.mean[small][-1]))
-    order = next((whole for whole in (3, 1) if all(abs(found - whole) < NEAR for found in settled)), None)
-    return order, float(factors.mean[np.flatnonzero(small)[-1]])
+    found: dict[int | None, list[int]] = {}
+    for place in np.flatnonzero(small).tolist():
+        near = next((whole for whole in (3, 1) if abs(orders.mean[place] - whole) < NEAR), None)
+        found.setdefault(near, []).append(place)
+    return found, float(factors.mean[np.flatnonzero(small)[-1]]) if small.any() else math.nan
+
+
+def order_of(table: pa.Table, stack: str | None) -> int | None:
+    """The order that all blocks of the collapsed part have, 3 or 1; None if they differ or there are none."""
+    found, _ = orders_of(table, stack)
+    return next(iter(found)) if len(found) == 1 else None
 
 
 LEVEL = 0.05
@@ -115,7 +122,10 @@ LEVEL = 0.05
 
 
 def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None = None) -> Verdict:
-    """One sentence per stack: its state, order and residual, and the first block that each dtype cannot resolve."""
+    """One sentence per stack: its state, order and residual, and the first block that each dtype cannot resolve.
+
+    NaN and infinity in exact arithmetic are said before anything else.
+    """
     sentences, evidence, states = [], [], []
     stacks = stacks_of(table)
     for stack in stacks:
@@ -128,6 +138,10 @@ def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None 
         evidence += [{**state, **item} for item in _evidence(table, stack)] or [state]
     gravest = max(states)
     steps = (f"rankscope remedy {model or 'MODEL'}",) if gravest >= State.COLLAPSING else ()
+    lost = first_not_finite(only(table, arithmetic="exact"))
+    if lost is not None:
+        words = beside_not_finite(lost, "" if gravest is State.UNKNOWN else " ".join(sentences))
+        return Verdict(words, (lost.evidence(), *evidence), CODE, steps_for(State.NOT_FINITE, model))
     return Verdict(" ".join(sentences), tuple(evidence), gravest.code, steps)
 
 
@@ -169,9 +183,9 @@ def _sentence(
         span = reading.span(State.VANISHED)
         return f"Vanished{count}: the stream is exactly zero {span}, so relative residuals are undefined there."
     end, fall = _course(table, stack, layers, logs)
-    order, factor = order_of(table, stack)
     if reading.state is State.COLLAPSED:
-        where = f"{count} {reading.span(State.COLLAPSED)}{_order_words(order, factor)}"
+        span = reading.span(State.COLLAPSED)
+        where = f"{count} {span}{_order_words(*orders_of(table, stack), layers, span)}"
         return f"Collapsed{where}; {end}.{_zero_words(layers, logs)} {seen}"
     if reading.state is State.COLLAPSING:
         words = in_words(reading)
@@ -180,12 +194,19 @@ def _sentence(
     return f"{words}: {end}. {seen}"
 
 
-def _order_words(order: int | None, factor: float) -> str:
-    if order == 3:
-        return ", order 3: each block cubes the residual"
-    if order == 1:
-        return f", order 1: each block multiplies the residual, late in depth by {factor:.4g}"
-    return ", of no constant order"
+def _order_words(found: Mapping[int | None, list[int]], factor: float, layers: NDArray[np.int64], said: str) -> str:
+    """The order of the blocks below :data:`SMALL`; which blocks have it, unless all do or ``said`` names them."""
+    does = {3: "cubes the residual", 1: f"multiplies the residual, late in depth by {factor:.4g}"}
+    if len(found) == 1:
+        (order, places), *_ = found.items()
+        span = span_of(places, layers)
+        which = "each block" if len(places) == layers.size else "each of these"
+        where = "" if span == said else f" {span}"
+        return f", of no constant order{where}" if order is None else f", order {order}{where}: {which} {does[order]}"
+    parts = [f"{'another order' if o is None else f'order {o}'} {span_of(p, layers)}" for o, p in found.items()]
+    words = f", {', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+    known = [f"order {o} {'cubes' if o == 3 else 'multiplies'} the residual" for o in (3, 1) if o in found]
+    return f"{words}: {', '.join(known)}" if known else words
 
 
 def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs: Floats) -> tuple[str, float]:
@@ -250,13 +271,17 @@ def _stops_seeing(
     Tokens may differ well above the floor and be lost all the same, because their size underflows or overflows.
     """
     words = []
-    line = np.array([_mean(row) for row in logs])
     for name, floor in floors.items():
-        lost = set(layers[line <= np.log10(floor)].tolist())
+        below = (logs <= np.log10(floor)).sum(axis=1)
+        lost = {int(layer): int(count) for layer, count in zip(layers, below, strict=True) if count}
         if (own := measured.get(name)) is not None:
             known = own.layers[np.isfinite(own.mean) | own.any_floor].tolist()
-            lost |= set(layers[~np.isnan(line)].tolist()) - set(known)
-        words.append(f"{name} cannot resolve block {min(lost)}" if lost else f"{name} resolves every block")
+            lost |= dict.fromkeys(set(layers[~np.isnan(logs).all(axis=1)].tolist()) - set(known), logs.shape[1])
+        first = min(lost, default=None)
+        some = (
+            "" if first is None or lost[first] == logs.shape[1] else f" in {lost[first]} of {logs.shape[1]} sequences"
+        )
+        words.append(f"{name} resolves every block" if first is None else f"{name} cannot resolve block {first}{some}")
     return "; ".join(words) + "."
 
 

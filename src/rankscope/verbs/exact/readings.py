@@ -17,6 +17,7 @@ from rankscope.exact_arithmetic.float64 import WideArithmetic, in_float64, widen
 from rankscope.exact_arithmetic.rounding import last_digits_moved
 from rankscope.exact_arithmetic.running import exact_stream
 from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.linalg.cubic_law import cubic_step
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics.residual import residual
@@ -29,7 +30,6 @@ from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Observer, trace
 from rankscope.surgery.session import operations_on
-from rankscope.theory.cubic_law import cubic_step
 from rankscope.verbs.reader import SiteReader
 
 LOG10 = math.log(10.0)
@@ -62,11 +62,12 @@ class Readings:
         """One value.
 
         Minus infinity with status ``ok`` is the logarithm of an exact zero. Any other value that is not finite is
-        undefined, or so far below the float floor that it is computed as zero.
+        undefined, unless the status already says why: so far below the float floor that it is computed as zero, or of a
+        stream that is not finite itself.
         """
         exact_zero = value == -math.inf and status is Status.OK
         if not math.isfinite(value) and not exact_zero:
-            value, status = math.nan, Status.FLOOR if status is Status.FLOOR else Status.UNDEFINED
+            value, status = math.nan, Status.UNDEFINED if status is Status.OK else status
         self.writer.add(
             metric=metric,
             site=ref.site,
@@ -110,11 +111,11 @@ def read_exactly(
         if ref.site != "block.out":
             continue
         order = _ratio(shrunk.logs[ref] - value, shrunk.logs[before] - main.logs[before])
-        doubted = next((run.status(at) for run in (main, shrunk) for at in (before, ref) if at in run.lost), Status.OK)
+        doubted = _doubt((main, before), (main, ref), (shrunk, before), (shrunk, ref))
         readings.add("order", ref, order, "exact", doubted)
         readings.add("factor", ref, _factor(value, main.logs[before], order), "exact", doubted)
         if far is not None:
-            lost = next((far.status(at) for at in (before, ref) if at in far.lost), Status.OK)
+            lost = _doubt((far, before), (far, ref))
             readings.add("linear_factor", ref, math.exp(far.logs[ref] - far.logs[before]), "exact", lost)
     return states
 
@@ -127,7 +128,14 @@ class _Checked(NamedTuple):
     lost: frozenset[SiteRef]
 
     def status(self, ref: SiteRef) -> Status:
+        if math.isnan(self.norms[ref]) or self.norms[ref] == math.inf:
+            return Status.NOT_FINITE
         return Status.FLOOR if ref in self.lost else Status.OK
+
+
+def _doubt(*read: tuple[_Checked, SiteRef]) -> Status:
+    """The first status that is not ``ok`` of the values that another one is computed from."""
+    return next((status for run, ref in read if (status := run.status(ref)) is not Status.OK), Status.OK)
 
 
 def _checked(
@@ -216,6 +224,7 @@ def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:
         tokens = Tokens(x, counted.kept(x))
         value, relative = float(residual(tokens)[0]), float(tokens.relative_deviation[0])
         status = Status.FLOOR if relative <= float_floor(x.dtype) else Status.OK
+        status = status if math.isfinite(value) else Status.NOT_FINITE
         name = str(x.dtype).removeprefix("torch.")
         readings.add("log10_residual", ref, _log10(value), name, status)
         readings.add("log10_relative_residual", ref, _log10(relative), name, status)
@@ -224,7 +233,7 @@ def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:
 
 
 def _log10(value: float) -> float:
-    return math.log10(value) if value > 0 else -math.inf
+    return math.log10(value) if value > 0 else -math.inf if value == 0 else math.nan
 
 
 _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "drop", "norm": "identity"}

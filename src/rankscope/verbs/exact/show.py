@@ -131,7 +131,7 @@ def _digits(run: Run, stack: str | None) -> LineChart:
 def _slope_of_three(run: Run, stack: str | None) -> tuple[tuple[Line, ...], tuple[Note, ...]]:
     """A guide: three times the digits with each block, through the last point."""
     line = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
-    if order_of(run.table, stack)[0] != 3 or line.layers.size < 2 or not np.isfinite(line.mean[-1]):
+    if order_of(run.table, stack) != 3 or line.layers.size < 2 or not np.isfinite(line.mean[-1]):
         return (), ()
     guide = -line.mean[-1] * 3.0 ** (line.layers - line.layers[-1])
     near_end = max(0, line.layers.size - 2)

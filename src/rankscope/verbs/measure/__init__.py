@@ -1,92 +1,124 @@
 """``measure``: where does this model stand?"""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
-from rankscope.verbs._spec import Show, Verb, verb
+from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport("measure")
 SEQUENCES = options.SEQUENCES.but(default=None, help="Number of sequences; 8 of a text, all of --states.")
+
+OWN = (
+    options.METRICS,
+    options.SITES,
+    Option(
+        name="null",
+        kind=bool,
+        default=False,
+        in_plans=True,
+        help="Also measure Gaussian tokens of the same shape, as a baseline.",
+    ),
+    Option(
+        name="similarity",
+        kind=bool,
+        default=False,
+        help="Save the cosines between tokens of the first sequence, for the report.",
+    ),
+    Option(
+        name="between_inputs",
+        several="names",
+        metavar="POOLING",
+        in_plans=True,
+        help="Compare inputs pooled by mean (default), first, last, at:POSITION; none to leave it out.",
+    ),
+    Option(
+        name="attention_algorithm",
+        metavar="NAME",
+        help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
+    ),
+    options.SPECTRA,
+)
+LENGTHS = (
+    Option(
+        name="lengths",
+        several="names",
+        metavar="N,N,...",
+        also=("builtins.int",),
+        in_python=False,
+        help="Measure prefixes of the same text at each of these numbers of tokens, instead of --tokens.",
+    ),
+    Option(
+        name="pair",
+        several="pair",
+        metavar="TEXT TEXT",
+        in_python=False,
+        help="With --lengths: how much shared text makes these two prompts the same float vector.",
+    ),
+)
+"""Options of ``measure_lengths``, which is ``measure --lengths`` on the command line."""
+STATES = (
+    Option(
+        name="states",
+        several="repeated",
+        metavar="FILE",
+        in_python=False,
+        help="Measure hidden states (.safetensors, .npz, or a folder of them) instead of a model; repeatable.",
+    ),
+    Option(
+        name="at",
+        several="names",
+        metavar="SITES",
+        in_python=False,
+        help="With --states: the site of each layer, in order, e.g. block.in@0,block.out@0-10,final@11.",
+    ),
+)
+"""Options of ``judge``, which is ``measure --states`` on the command line."""
+JUDGE = (
+    *(option for option in OWN if option.name not in ("sites", "attention_algorithm")),
+    STATES[1],
+    Option(name="layout", help="Order of the axes."),
+    Option(name="computed_in", also=("torch.dtype",), help="The format the model ran in."),
+)
+"""What ``judge`` takes in Python; ``--layout`` and ``--dtype`` are the last two on the command line."""
+
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.measure.run import measure
+
+    return measure
+
+
+def _call(api: Any, values: Mapping[str, Any]) -> Any:
+    from rankscope.verbs.measure.run import from_options
+
+    return from_options(api, values)
+
 
 MEASURE = verb(
     Verb(
         name="measure",
         question="Where does this model stand?",
         answer="Measures a set of metrics after each block and gives a verdict with its evidence.",
-        run="verbs.measure.run:measure",
-        judge="verdicts:judge_rows",
+        run=_run,
+        call=_call,
         options=(
             options.MODEL.but(is_required=False),
             *(option if option is not options.SEQUENCES else SEQUENCES for option in options.INPUTS),
-            options.METRICS,
-            options.SITES,
-            Option(
-                name="null",
-                kind=bool,
-                default=False,
-                in_plans=True,
-                help="Also measure Gaussian tokens of the same shape, as a baseline.",
-            ),
-            Option(
-                name="similarity",
-                kind=bool,
-                default=False,
-                help="Save the cosines between tokens of the first sequence, for the report.",
-            ),
-            Option(
-                name="between_inputs",
-                several="names",
-                metavar="POOLING",
-                in_plans=True,
-                help="Compare inputs pooled by mean (default), first, last, at:POSITION; none to leave it out.",
-            ),
-            Option(
-                name="attention_algorithm",
-                flags=("--attention-algorithm", "--attention"),
-                metavar="NAME",
-                help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
-            ),
-            options.SPECTRA,
-            Option(
-                name="lengths",
-                several="names",
-                metavar="N,N,...",
-                help="Measure prefixes of the same text at each of these numbers of tokens, instead of --tokens.",
-            ),
-            Option(
-                name="pair",
-                several="pair",
-                metavar="TEXT TEXT",
-                help="With --lengths: how much shared text makes these two prompts the same float vector.",
-            ),
-            Option(
-                name="states",
-                several="repeated",
-                metavar="FILE",
-                help="Measure hidden states (.safetensors, .npz, or a folder of them) instead of a model; repeatable.",
-            ),
-            Option(
-                name="at",
-                several="names",
-                metavar="SITES",
-                help="With --states: the site of each layer, in order, e.g. block.in@0,block.out@0-10,final@11.",
-            ),
+            *OWN,
+            *LENGTHS,
+            *STATES,
             options.DTYPE.but(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
             options.DEVICE,
             options.BLOCKS,
             options.LAYOUT.but(help=f"{options.LAYOUT.help} With --states: the axes of an array, 'tokens layers dim'."),
+            *options.SURGERY,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
             options.FAIL_IF,
-        ),
-        show=Show(
-            sections={
-                "depth": "reporting.page.measure_sections:depth_section",
-                "length": "reporting.page.measure_sections:length_section",
-                "ledger": "reporting.page.ledger:ledger_section",
-                "heads": "reporting.page.measure_sections:heads_section",
-                "outliers": "reporting.page.measure_sections:outliers_section",
-                "similarity": "reporting.page.measure_sections:similarity_section",
-            }
         ),
         examples=(
             "measure init:tiny-bert",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from rankscope.errors import InputError
@@ -45,6 +46,7 @@ class BatteryChoice:
         similarity: whether cosines between tokens are stored.
         poolings: how inputs are pooled to be compared; empty if they are not.
         of_inputs: the metrics that compare them.
+        classes: the class of each input, numbered; None if nobody told.
         spectra: ``"exact"`` or ``"estimated"``, as the user wrote it; None for a choice by size.
     """
 
@@ -55,6 +57,7 @@ class BatteryChoice:
     similarity: bool
     poolings: tuple[Pooling, ...] = ()
     of_inputs: tuple[MetricSpec, ...] = ()
+    classes: tuple[int, ...] | None = None
     spectra: Spectra | None = None
 
     def __post_init__(self) -> None:
@@ -72,20 +75,23 @@ class BatteryChoice:
             self.specs, self.policy, writer, at, attention=algorithm, computed_in=computed_in, spectra=self.spectra
         )
 
-    def comparing(self, asked: str | Sequence[str] | None, prepared: Prepared, *, default: bool) -> BatteryChoice:
+    def comparing(
+        self, asked: str | Sequence[str] | None, prepared: Prepared, *, default: bool, labels: Any = None
+    ) -> BatteryChoice:
         """The same choice with the comparison between inputs.
 
         Args:
             asked: how to pool, as the user wrote it; None compares if it costs nothing.
             prepared: the inputs.
             default: whether the metrics are the default ones, which are then joined by those for inputs.
+            labels: the class of each input; None if unknown.
 
         Raises:
             InputError: the comparison was asked for and is not possible.
         """
         of_inputs = metrics_between(self.specs, default=default)
         poolings = poolings_for(asked, of_inputs, self.selection, prepared)
-        return replace(self, poolings=poolings, of_inputs=of_inputs)
+        return replace(self, poolings=poolings, of_inputs=of_inputs, classes=classes_of(labels, prepared.sequences))
 
     def identity(self) -> tuple[Any, ...]:
         """Everything that decides the values besides the model and its inputs."""
@@ -181,6 +187,24 @@ def poolings_for(
     if poolings and not everywhere:
         raise InputError(f"between_inputs compares inputs at {inputs_axis.SITE}: add it to sites.")
     return poolings
+
+
+def classes_of(labels: Any, inputs: int) -> tuple[int, ...] | None:
+    """The class of each input as a number, from labels of any kind; None if there are no labels.
+
+    Raises:
+        InputError: there is not one label for each input.
+    """
+    if labels is None:
+        return None
+    told = labels.tolist() if isinstance(labels, (torch.Tensor, np.ndarray)) else list(labels)
+    if len(told) < inputs or any(isinstance(one, (list, tuple, dict)) for one in told):
+        raise InputError(
+            f"labels has {len(told)} entries for {inputs} inputs. Pass the class of each input: a number or a name, in "
+            "the order of the inputs."
+        )
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(told))}
+    return tuple(numbers[one] for one in told[:inputs])
 
 
 def about_comparison(prepared: Prepared, choice: BatteryChoice, dim: int | None, seed: int | None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from rankscope.execution.findings import Findings, Finished, Learner
 from rankscope.execution.passes import Execution
 from rankscope.linalg.numbered_vectors import ALWAYS_KEPT
 from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
-from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -53,7 +52,9 @@ class Observers:
         """Announce the number of inputs and of blocks."""
         if self._choice.poolings:
             choice = self._choice
-            self.inputs = InputsReader(self._reader, choice.poolings, choice.of_inputs, inputs=inputs, blocks=blocks)
+            self.inputs = InputsReader(
+                self._reader, choice.poolings, choice.of_inputs, inputs=inputs, blocks=blocks, classes=choice.classes
+            )
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
@@ -84,6 +85,10 @@ class Observers:
         found: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
                                             "outliers": self._outliers, "inputs": self.inputs}  # fmt: skip
         return {name: learner for name, learner in found.items() if learner is not None}
+
+    def classes(self) -> dict[str, Any]:
+        """How far the classes of the inputs are apart; empty if they are not known."""
+        return {} if self.inputs is None else self.inputs.classes()
 
     def extra(self, sequences: int) -> dict[str, Any]:
         """Entries of the run, about this many finished sequences."""
@@ -128,10 +133,10 @@ class MeasuringPasses:
         self._observers = Observers(choice, self.reader, self._writer, labels)
         self.finished = Finished(self._writer, prepared.sequences, "sequences")
 
-    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
+    def run(self) -> None:
         """All batches."""
         execution, selection, observers = self._execution, self._choice.selection, self._observers
-        self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
+        self._view = execution.plan(self.prepared, self._choice.identity())
         observers.expect(self.prepared.sequences, self._view.depth)
         findings = Findings(self._writer, observers.learners())
         with execution.stages(findings, final=selection.wants("final")) as stages:
@@ -157,6 +162,10 @@ class MeasuringPasses:
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return self._observers.extra(self.prepared.sequences)
+
+    def classes(self) -> dict[str, Any]:
+        """How far the classes of the inputs are apart; empty if they are not known."""
+        return self._observers.classes()
 
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured, and about what blocks read."""
@@ -199,7 +208,9 @@ class MeasuringPasses:
         if inputs is None or not several or self.prepared.sequences <= ALWAYS_KEPT:
             return
         self._observers.start(self.prepared[0])
-        with trace(view, SiteSelection.parse([inputs_axis.SITE]), self._execution.watch(inputs)):
+        with trace(
+            view, SiteSelection.parse([inputs_axis.SITE, f"{inputs_axis.ENTRY_SITE}@0"]), self._execution.watch(inputs)
+        ):
             self.prepared[0].run(view.model)
         inputs.take_references()
 
@@ -210,8 +221,6 @@ def measured_lengths(
     inputs: Any,
     plan: InputPlan,
     lengths: Sequence[int],
-    blocks: str | Sequence[str] | None,
-    stream: Stream | None,
 ) -> MeasuringPasses:
     """Measure prefixes of each length; the passes returned are those of the longest, with the rows of all."""
     if not execution.ends_batch_by_batch:
@@ -219,5 +228,5 @@ def measured_lengths(
     writer = RowWriter(("length",))
     for length, prepared in prepare_prefixes(execution.loaded, inputs, plan, lengths).items():
         passes = MeasuringPasses(choice, execution, prepared, writer, length)
-        passes.run(blocks, stream)
+        passes.run()
     return passes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,18 +12,19 @@ import torch
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.execution.passes import HowToRun, declared_or_offloaded, executing
-from rankscope.execution.support import Parallel
+from rankscope.execution.passes import Execution, executing
 from rankscope.linalg.tokens import Spectra
-from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.inputs import Batch, InputsLike, Prepared, as_inputs, prepare_planned
+from rankscope.models.model import ModelLike, as_model
 from rankscope.models.stream import Stream
-from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
-from rankscope.runs.rows import RowWriter, only
+from rankscope.runs.rows import RowWriter, at_longest, only
 from rankscope.runs.run import Run
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
+from rankscope.stream.sites import DEFAULT_SITES
+from rankscope.surgery.surgery import SurgeryLike
+from rankscope.verbs.calling import call_flat, checked
 from rankscope.verbs.locating import where_it_breaks
-from rankscope.verbs.measure import EXECUTION
+from rankscope.verbs.measure import EXECUTION, JUDGE, LENGTHS, MEASURE, OWN
 from rankscope.verbs.measure.choosing import (
     LENGTH_SITES,
     BatteryChoice,
@@ -38,105 +38,58 @@ from rankscope.verbs.measure.choosing import (
 )
 from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
-from rankscope.verbs.measure.states.measuring import HeldStates, StatePasses, refuse_with_states, without_inputs_hash
-from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of, spec_of
+from rankscope.verbs.measure.states.measuring import (
+    HeldStates,
+    StatePasses,
+    judge_arguments,
+    refuse_fields,
+    without_inputs_hash,
+)
+from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of
 from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
+from rankscope.verdicts.attention import attention_findings
 from rankscope.verdicts.depth import depth_findings
 from rankscope.verdicts.experts import experts_findings
 from rankscope.verdicts.length import length_finding, length_slopes, lengths_in
 from rankscope.verdicts.streams import streams_findings
 
 
+@checked(*OWN)
 def measure(
-    model: str | Path | nn.Module | None = None,
-    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    model: ModelLike,
+    inputs: InputsLike = None,
+    surgery: SurgeryLike = None,
     *,
-    metrics: Sequence[str] | None = None,
-    sites: Sequence[str] | None = None,
-    sequences: int | None = None,
-    tokens: int = 128,
-    batch: int = 8,
-    tokens_policy: TokensPolicy = "content",
-    random_tokens: bool = False,
-    tokenizer: Any = None,
-    padding: Padding = None,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
+    metrics: Sequence[str] | str | None = None,
+    sites: Sequence[str] | str | None = None,
     null: bool = False,
     similarity: bool = False,
     between_inputs: str | Sequence[str] | None = None,
-    blocks: str | Sequence[str] | None = None,
     attention_algorithm: str | None = None,
     spectra: Spectra | None = None,
-    parallel: Parallel | None = None,
-    stream: Stream | str | bool | None = None,
-    offload: bool = False,
-    memory: int | str | None = None,
-    work: str | Path | None = None,
-    byte_budget: int | str | None = None,
     progress: bool = False,
-    attention: str | None = None,
-    states: Any = None,
-    at: Sequence[str] | str | None = None,
-    lengths: Sequence[int | str] | None = None,
-    pair: Sequence[str] | None = None,
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
     The model runs in evaluation mode without gradients, and is left unchanged.
 
     Args:
-        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or your own module; None with ``states``.
-        inputs: texts, a text file (``Path``), tensors, or None for the built-in sample text.
+        model: a :class:`rankscope.Model`, a spec (``"init:tiny-bert"``, a folder, a hub id) or your own module.
+        inputs: :class:`rankscope.Inputs`, or texts, a text file (``Path``), tensors, or None for the sample text.
+        surgery: :class:`rankscope.Surgery` under which the model runs, or a dictionary of its fields; None for none.
         metrics: names from ``rankscope ls metrics``; None for the set of metrics that verdicts use.
         sites: words such as ``"block.out"`` or ``"block.in@0"``; None for the default sites.
-        sequences: maximal number of sequences; None for all that are passed, or 8 from a file or the sample text.
-        tokens: length to which texts are truncated.
-        batch: sequences per forward pass.
-        tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        random_tokens: use random ids instead of text.
-        tokenizer: tokenizer for the texts, if the model comes without one: an object, a folder or a hub name.
-        padding: which of your own tokens are padding: a tensor that is True there, or the model argument that marks
-            them, as ``"NAME"`` or with the value that marks padding, ``"NAME=1"``; ``"none"`` for no padding. None
-            looks for such an argument and tests on the model how it is interpreted.
-        dtype: dtype of the weights, if the model is loaded here.
-        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
-        seed: seed for a random initialisation and for random inputs.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
         between_inputs: also compare the inputs with each other, each pooled to one vector after every block: ``"mean"``
             over the tokens that count, the ``"first"`` or ``"last"`` of them, ``"at:5"``, or several of these. None for
             ``"mean"`` if there are several inputs and ``block.out`` is measured; ``"none"`` to leave it out.
-        blocks: names or patterns of the block modules, if discovery needs help.
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
             by size.
         spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from products with a few vectors,
             with an interval around each. None chooses by size: exact up to min(tokens, width) = 1024.
-        parallel: share the work among the processes of an initialised group; all of them must make this call, and all
-            get the same result. ``"data"`` distributes whole batches, ``"fsdp"`` and ``"tensor"`` shard the model.
-            None for this process alone, or for the way in which your module is already sharded.
-        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
-            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read the weights block by block, for a model larger than memory or not on this machine: a local folder,
-            ``hub:NAME``, ``hub:NAME@REVISION``, or the address of a folder (``https://``, ``s3://``, ``gs://``). The
-            values are the same. The old spelling ``stream=True`` still works.
-        memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
-            Raises with an estimate if even one block at a time needs more. None for no limit.
-        work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
-        byte_budget: with ``offload`` and a remote model, the most to read from the server, such as ``"20GiB"``; the run
-            stops with an error before it reads more. None for no limit.
         progress: show a progress bar.
-        attention: old name of ``attention_algorithm``.
-        states: hidden states that were computed elsewhere, measured instead of a model; see :func:`rankscope.judge`.
-            Then ``stream`` is the order of their axes and ``dtype`` the format the model ran in.
-        at: with ``states``, the site of each layer, in order.
-        lengths: measure prefixes of the same texts at each of these numbers of tokens, in place of ``tokens``. Rows
-            have a column ``length``; curves and the verdict are those of the longest. ``extra["lengths"]`` has the
-            slope of every metric on the length.
-        pair: with ``lengths``, two prompts: finds how many shared tokens must follow both until their last tokens are
-            the same float vector after the last block.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
@@ -145,83 +98,93 @@ def measure(
         Interrupted: a ``KeyboardInterrupt`` whose ``run`` contains the sequences that were finished.
 
     Example:
-        >>> run = measure("init:tiny-bert", sequences=2, tokens=16)
+        >>> from rankscope import Inputs
+        >>> run = measure("init:tiny-bert", Inputs(sequences=2, tokens=16))
         >>> run.curve("relative_residual", "block.out").layers.tolist()
         [0, 1, 2]
     """
     started = time.perf_counter()
-    algorithm = renamed("measure", "attention", attention, "attention_algorithm", attention_algorithm)
-    if states is not None:
-        refuse_with_states(measure, locals())
-        return judge(
-            states,
-            layout=None if stream is None else str(stream),
-            at=at,
-            metrics=metrics,
-            sites=sites,
-            sequences=sequences,
-            tokens_policy=tokens_policy,
-            dtype=dtype,
-            seed=seed,
-            null=null,
-            similarity=similarity,
-            between_inputs=between_inputs,
-            spectra=spectra,
-            progress=progress,
-        )
-    if model is None:
-        raise InputError(
-            "Nothing to measure: model is None. Pass one (SPEC), or hidden states as states= (--states FILE)."
-        )
-    if at is not None:
-        raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
-    if lengths is not None and between_inputs is not None:
-        raise InputError("between_inputs compares inputs at one length: leave lengths out, or between_inputs.")
-    if pair is not None and lengths is None:
-        raise InputError("pair needs lengths: the longest is how far it looks. Pass lengths=, as in [128, 512].")
-    declared, offload = declared_or_offloaded(stream, offload)
-    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
-    with executing(EXECUTION, model, how) as execution:
-        loaded = execution.loaded
-        specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
-        selection = sites_for(specs, sites, DEFAULT_SITES if lengths is None else LENGTH_SITES)
-        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity, spectra=spectra)
-        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
-        if lengths is None:
-            prepared = prepare_planned(loaded, inputs, plan)
-            choice = choice.comparing(between_inputs, prepared, default=metrics is None)
-            passes = MeasuringPasses(choice, execution, prepared)
-            passes.run(blocks, declared)
-        else:
-            passes = measured_lengths(choice, execution, inputs, plan, whole_lengths(lengths), blocks, declared)
-            prepared = passes.prepared
-            if pair is not None:
-                passes.pair = passes.compared(pair, inputs, tokenizer)
-        mixing = passes.stream_mixing()
-    about = AboutRun(
-        loaded,
-        prepared,
-        execution.described,
-        spec_of(model),
-        declared,
-        broken=where_it_breaks if execution.is_in_memory else None,
-        mixing=mixing,
-        asks_for_inputs=between_inputs is not None,
+    subject, given = as_model(model), as_inputs(inputs)
+    plan = given.plan(**MEASURE.inputs_defaults, seed=subject.seed)
+    specs = metrics_named(metrics)
+    choice = BatteryChoice(
+        specs, sites_for(specs, sites, DEFAULT_SITES), plan.policy, attention_algorithm, similarity, spectra=spectra
     )
-    return concluded(passes, about, choice, null=null, seed=seed, started=started)
+    with executing(EXECUTION, subject, surgery, progress=progress) as execution:
+        prepared = prepare_planned(execution.loaded, given.data, plan)
+        choice = choice.comparing(between_inputs, prepared, default=metrics is None, labels=given.labels)
+        passes = MeasuringPasses(choice, execution, prepared)
+        passes.run()
+        about = _about(execution, prepared, passes, asks_for_inputs=between_inputs is not None)
+        return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
 
 
+@checked(*OWN, *LENGTHS)
+def measure_lengths(
+    model: ModelLike,
+    inputs: InputsLike = None,
+    surgery: SurgeryLike = None,
+    *,
+    lengths: Sequence[int | str],
+    metrics: Sequence[str] | str | None = None,
+    sites: Sequence[str] | str | None = None,
+    null: bool = False,
+    attention_algorithm: str | None = None,
+    spectra: Spectra | None = None,
+    pair: Sequence[str] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Measure prefixes of the same inputs at several numbers of tokens.
+
+    Args:
+        model: as for :func:`measure`.
+        inputs: as for :func:`measure`; ``tokens`` is replaced by the lengths.
+        surgery: as for :func:`measure`.
+        lengths: numbers of tokens. Rows have a column ``length``; curves and the verdict are those of the longest.
+            ``extra["lengths"]`` has the slope of every metric on the length.
+        metrics: names from ``rankscope ls metrics``; None for those that verdicts use, and ``residual``.
+        sites: words such as ``"block.out"``; None for the default sites and ``attention.out``.
+        null: also measure Gaussian tokens of the same shape, as a baseline.
+        attention_algorithm: as for :func:`measure`.
+        spectra: as for :func:`measure`.
+        pair: two prompts: finds how many shared tokens must follow both until their last tokens are the same float
+            vector after the last block.
+        progress: show a progress bar.
+
+    Returns:
+        A run of ``measure``.
+
+    Example:
+        >>> from rankscope import Inputs
+        >>> run = measure_lengths("init:tiny-gpt2", Inputs(sequences=2), lengths=[8, 16], metrics=["residual"])
+        >>> list(run.extra["lengths"]["lengths"])
+        [8, 16]
+    """
+    started = time.perf_counter()
+    subject, given = as_model(model), as_inputs(inputs)
+    plan = given.plan(**MEASURE.inputs_defaults, seed=subject.seed)
+    wanted = whole_lengths(lengths)
+    specs = length_metrics(metrics)
+    choice = BatteryChoice(
+        specs, sites_for(specs, sites, LENGTH_SITES), plan.policy, attention_algorithm, False, spectra=spectra
+    )
+    with executing(EXECUTION, subject, surgery, progress=progress) as execution:
+        passes = measured_lengths(choice, execution, given.data, plan, wanted)
+        if pair is not None:
+            passes.pair = passes.compared(pair, given.data, given.tokenizer)
+        about = _about(execution, passes.prepared, passes)
+        return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
+
+
+@checked(*JUDGE)
 def judge(
     states: Any,
+    inputs: InputsLike = None,
     *,
     layout: str | None = None,
     at: Sequence[str] | str | None = None,
-    metrics: Sequence[str] | None = None,
-    sites: Sequence[str] | None = None,
-    sequences: int | None = None,
-    tokens_policy: TokensPolicy = "content",
-    dtype: torch.dtype | str | None = None,
-    seed: int = 0,
+    computed_in: torch.dtype | str | None = None,
+    metrics: Sequence[str] | str | None = None,
     null: bool = False,
     similarity: bool = False,
     between_inputs: str | Sequence[str] | None = None,
@@ -239,17 +202,17 @@ def judge(
             ``tokens dim`` or ``batch tokens dim``, named after its site (``"block.in@0"``) or numbered
             (``"layers.0"``), or one array with all layers, as vLLM writes it. ``token_ids`` and ``attention_mask`` may
             be beside them.
+        inputs: :class:`rankscope.Inputs` without data: ``sequences`` to measure (None for all), ``tokens_policy``
+            (``"content"`` or ``"no-first"``) and the ``seed`` of the random baseline.
         layout: the order of the axes, out of ``batch``, ``layers``, ``tokens`` and ``dim``, e.g.
-            ``"tokens layers dim"``. Needed for an array with all layers, unless ``token_ids`` leave only one reading.
+            ``"tokens layers dim"``. Needed for an array with all layers, unless ``token_ids`` leave only one reading,
+            and for a matrix with nothing beside it: ``"tokens dim"`` for the tokens of one sequence, ``"batch dim"``
+            for inputs of one vector each, such as embeddings.
         at: the site of each layer, in order, e.g. ``["block.in@0", "block.out@0-10", "final@11"]``; by default
             ``block.out`` with the numbers in the names, or from 0.
-        metrics: names of token metrics; None for those that verdicts use.
-        sites: the sites to measure, out of those in ``states``; None for all.
-        sequences: how many sequences to measure; None for all.
-        tokens_policy: ``"content"`` excludes padding, ``"no-first"`` also the first token.
-        dtype: the format the model ran in, if the states are stored in a finer one; it sets the float floor. None
+        computed_in: the format the model ran in, if the states are stored in a finer one; it sets the float floor. None
             looks whether all values are representable in a coarser format.
-        seed: seed of the random baseline.
+        metrics: names of token metrics; None for those that verdicts use.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
         between_inputs: also compare the sequences with each other, as in :func:`rankscope.measure`.
@@ -265,18 +228,66 @@ def judge(
         'healthy'
     """
     started = time.perf_counter()
+    given = as_inputs(inputs)
+    refuse_fields(given)
+    plan = given.plan()
     specs = token_metrics_named(metrics)
-    held = HeldStates.of(states, layout=layout, at=at, dtype=dtype, policy=tokens_policy, sequences=sequences)
-    selection = held.selection if sites is None else SiteSelection.parse(sites)
-    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity, spectra=spectra)
-    choice = choice.comparing(between_inputs, held.prepared, default=metrics is None)
+    held = HeldStates.of(states, layout=layout, at=at, dtype=computed_in, policy=plan.policy, sequences=plan.sequences)
+    choice = BatteryChoice(specs, held.selection, plan.policy, None, similarity, spectra=spectra)
+    choice = choice.comparing(between_inputs, held.prepared, default=metrics is None, labels=given.labels)
     writer = RowWriter()
     reader = choice.reader(writer, held.computed_in)
-    passes = StatePasses(held, reader, writer, selection, Observers(choice, reader, writer, []))
+    passes = StatePasses(held, reader, writer, held.selection, Observers(choice, reader, writer, []))
     passes.run(progress=progress)
     about = AboutRun(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
-    run = concluded(passes, about, choice, null=null, seed=seed, started=started)
+    run = concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
     return run if held.has_ids else without_inputs_hash(run)
+
+
+def from_options(api: Any, values: Mapping[str, Any]) -> Run:
+    """``measure`` on the command line: a model, a model at several lengths, or hidden states.
+
+    Args:
+        api: the package, whose functions are called.
+        values: the values of all options.
+
+    Raises:
+        InputError: options that do not go together, or nothing to measure.
+    """
+    values = dict(values)
+    states, at, lengths, pair = (values.pop(name) for name in ("states", "at", "lengths", "pair"))
+    if states:
+        found: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths, pair=pair))
+        return found
+    if values["model"] is None:
+        raise InputError("Nothing to measure: there is no model. Name one (SPEC), or hidden states (--states FILE).")
+    if at is not None:
+        raise InputError("--at says where --states were taken. To choose sites of a model, pass --sites.")
+    if pair is not None and lengths is None:
+        raise InputError("--pair needs --lengths: the longest is how far it looks, as in --lengths 128,512.")
+    if lengths is None:
+        run: Run = call_flat(MEASURE, api.measure, values)
+        return run
+    for name in ("between_inputs", "similarity"):
+        if values.pop(name):
+            raise InputError(f"{name} is measured at one length: leave lengths out, or {name}.")
+    along: Run = call_flat(MEASURE, api.measure_lengths, {**values, "lengths": lengths, "pair": pair})
+    return along
+
+
+def _about(
+    execution: Execution, prepared: Prepared, passes: MeasuringPasses, *, asks_for_inputs: bool = False
+) -> AboutRun:
+    return AboutRun(
+        execution.loaded,
+        prepared,
+        execution.described,
+        execution.model.spec,
+        execution.model.declared_stream,
+        broken=where_it_breaks if execution.is_in_memory else None,
+        mixing=passes.stream_mixing(),
+        asks_for_inputs=asks_for_inputs,
+    )
 
 
 @dataclass(frozen=True)
@@ -316,6 +327,7 @@ def concluded(
     """The run: its rows, baseline, floor, verdict and the findings along each axis."""
     loaded, prepared, reader = about.loaded, about.prepared, passes.reader
     table = passes.table()
+    longest = at_longest(table)
     random_values = gaussian_null(choice.specs, reader.shapes, seed=seed, spectra=choice.spectra) if null else None
     floor = floor_of(reader.dtypes)
     dim = min((width for _, width in reader.shapes), default=None)
@@ -324,14 +336,17 @@ def concluded(
     findings: list[AxisFinding] = []
     if choice.poolings:
         entries["between_inputs"] = about_comparison(passes.prepared, choice, dim, seed if null else None)
-        findings += inputs_findings(table, entries["between_inputs"], **known, asked=about.asks_for_inputs)
-    findings += streams_findings(table, about.mixing)
-    findings += experts_findings(table, reader.routers)
+        classes = passes.classes()
+        entries["between_inputs"] |= {"classes": classes} if classes else {}
+        findings += inputs_findings(longest, entries["between_inputs"], **known, asked=about.asks_for_inputs)
+    findings += streams_findings(longest, about.mixing)
+    findings += experts_findings(longest, reader.routers)
+    findings += attention_findings(longest, reader.lengths)
     if "length" in table.column_names:
         by_length, finding = along_length(table, passes, floor["relative"], seed)
         entries |= by_length
         findings.append(finding)
-    findings += depth_findings(table)
+    findings += depth_findings(longest)
     verdict = across_axes(judge_rows(table, random_values, dim=dim, **known), findings)
     broken: list[str] = []
     if about.broken is not None and loaded.model is not None and verdict.code == CODE:

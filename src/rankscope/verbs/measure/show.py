@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.rows import BETWEEN_INPUTS, of_stack, only
-from rankscope.runs.summary import Summary, headline, main_site, shown_lines, stacks_of, summarise
+from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, at_longest, only
+from rankscope.runs.summary import Summary, headline, main_site, networks_in, shown_lines, stacks_of, summarise
 from rankscope.verdicts.length import VARIANCE
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
@@ -122,7 +122,7 @@ def outlier_table(run: Run) -> Table | None:
 
 def pooled_sites(table: pa.Table) -> list[str]:
     """The sites at which inputs were compared."""
-    return [site for site in names_in(table, "site") if site.startswith(BETWEEN_INPUTS)]
+    return [site for site in names_in(table, "site") if site.startswith(BETWEEN_INPUTS) and not site.endswith(ENTRY)]
 
 
 def inputs_tables(table: pa.Table) -> list[Table]:
@@ -207,13 +207,10 @@ def _y_range(lines: Sequence[tuple[str, Curve]]) -> tuple[float, float] | None:
 
 
 def lines_by_stack(table: pa.Table, metric: str, site: str) -> list[tuple[str, Curve]]:
-    """The curve of each stack that has one; a model with one stack has one line without a name."""
-    found = []
-    for stack in stacks_of(table):
-        here = of_stack(only(table, metric=metric), stack)
-        if site in names_in(here, "site"):
-            found.append((stack or "", curve(here, metric, site)))
-    return found
+    """The curve of each network that has one; a run of one network has one line without a name."""
+    mine = at_longest(only(table, metric=metric))
+    lines = [(name, curve(rows, metric, site)) for name, rows in networks_in(mine) if site in names_in(rows, "site")]
+    return lines if len(lines) > 1 or stacks_of(table) != [None] else [("", line) for _, line in lines]
 
 
 def curve_line(name: str, line: Curve) -> Line:

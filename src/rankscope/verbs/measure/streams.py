@@ -10,18 +10,18 @@ from torch import Tensor
 
 from rankscope.errors import RankscopeError
 from rankscope.execution.passes import Execution
-from rankscope.models.inputs import Batch
-from rankscope.models.view import ModelView, Stack
-from rankscope.models.wrapping import needs_all_ranks
-from rankscope.stream.mixing import mixing_matrices
-from rankscope.stream.viewing import undisturbed
-from rankscope.theory.stream_mixing import (
+from rankscope.linalg.stream_mixing import (
     contraction,
     kind_of,
     log_product_contractions,
     on_differences,
     second_eigenvalue,
 )
+from rankscope.models.inputs import Batch
+from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import needs_all_ranks
+from rankscope.stream.mixing import mixing_matrices
+from rankscope.stream.viewing import undisturbed
 
 
 def stream_mixing(execution: Execution, view: ModelView, batch: Batch) -> list[dict[str, Any]]:

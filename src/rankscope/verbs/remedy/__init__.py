@@ -1,9 +1,15 @@
 """``remedy``: which remedy would help?"""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
-from rankscope.verbs._spec import Show, Verb, verb
+from rankscope.runs.showing import Show
+from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport(
     "remedy",
@@ -11,13 +17,57 @@ EXECUTION = ExecutionSupport(
     no_spread="a remedy adds parameters to the blocks and is backpropagated through, which needs whole weights",
 )
 
+OWN = (
+    Option(
+        name="remedies",
+        several="names",
+        in_plans=True,
+        help="Remedies, separated by commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
+    ),
+    Option(name="variant", default="full", help="Variant to which the remedies are applied; see `ls variants`."),
+    Option(
+        name="weights",
+        choices=("given", "init"),
+        default="given",
+        in_plans=True,
+        help="Use the given weights or a random initialisation.",
+    ),
+    Option(
+        name="gradients",
+        kind=bool,
+        default=True,
+        in_plans=True,
+        help="Compare the gradients of queries and keys with those of values.",
+    ),
+    Option(
+        name="repeats",
+        kind=int,
+        default=3,
+        least=0,
+        in_plans=True,
+        help="Timed forward passes per remedy; 0 to skip timing.",
+    ),
+)
+
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.remedy.run import remedy
+
+    return remedy
+
+
+def _show() -> Show:
+    from rankscope.verbs.remedy.show import document, plot
+
+    return Show(document=document, plot=plot)
+
+
 REMEDY = verb(
     Verb(
         name="remedy",
         question="Which remedy would help?",
         answer="Tries each known remedy on this model and ranks them, with gradients and cost.",
-        run="verbs.remedy.run:remedy",
-        judge="verbs.remedy.judge:judge_remedies",
+        run=_run,
         options=(
             options.MODEL,
             options.TEXT,
@@ -28,48 +78,15 @@ REMEDY = verb(
             options.BATCH,
             options.TOKENS_POLICY,
             options.SEED,
-            Option(
-                name="remedies",
-                several="names",
-                in_plans=True,
-                help="Remedies, separated by commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
-            ),
-            Option(
-                name="variant", default="full", help="Variant to which the remedies are applied; see `ls variants`."
-            ),
-            Option(
-                name="weights",
-                choices=("given", "init"),
-                default="given",
-                in_plans=True,
-                help="Use the given weights or a random initialisation.",
-            ),
-            Option(
-                name="gradients",
-                kind=bool,
-                default=True,
-                in_plans=True,
-                help="Compare the gradients of queries and keys with those of values.",
-            ),
-            Option(
-                name="repeats",
-                kind=int,
-                default=3,
-                least=0,
-                in_plans=True,
-                help="Timed forward passes per remedy; 0 to skip timing.",
-            ),
+            *OWN,
+            *options.SURGERY,
             options.DTYPE,
             options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
-        show=Show(
-            document="verbs.remedy.show:document",
-            plot="verbs.remedy.show:plot",
-            has_choices=False,
-        ),
+        show=_show,
         columns={"remedy": "string"},
         examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16 --repeats 0",),
         execution=EXECUTION,

@@ -22,7 +22,7 @@ NONE = "none"
 
 
 def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per remedy, best first.
+    """One entry per remedy, best first; without a rank if the model is healthy as it is.
 
     Remedies that rescued trainings of networks arranged like this one come first, by the share they rescued, then those
     without such evidence and the model without a remedy, then those that were tried in training and never helped; each
@@ -37,16 +37,26 @@ def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str
     for entry in entries:
         entry["qk_over_v"] = _ratio([norm for norm in entry["gradients"] if norm["stack"] == stack])
     entries.sort(key=lambda entry: (*_by_training(entry), -or_zero(entry["residual_last"])))
+    healthy = is_healthy(entries)
     for position, entry in enumerate(entries):
-        entry["rank"] = position + 1
+        entry["rank"] = None if healthy else position + 1
     return entries
 
 
+def is_healthy(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the model needs no remedy, so that nothing is ranked."""
+    return state_of(next(entry for entry in entries if entry["name"] == NONE)) == State.HEALTHY
+
+
 def _by_training(entry: Mapping[str, Any]) -> tuple[int, float]:
-    """Group and place in it: rescued some, not tried in training, rescued none."""
+    """Group and place in it: rescued some, not tried in training, rescued none.
+
+    A remedy of strength 0 switches branches off, so that tokens stay as they came: without a training that it rescued,
+    that says nothing for it.
+    """
     seen = entry.get("trained")
     if seen is None:
-        return 1, 0.0
+        return (2 if entry.get("strength") == 0.0 else 1), 0.0
     return (0, -seen["rescued"] / seen["trained"]) if seen["rescued"] else (2, 0.0)
 
 
@@ -129,6 +139,9 @@ def judge_remedies(
     apart = [
         entry for entry in others if or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
     ]
+    if state == State.HEALTHY:
+        parts.append(f"tokens stay apart, so that none of the {len(others)} remedies is ranked or suggested")
+        apart = []
     higher = [entry for entry in apart if not never_helped(entry)]
     lower = [entry for entry in others if or_zero(entry["residual_last"]) < before / NOTICEABLE]
     if higher:
@@ -137,11 +150,11 @@ def judge_remedies(
         most = f"; with {still} of these the tokens still collapse" if still else ""
         first = "best in training first:" if higher[0].get("trained") else "most of all"
         parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, {first} {best}{most}")
-    elif not apart:
+    elif not apart and state != State.HEALTHY:
         parts.append(f"none of {len(others)} remedies keeps tokens noticeably further apart")
     if len(apart) > len(higher):
         names = ", ".join(entry["name"] for entry in apart if never_helped(entry))
-        parts.append(f"not suggested, because they rescued no training of such networks: {names}")
+        parts.append(f"not suggested, because no training of such networks is known that they rescued: {names}")
     if lower:
         parts.append(f"{len(lower)} bring them closer: {', '.join(entry['name'] for entry in lower[:4])}")
     parts += _gradient_words(none, higher)

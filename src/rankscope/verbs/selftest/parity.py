@@ -11,8 +11,10 @@ import torch
 
 from rankscope._types import Status
 from rankscope.errors import RankscopeError
+from rankscope.models.inputs import Inputs
+from rankscope.models.model import Model
 from rankscope.runs.run import Run
-from rankscope.verbs._spec import Verb, function_at, verbs_in_order
+from rankscope.verbs._spec import Verb, verbs_in_order
 
 MODEL = "init:tiny-llama"
 ALLOWED = 1e-3
@@ -65,7 +67,7 @@ def _compared(verb: Verb, device: torch.device) -> VerbParity:
 
 def _timed(verb: Verb, device: torch.device) -> tuple[Run, float]:
     started = time.perf_counter()
-    run: Run = function_at(verb.run)(MODEL, sequences=1, tokens=16, device=device)
+    run: Run = verb.run()(Model(MODEL, device=device), Inputs(sequences=1, tokens=16))
     return run, time.perf_counter() - started
 
 

@@ -13,6 +13,8 @@ from rankscope.linalg.precision import has_float64, widest
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading.devices import parse_device
+from rankscope.verbs.calling import checked
+from rankscope.verbs.selftest import SELFTEST
 from rankscope.verbs.selftest.parity import ALLOWED, VerbParity, verbs_on
 from rankscope.views import Column, Document, Table
 from rankscope.views.text import document_text
@@ -90,10 +92,15 @@ class SelfTest:
             "verbs": verbs,
         }
 
+    def __repr__(self) -> str:
+        found = "passed" if self.passed else f"{len(self.differences)} values differ"
+        return f"<SelfTest on {self.device}: {found}>"
+
     def __str__(self) -> str:
         return document_text(document(self))
 
 
+@checked(*SELFTEST.options)
 def selftest(device: torch.device | str | None = None) -> SelfTest:
     """Recompute the five-row confusion table: what healthy, offset, sink, outlier and collapsed tokens look like.
 

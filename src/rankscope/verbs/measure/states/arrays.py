@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankscope._files import open_regular
 from rankscope._headers import read_npy_header
 from rankscope._types import kind_of
 from rankscope.errors import InputError, LoadError
@@ -109,7 +110,7 @@ def arrays_in(path: Path, *, bfloat16: bool) -> dict[str, Array]:
 
 def _npz(path: Path, bfloat16: bool) -> dict[str, Array]:
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if len(members) > MOST_ARRAYS:
                 raise ValueError(f"it has {len(members):,} arrays; at most {MOST_ARRAYS:,} are read")
@@ -135,7 +136,7 @@ def _member(path: Path, file: Any, archive: zipfile.ZipFile, member: zipfile.Zip
     shape, fortran, dtype = read_npy_header(head)
     kind = torch.bfloat16 if bfloat16 and dtype.str == "|V2" else _FROM_NUMPY.get(dtype.str)
     if kind is None:
-        raw = "; numpy writes bfloat16 so: pass dtype='bfloat16', or save float32" if dtype.str == "|V2" else ""
+        raw = "; numpy writes bfloat16 so: pass computed_in='bfloat16', or save float32" if dtype.str == "|V2" else ""
         raise ValueError(f"{name!r} holds {dtype} ({dtype.str}), and numbers in this machine's order are read{raw}")
     if fortran and len(shape) > 1:
         raise ValueError(f"{name!r} is in Fortran order; save numpy.ascontiguousarray of it")

@@ -37,10 +37,11 @@ class Axes:
     def parse(cls, text: str) -> Axes:
         """Read words such as ``"tokens layers dim"``."""
         words = tuple(text.split())
-        if not set(words) <= set(AXES) or len(set(words)) < len(words) or not {"tokens", "dim"} <= set(words):
+        is_known = set(words) <= set(AXES) and len(set(words)) == len(words)
+        if not is_known or "dim" not in words or not {"tokens", "batch"} & set(words):
             raise InputError(
-                f"layout={text!r}: expected tokens and dim, and optionally layers and batch, each once, in the order "
-                "of the array's axes, e.g. 'tokens layers dim'."
+                f"layout={text!r}: expected dim and tokens, or batch for inputs of one vector each, or both, and "
+                "optionally layers, each once, in the order of the array's axes, e.g. 'tokens layers dim'."
             )
         return cls(words)
 
@@ -64,11 +65,32 @@ class Axes:
             raise InputError(f"{name} has shape {tuple(shape)}: it is empty.")
 
 
-def axes_of_layer(shape: Sequence[int], name: str) -> Axes:
-    """The axes of an array that holds one layer: ``tokens dim`` or ``batch tokens dim``."""
+def axes_of_layer(shape: Sequence[int], name: str, *, is_sequence: bool) -> Axes:
+    """The axes of an array that holds one layer: ``tokens dim`` or ``batch tokens dim``.
+
+    Args:
+        shape: its shape.
+        name: its name, for errors.
+        is_sequence: whether something says that a matrix holds the tokens of one sequence: their ids, a mask, or that
+            there is a file or dictionary for each sequence.
+
+    Raises:
+        InputError: nothing says it, and its rows may be inputs of one vector each.
+    """
+    if len(shape) == 2 and not is_sequence:
+        raise InputError(rows_unknown(shape, name))
     found = Axes(("tokens", "dim") if len(shape) == 2 else ("batch", "tokens", "dim"))
     found.check(shape, name)
     return found
+
+
+def rows_unknown(shape: Sequence[int], name: str) -> str:
+    """The question what the rows of a matrix are."""
+    return (
+        f"{name} has shape {tuple(shape)}, and its rows may be the {shape[0]} tokens of one sequence, which are "
+        f"compared with each other, or {shape[0]} inputs of one vector each, such as embeddings of sentences. "
+        "Pass layout='tokens dim' or layout='batch dim' (--layout on the command line)."
+    )
 
 
 def axes_of_stack(shape: Sequence[int], ids: tuple[int, ...] | None, name: str) -> Axes:
@@ -77,6 +99,8 @@ def axes_of_stack(shape: Sequence[int], ids: tuple[int, ...] | None, name: str) 
     ``dim`` is the last axis. Files of vLLM are ``tokens layers dim`` with the ids of the tokens beside them.
     """
     say = "layout='tokens layers dim' (as vLLM writes it) or 'layers tokens dim' (--layout on the command line)"
+    if len(shape) == 2:
+        raise InputError(rows_unknown(shape, name))
     if ids is None or len(ids) != len(shape) - 2:
         raise InputError(f"{STACKED}: {name} has shape {tuple(shape)}, and no token_ids say which axis is the tokens. "
                          f"Pass {say}.")  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,41 +14,58 @@ from tqdm.auto import tqdm
 
 from rankscope.errors import InputError
 from rankscope.execution.findings import Finished
-from rankscope.models.inputs import Batch, Prepared, TokensPolicy
+from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteSelection
+from rankscope.verbs.measure import MEASURE
 from rankscope.verbs.measure.passes import Observers
 from rankscope.verbs.measure.states.layout import DEFAULT_SITE
 from rankscope.verbs.measure.states.reading import StateSet, coarsest_format, only_first, state_sets
 from rankscope.verbs.reader import SiteReader
 
-ONLY_FOR_MODELS = ("inputs", "tokenizer", "random_tokens", "tokens", "batch", "padding", "blocks", "parallel",
-                   "offload", "memory", "work", "attention_algorithm", "attention", "lengths", "pair")  # fmt: skip
-"""Arguments of ``measure`` that have no meaning for hidden states."""
+FOR_STATES = ("sequences", "tokens_policy", "labels", "seed")
+"""Fields of ``Inputs`` that have a meaning for hidden states."""
+ARGUMENTS = {"stream": "layout", "dtype": "computed_in"}
+"""Options of ``measure`` that have another name in ``judge``."""
 
 
-def refuse_with_states(measure: Callable[..., Run], given: Mapping[str, Any]) -> None:
-    """Refuse arguments of ``measure`` that are about running a model.
-
-    Args:
-        measure: the function, for its defaults.
-        given: the arguments of the call, by name.
+def refuse_fields(inputs: Inputs) -> None:
+    """Refuse inputs that say something about running a model.
 
     Raises:
-        InputError: one of them was passed.
+        InputError: another field than those that hidden states have.
     """
-    if given["model"] is not None:
+    for entry in dataclasses.fields(inputs):
+        if entry.name not in FOR_STATES and getattr(inputs, entry.name) is not entry.default:
+            raise InputError(f"{entry.name} is about running a model, and states are not run. Leave it out.")
+
+
+def judge_arguments(values: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """The arguments of ``judge`` from the options of ``measure`` on the command line.
+
+    Args:
+        values: the values of the options.
+        others: values of options that states do not have.
+
+    Raises:
+        InputError: an option that is about running a model.
+    """
+    if values["model"] is not None:
         raise InputError("Pass a model or states, not both: states are measured as they are, without a model.")
-    usual = inspect.signature(measure).parameters
-    passed = [
-        name
-        for name in ONLY_FOR_MODELS
-        if given[name] is not usual[name].default and given[name] != usual[name].default
-    ]
-    if passed:
-        raise InputError(f"{passed[0]} is about running a model, and states are not run. Leave it out.")
+    inputs = {name: values[name] for name in FOR_STATES if name in values}
+    arguments = {ARGUMENTS[name]: values[name] for name in ARGUMENTS}
+    for option in MEASURE.options:
+        name = option.name
+        value = others.get(name, values.get(name))
+        if name in inputs or name in ARGUMENTS or (not option.in_python and name not in others):
+            continue
+        if option.noun is None and name not in (*others, "sites", "attention_algorithm"):
+            arguments[name] = value
+        elif value not in (None, option.default):
+            raise InputError(f"{name} is about running a model, and states are not run. Leave it out.")
+    return {**arguments, "inputs": Inputs(**inputs), "progress": values["progress"]}
 
 
 @dataclass(frozen=True)
@@ -212,6 +228,10 @@ class StatePasses:
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return self._observers.extra(self.prepared.sequences)
+
+    def classes(self) -> dict[str, Any]:
+        """How far the classes of the inputs are apart; empty if they are not known."""
+        return self._observers.classes()
 
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured."""

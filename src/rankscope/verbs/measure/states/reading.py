@@ -56,6 +56,9 @@ class Layer:
         if "batch" not in words:
             words.insert(0, "batch")
             found = found.unsqueeze(0)
+        if "tokens" not in words:  # inputs of one vector each
+            words.append("tokens")
+            found = found.unsqueeze(-1)
         return found.permute([words.index(word) for word in ("batch", "tokens", "dim")])
 
 
@@ -109,7 +112,8 @@ def state_sets(
     """
     axes = None if layout is None else Axes.parse(layout)
     sites = None if at is None else parse_sites(at)
-    found = [_one(name, arrays, axes, sites) for name, arrays in _parts(states, axes, dtype is torch.bfloat16)]
+    parts = list(_parts(states, axes, dtype is torch.bfloat16))
+    found = [_one(name, arrays, axes, sites, is_sequence=len(parts) > 1) for name, arrays in parts]
     if not found:
         raise InputError(f"states holds nothing; expected {EXPECTED}.")
     first = found[0]
@@ -168,8 +172,11 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _one(name: str, arrays: Mapping[str, Array], axes: Axes | None, at: tuple[SiteRef, ...] | None) -> StateSet:
+def _one(
+    name: str, arrays: Mapping[str, Array], axes: Axes | None, at: tuple[SiteRef, ...] | None, *, is_sequence: bool
+) -> StateSet:
     ids, mask = _beside(name, arrays)
+    is_sequence |= ids is not None or mask is not None
     states = {key: array for key, array in arrays.items() if key not in (*IDS, MASK)}
     if not states:
         raise InputError(f"{name} holds no hidden states; got {', '.join(arrays) or 'nothing'}.")
@@ -178,12 +185,15 @@ def _one(name: str, arrays: Mapping[str, Array], axes: Axes | None, at: tuple[Si
             floats = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
             raise InputError(f"{name}: {key!r:.80} is {array.dtype}; hidden states are {floats}.")
     only = next(iter(states)) if len(states) == 1 else None
-    if only is not None and (axes.is_stacked if axes else not any(letter.isdigit() for letter in only)):
+    numbered = only is None or any(letter.isdigit() for letter in only)
+    if only is not None and (axes.is_stacked if axes else not numbered):
         layers = _stacked(name, only, states[only], axes, None if ids is None else tuple(ids.shape), at)
     elif axes is not None and axes.is_stacked:
         raise InputError(f"{name} holds {len(states)} arrays, and layout='{' '.join(axes.words)}' describes one.")
+    elif only is not None and axes is not None and not numbered:
+        layers = _by_name(name, {"layer 0": states[only]}, axes, at, is_sequence=True)
     else:
-        layers = _by_name(name, states, axes, at)
+        layers = _by_name(name, states, axes, at, is_sequence=is_sequence)
     shapes = {_sizes(layer) for layer in layers}
     if len(shapes) > 1:
         raise InputError(
@@ -237,14 +247,14 @@ def _stacked(
 
 
 def _by_name(
-    name: str, states: Mapping[str, Array], axes: Axes | None, at: tuple[SiteRef, ...] | None
+    name: str, states: Mapping[str, Array], axes: Axes | None, at: tuple[SiteRef, ...] | None, *, is_sequence: bool
 ) -> tuple[Layer, ...]:
     found = sites_of_names(list(states), name)
     refs = found if at is None else relabelled(found, at, name)
     layers = []
     for key, ref in refs.items():
         shape = states[key].shape
-        own = axes_of_layer(shape, f"{name}: {key!r:.80}") if axes is None else axes
+        own = axes_of_layer(shape, f"{name}: {key!r:.80}", is_sequence=is_sequence) if axes is None else axes
         own.check(shape, f"{name}: {key!r:.80}")
         layers.append(Layer(ref, states[key], own, None))
     return tuple(layers)

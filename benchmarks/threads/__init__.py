@@ -1,0 +1,1 @@
+"""Reports of broken models from public issue trackers, re-created small, each with a healthy twin."""

@@ -1,0 +1,143 @@
+"""Ask the doctor about every report and its healthy twin, apply the printed fix, and write what came of it.
+
+``python -m benchmarks.threads --write`` records the results in ``docs/data/threads.json`` and the table of the docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import rankscope as rs
+from benchmarks.threads.further import FURTHER
+from benchmarks.threads.parts import Case
+from benchmarks.threads.patterns import PATTERNS, Pattern
+from rankscope.causes import Finding
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "docs" / "data" / "threads.json"
+TABLE = ROOT / "docs" / "data" / "threads.inc"
+
+
+def asked(case: Case) -> Any:
+    """The report of the doctor."""
+    given = case.arguments()
+    return rs.doctor(case.model, rs.Inputs(case.inputs, axes=given.pop("axes", None)), **given)
+
+
+def shown(findings: tuple[Finding, ...]) -> list[str]:
+    """Codes of the faults that are shown."""
+    return [one.code for one in findings if one.kind == "fault" and one.certainty == "shown"]
+
+
+def tried(pattern: Pattern) -> dict[str, Any]:
+    """Everything that is recorded about one report."""
+    start = time.perf_counter()
+    report = asked(pattern.broken())
+    seconds = time.perf_counter() - start
+    twin = asked(pattern.healthy())
+    first = report.faults[0].code if report.faults else None
+    harmless = [one.code for one in report.findings if one.kind == "harmless"]
+    if pattern.codes:
+        right = first in pattern.codes
+    else:
+        right = not shown(report.findings) and pattern.harmless <= set(harmless)
+    before = pattern.symptom(pattern.broken())
+    fix = pattern.fixes.get(first or "")
+    after = pattern.symptom(fix(pattern.broken())) if fix is not None else None
+    return {
+        "number": pattern.number,
+        "thread": pattern.thread,
+        "words": pattern.words,
+        "first": first,
+        "answer": report.answer,
+        "change": report.faults[0].change if report.faults else "",
+        "evidence": report.faults[0].evidence if report.faults else "",
+        "others": [one.code for one in report.findings][1:],
+        "right": right,
+        "has_fault": bool(pattern.codes),
+        "symptom": [before, after],
+        "fixed": after is not None and not pattern.gone(before) and pattern.gone(after),
+        "twin": shown(twin.findings),
+        "twin_possible": [one.code for one in twin.faults if one.certainty == "possible"],
+        "passes": list(report.passes),
+        "seconds": round(seconds, 1),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """The three numbers."""
+    return {
+        "reports": len(rows),
+        "first finding right": sum(row["right"] for row in rows),
+        "with a fault": sum(row["has_fault"] for row in rows),
+        "fixed by the printed change": sum(row["fixed"] for row in rows),
+        "twins without a shown fault": sum(not row["twin"] for row in rows),
+        "twins without any finding of a fault": sum(not row["twin"] and not row["twin_possible"] for row in rows),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The three numbers and the rows in Markdown."""
+    told = summary(rows)
+    lines = [
+        f"The first finding is right in {told['first finding right']} of {told['reports']} reports. The printed change "
+        f"makes the symptom go away in {told['fixed by the printed change']} of the {told['with a fault']} that have a "
+        f"fault. No fault is claimed on {told['twins without a shown fault']} of {told['reports']} healthy twins.",
+        "",
+        "| report | symptom | first finding | symptom before | after the change | twin |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        before, after = row["symptom"]
+        numbers = (f"{before:.3g}", f"{after:.3g}" if after is not None else "") if row["has_fault"] else ("", "")
+        found = f"`{row['first']}`" if row["first"] else "nothing wrong"
+        mark = "" if row["right"] else " (not right)"
+        clean = "clean" if not row["twin"] else ", ".join(row["twin"])
+        lines.append(f"| {row['thread']} | {row['words']} | {found}{mark} | {numbers[0]} | {numbers[1]} | {clean} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the reports that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("numbers", nargs="*")
+    parser.add_argument("--further", action="store_true", help="the ten reports that were written last")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--record", type=Path, default=RECORD, help="where to write")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    chosen = FURTHER if given.further else PATTERNS
+    rows = []
+    for pattern in chosen:
+        if given.numbers and pattern.number not in given.numbers:
+            continue
+        rows.append(tried(pattern))
+        row = rows[-1]
+        print(row["number"], "right" if row["right"] else "WRONG", row["first"], row["symptom"], row["fixed"],
+              "twin", row["twin"], row["twin_possible"], row["passes"], row["seconds"], flush=True)  # fmt: skip
+        if given.write:
+            numbers = [pattern.number for pattern in chosen]
+            record([row], "further" if given.further else "reports", numbers, given.record)
+    print(json.dumps(summary(rows), indent=1))
+
+
+def record(rows: list[dict[str, Any]], kind: str, numbers: list[str], place: Path = RECORD) -> None:
+    """Write the rows, with those of other reports that were recorded before."""
+    kept = json.loads(place.read_text()) if place.exists() else {}
+    known = {row["number"]: row for row in (*kept.get(kind, {}).get("rows", ()), *rows)}
+    merged = [known[number] for number in numbers if number in known]
+    kept[kind] = {"date": date.today().isoformat(), "summary": summary(merged), "rows": merged}
+    place.write_text(json.dumps(kept, indent=1) + "\n")
+    if place != RECORD:
+        return
+    (TABLE if kind == "reports" else TABLE.with_name("threads_further.inc")).write_text(table(merged))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``examine`` and ``find``: look at a model once, then ask every cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.causes._examination import Examination, Loss
+from rankscope.causes._spec import CAUSES, Finding
+from rankscope.errors import RankscopeError
+from rankscope.models.inputs import Batch
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
+from rankscope.models.wrapping import same_buffers
+from rankscope.stream.viewing import view_of
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        findings: faults that are shown, then those that are possible, then what is harmless.
+        not_examined: causes that could not be looked for, and why.
+        forward_passes: of the examination and its experiments, without finding the structure.
+        backward_passes: likewise.
+    """
+
+    findings: tuple[Finding, ...]
+    not_examined: Mapping[str, str]
+    forward_passes: int
+    backward_passes: int
+
+
+def examine(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    view: ModelView | None = None,
+    loss: Loss | None = None,
+    labels: Tensor | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    history: Mapping[str, Any] | None = None,
+    blocks: str | None = None,
+    stream: Stream | None = None,
+) -> Examination:
+    """Prepare an examination; passes run when a cause asks for them, and are shared.
+
+    Args:
+        model: the model, which is not changed.
+        batch: what it runs on; some sequences are enough.
+        view: its structure, if known.
+        loss: function of the output (and of ``labels``, if there are any).
+        labels: targets of the loss, or classes; the first axis counts sequences.
+        optimizer: the optimizer of the training.
+        history: what a running training knows besides, by name.
+        blocks: pattern of the blocks' names, if they are not to be found.
+        stream: layout of the stream, if it is not to be found.
+    """
+    why = ""
+    if view is None:
+        try:
+            view = view_of(model, batch, blocks=blocks, stream=stream)
+        except RankscopeError as error:
+            why = str(error)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            why = f"{type(error).__name__}: {error}"
+    return Examination(model, batch, view, why, loss, labels, optimizer, history or {})
+
+
+def find(examination: Examination, tell: Callable[[str], None] = lambda _: None) -> Diagnosis:
+    """Ask every cause, in the order in which they explain each other.
+
+    A fault of wiring or of numbers makes the measurements of later causes meaningless. So once a fault is shown, causes
+    that come two or more steps later are not looked for.
+
+    Args:
+        examination: of a model.
+        tell: called with the title of each cause before it is looked for.
+    """
+    has = {
+        "structure": examination.stack is not None,
+        "loss": examination.loss is not None,
+        "labels": examination.labels is not None,
+        "optimizer": examination.optimizer is not None,
+    }
+    found: list[Finding] = []
+    skipped: dict[str, str] = {}
+    shown: int | None = None
+    for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
+        lacking = sorted(need for need in spec.needs if not has[need])
+        if lacking:
+            skipped[spec.code] = f"needs {', '.join(lacking)}"
+            continue
+        if shown is not None and spec.order // 10 > shown // 10:
+            skipped[spec.code] = "an earlier fault would explain it"
+            continue
+        tell(spec.title)
+        try:
+            with same_buffers(examination.model):  # a model in training updates statistics in each pass
+                new = list(spec.look(examination))
+        except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            skipped[spec.code] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            continue
+        found += new
+        if any(one.kind == "fault" and one.certainty == "shown" for one in new):
+            shown = spec.order if shown is None else shown
+    order = {code: spec.order for code, spec in CAUSES.items()}
+    found.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
+    return Diagnosis(tuple(found), skipped, examination.forward_passes, examination.backward_passes)
+
+
+def _gain(found: Finding) -> float:
+    """How much an intervention changed; the larger comes first."""
+    if found.before is None or found.after is None:
+        return 0.0
+    return abs(found.after - found.before)

@@ -1,0 +1,485 @@
+"""What is known about a model before causes are looked for, and the passes that find out more."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils import _pytree as pytree
+
+from rankscope.causes._tensors import apart, main_output, tokens_apart
+from rankscope.models.inputs import Batch
+from rankscope.models.inputs.axes import other_entries
+from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import with_parameters
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import Observed, Unreadable, trace
+from rankscope.stream.viewing import undisturbed
+
+_ROOM = 1 << 28
+"""Bytes of the outputs of modules that one pass keeps."""
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of one module in a pass.
+
+    Attributes:
+        name: qualified name; None for a module that the model does not hold.
+        module: the module.
+        given: its first floating tensor.
+        output: the first floating tensor it returned.
+        is_leaf: whether it holds no other module.
+    """
+
+    name: str | None
+    module: nn.Module
+    given: Tensor | None
+    output: Tensor | None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it holds no other module."""
+        return next(self.module.children(), None) is None
+
+
+@dataclass(frozen=True)
+class AttentionSeen:
+    """The attention of one block, as numbers.
+
+    Attributes:
+        entropy: relative entropy of the rows that see several keys, by head.
+        spread: standard deviation of the scores of a row, by head.
+        largest: largest score.
+        rows: smallest and largest sum of a row.
+        factor: number by which ``q k`` is multiplied, if queries and keys were seen.
+        width: width of a head, if seen.
+    """
+
+    entropy: Tensor
+    spread: Tensor
+    largest: float
+    rows: tuple[float, float]
+    factor: float | None = None
+    width: int | None = None
+
+
+@dataclass
+class Examination:
+    """A model, a batch and what was found out about them; causes share its passes.
+
+    Args:
+        model: the model.
+        batch: what it runs on.
+        view: its structure, or None if it was not found.
+        why_no_view: the reason in that case.
+        loss: function of the output, or of the output and the labels, or of the output and the inputs; None for none.
+        labels: the labels that belong to the batch, first axis sequences.
+        optimizer: the optimizer of the training.
+        history: further evidence of a running training, by name.
+        tell: called with the name of what is being looked at.
+    """
+
+    model: nn.Module
+    batch: Batch
+    view: ModelView | None = None
+    why_no_view: str = ""
+    loss: Loss | None = None
+    labels: Tensor | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    history: Mapping[str, Any] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda _: None
+    forward_passes: int = 0
+    backward_passes: int = 0
+
+    # Passes.
+
+    def run(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Any:
+        """One pass in evaluation mode without gradients."""
+        self.forward_passes += 1
+        with undisturbed(self.model), with_parameters(self.model, replaced or {}):
+            return (batch or self.batch).call(self.model)
+
+    def output(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Tensor | None:
+        """The main output of one pass."""
+        return main_output(self.run(batch, replaced=replaced))
+
+    def calls(self, batch: Batch | None = None) -> tuple[ModuleCall, ...]:
+        """What every module took and returned in one pass, in the order in which they ended; the model is the last."""
+        return self.calls_and_new(batch)[0]
+
+    def calls_and_new(self, batch: Batch | None = None) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
+        """The same, and the classes of modules that were made during the pass."""
+        names = {module: name for name, module in self.model.named_modules()}
+        found: list[ModuleCall] = []
+        made: dict[str, None] = {}
+        room = _ROOM
+
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal room
+            leaves = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+            given = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
+            out = main_output(output)
+            for tensor in (given, out):
+                room -= 0 if tensor is None or tensor.is_nested else tensor.numel() * tensor.element_size()
+            keep = room > 0 or module is self.model
+            found.append(ModuleCall(names.get(module), module, *(_kept(t) if keep else None for t in (given, out))))
+
+        def registered(module: nn.Module, name: str, parameter: Any) -> None:
+            made[type(module).__name__] = None
+
+        with ExitStack() as hooks:
+            hooks.callback(register_module_forward_hook(note).remove)
+            hooks.callback(torch.nn.modules.module.register_module_parameter_registration_hook(registered).remove)
+            with _without_fused_layers():
+                self.run(batch)
+        return tuple(found), tuple(made)
+
+    @contextmanager
+    def _gradients(self) -> Iterator[None]:
+        was_training = [module for module in self.model.modules() if module.training]
+        for module in was_training:
+            module.training = False
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.manual_seed(0)
+                yield
+        finally:
+            for module in was_training:
+                module.training = True
+
+    # The shared evidence.
+
+    @cached_property
+    def base(self) -> tuple[ModuleCall, ...]:
+        """The calls of the pass on the batch as it is."""
+        return self._base_and_made[0]
+
+    @cached_property
+    def _base_and_made(self) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
+        return self.calls_and_new()
+
+    @property
+    def made_in_forward(self) -> tuple[str, ...]:
+        """Classes of the modules that the forward pass creates."""
+        return self._base_and_made[1]
+
+    @property
+    def result(self) -> Tensor | None:
+        """The main output on the batch as it is."""
+        return self.base[-1].output if self.base else None
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences in the batch."""
+        return self.batch.sequences
+
+    @cached_property
+    def mains(self) -> tuple[Tensor, ...]:
+        """Ids or vectors that the model reads."""
+        from rankscope.models.inputs.axes import main_tensors
+
+        named = main_tensors(self.batch.inputs)
+        return (*named.values(), *(value for value in self.batch.arguments if value.ndim in (2, 3)))
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of tokens of the main input; None if it has no such axis."""
+        lengths = {value.shape[1 - self.batch.axis] for value in self.mains if value.ndim >= 2}
+        return lengths.pop() if len(lengths) == 1 else None
+
+    def sequence_axis(self, states: Tensor) -> int | None:
+        """Which axis of some states counts sequences; None if there is only one sequence or no such axis."""
+        if self.sequences < 2:
+            return None
+        for axis in (self.batch.axis, 0, 1):
+            if states.ndim > axis and states.shape[axis] == self.sequences:
+                return axis
+        return None
+
+    def token_axis(self, states: Tensor) -> int | None:
+        """Which axis of some states counts tokens."""
+        axis = self.sequence_axis(states)
+        if axis is None or states.ndim < 3 or axis > 1 or self.tokens is None:
+            return None
+        return 1 - axis if states.shape[1 - axis] == self.tokens else None
+
+    def inputs_apart(self, states: Tensor) -> float | None:
+        """How much inputs differ in some states; None if these do not count them."""
+        axis = self.sequence_axis(states)
+        return None if axis is None or not bool(torch.isfinite(states).all()) else apart(states, axis)
+
+    def changed(self, where: Callable[[Tensor], object]) -> Batch:
+        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``."""
+        mains = {id(value) for value in self.mains}
+
+        def change(value: Any) -> Any:
+            if id(value) not in mains:
+                return value
+            mask = torch.zeros(value.shape[:2], dtype=torch.bool, device=value.device)
+            where(mask.transpose(0, self.batch.axis))
+            return other_entries(value, mask)
+
+        inputs = {name: change(value) for name, value in self.batch.inputs.items()}
+        return replace(self.batch, inputs=inputs, arguments=tuple(map(change, self.batch.arguments)))
+
+    @cached_property
+    def with_other_last(self) -> tuple[ModuleCall, ...]:
+        """The calls with another last token in every sequence."""
+        return self.calls(self.changed(lambda mask: mask[:, -1].fill_(True)))
+
+    @cached_property
+    def with_other_first(self) -> tuple[ModuleCall, ...]:
+        """The calls with another first token in every sequence."""
+        return self.calls(self.changed(lambda mask: mask[:, 0].fill_(True)))
+
+    @cached_property
+    def with_other_sequence(self) -> tuple[ModuleCall, ...]:
+        """The calls with another second sequence."""
+        return self.calls(self.changed(lambda mask: mask[1].fill_(True)))
+
+    @cached_property
+    def with_equal_sequences(self) -> tuple[ModuleCall, ...]:
+        """The calls with the first sequence in every place of the batch."""
+
+        def first(name: str, value: Tensor, axis: int) -> Tensor:
+            return value.narrow(axis, 0, 1).repeat_interleave(self.sequences, axis)
+
+        return self.calls(self.batch.mapped(first))
+
+    # Blocks.
+
+    @cached_property
+    def stack(self) -> Stack | None:
+        """The deepest stack."""
+        return None if self.view is None else max(self.view.stacks, key=lambda stack: stack.depth)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, nn.Module], ...]:
+        """The block modules in order, or the longest list of modules of one class that were called once each."""
+        named = dict(self.model.named_modules())
+        if self.stack is not None:
+            names = [call.module_name for call in self.stack.calls]
+            return tuple((name, named[name]) for name in names) if len(set(names)) == len(names) else ()
+        counts = [call.name for call in self.base]
+        best: tuple[tuple[str, nn.Module], ...] = ()
+        for parent, module in self.model.named_modules():
+            if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+                continue
+            inside = [(f"{parent}.{name}" if parent else name, child) for name, child in module.named_children()]
+            once = [pair for pair in inside if counts.count(pair[0]) == 1]
+            # A list of branches, such as all MLPs, is not a stack: each module reads what the one before returned.
+            if len({type(child) for _, child in once}) == 1 and len(once) > max(2, len(best)) and self._chained(once):
+                best = tuple(once)
+        return best
+
+    def _chained(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
+        calls = {call.name: call for call in self.base}
+        pairs = [(calls[one].output, calls[other].given) for (one, _), (other, _) in pairwise(modules)]
+        return all(a is not None and b is not None and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+
+    def block_states(
+        self,
+        *,
+        add_input: Sequence[str] = (),
+        replaced: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor]:
+        """What each block returns, ``batch tokens dim``; with its input added for the blocks that are named."""
+        found: list[Tensor] = []
+
+        def note(name: str) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+                states = main_output(output)
+                if states is None:
+                    return output
+                new: Any = output
+                if name in add_input:
+                    given = next(
+                        (t for t in pytree.tree_leaves((args, kwargs)) if _like(t, states)),
+                        None,
+                    )
+                    if given is not None:
+                        leaves, spec = pytree.tree_flatten(output)
+                        total = states + given
+                        new = pytree.tree_unflatten([total if leaf is states else leaf for leaf in leaves], spec)
+                        states = total
+                found.append(self._canonical(states.detach()))
+                return new
+
+            return hook
+
+        with ExitStack() as hooks, _without_fused_layers():
+            for name, module in self.blocks:
+                hooks.callback(module.register_forward_hook(note(name), with_kwargs=True).remove)
+            self.run(replaced=replaced)
+        return found
+
+    def _canonical(self, states: Tensor) -> Tensor:
+        if states.ndim == 2:
+            return states[None]
+        if self.stack is not None and self.stack.layout == "tokens batch dim":
+            return states.transpose(0, 1)
+        return states
+
+    def residuals(self, states: Sequence[Tensor]) -> list[float]:
+        """Mean relative residual of the tokens after each block."""
+        return [tokens_apart(one, self._keep(one)) for one in states if one.ndim == 3]
+
+    def _keep(self, states: Tensor) -> Tensor | None:
+        keep = self.batch.keep
+        return keep if keep is not None and keep.shape == states.shape[:2] else None
+
+    @cached_property
+    def plain_states(self) -> list[Tensor]:
+        """What each block returns."""
+        return self.block_states()
+
+    @cached_property
+    def curve(self) -> list[float]:
+        """Relative residual of the tokens after each block; empty if there are no blocks."""
+        return self.residuals(self.plain_states) if self.blocks else []
+
+    @property
+    def last(self) -> float:
+        """The same after the last block; NaN without blocks."""
+        return self.curve[-1] if self.curve else float("nan")
+
+    @cached_property
+    def entry(self) -> float:
+        """Relative residual of the tokens as they enter the first block; NaN if that is not known."""
+        if not self.blocks:
+            return float("nan")
+        first = next((call for call in self.base if call.module is self.blocks[0][1]), None)
+        given = None if first is None else first.given
+        return tokens_apart(self._canonical(given)) if given is not None and given.ndim in (2, 3) else float("nan")
+
+    @cached_property
+    def attention(self) -> dict[int, AttentionSeen]:
+        """Attention by block; empty if it cannot be seen."""
+        return self.attention_under()
+
+    def attention_under(self, replaced: Mapping[str, Tensor] | None = None) -> dict[int, AttentionSeen]:
+        """Attention by block in a new pass, with other parameters if given."""
+        found: dict[int, AttentionSeen] = {}
+        if self.view is None or self.stack is None:
+            return found
+        name = self.stack.name
+
+        def see(ref: SiteRef, seen: Observed) -> None:
+            if isinstance(seen, Unreadable) or not isinstance(seen, AttentionCall) or ref.stack != name:
+                return
+            if ref.layer not in found:
+                found[ref.layer] = _attention(seen)
+
+        self.forward_passes += 1
+        sites = SiteSelection.parse(("attention.probs",))
+        with undisturbed(self.model), with_parameters(self.model, replaced or {}), trace(self.view, sites, see):
+            self.batch.run(self.model)
+        return found
+
+    # The loss.
+
+    def loss_of(self, output: Any, labels: Tensor | None = None) -> Tensor:
+        """The loss of some output."""
+        assert self.loss is not None
+        labels = self.labels if labels is None else labels
+        if labels is not None:
+            return self.loss(output, labels)
+        takes = [
+            one
+            for one in inspect.signature(self.loss).parameters.values()
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        ]
+        given = self.batch.arguments[0] if self.batch.arguments else dict(self.batch.inputs)
+        return self.loss(output) if len(takes) == 1 else self.loss(output, given)
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor | None]:
+        """Gradient of each parameter, of the loss or of a random projection of the output."""
+        return self.gradients_with({})
+
+    @cached_property
+    def output_gradients(self) -> dict[str, Tensor | None]:
+        """Gradient of each parameter, of a random projection of everything that the model returns."""
+        return self.gradients if self.loss is None else self.gradients_with({}, of_outputs=True)
+
+    def gradients_with(self, replaced: Mapping[str, Tensor], *, of_outputs: bool = False) -> dict[str, Tensor | None]:
+        """The same as :attr:`gradients` with other parameters."""
+        self.forward_passes += 1
+        self.backward_passes += 1
+        with self._gradients():
+            named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+            for name, tensor in replaced.items():
+                named[name] = nn.Parameter(tensor)
+            with with_parameters(self.model, {name: named[name] for name in replaced}):
+                value = self.batch.call(self.model)
+                total = self._projection(value) if of_outputs or self.loss is None else self.loss_of(value)
+                if not total.requires_grad:
+                    return dict.fromkeys(named)
+                found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+        return dict(zip(named, found, strict=True))
+
+    def _projection(self, value: Any) -> Tensor:
+        leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not leaves:
+            main = main_output(value)
+            leaves = [] if main is None else [main]
+        drawn = torch.Generator().manual_seed(0)
+        parts = [(leaf.float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum() for leaf in leaves]
+        return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+@contextmanager
+def _without_fused_layers() -> Iterator[None]:
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _kept(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None or tensor.is_nested else tensor.detach().clone()
+
+
+def _like(value: Any, states: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == states.shape and value.is_floating_point()
+
+
+def _attention(call: AttentionCall) -> AttentionSeen:
+    probs = call.probs().detach().double()
+    support = call.support()
+    seen = torch.ones_like(probs, dtype=torch.bool) if support is None else support.expand_as(probs)
+    several = seen.sum(-1) > 1
+    entropy = -(probs * probs.clamp_min(1e-300).log()).sum(-1) / seen.sum(-1).clamp_min(2).log()
+    heads = probs.shape[1] if probs.ndim == 4 else 1
+    by_head = [float(entropy[:, h][several[:, h]].mean()) for h in range(heads)] if probs.ndim == 4 else []
+    logs = probs.clamp_min(1e-30).log()
+    mean = (logs * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
+    spread = (((logs - mean) * seen).square().sum(-1) / seen.sum(-1).clamp_min(1)).sqrt()
+    spreads = [float(spread[:, h][several[:, h]].mean()) for h in range(heads)] if probs.ndim == 4 else []
+    sums = probs.sum(-1)
+    factor, width = None, None
+    if call.query is not None:
+        width = int(call.query.shape[-1])
+        factor = call.scale if call.scale is not None else width**-0.5
+    largest = call.largest_scores() if call.scores is not None or call.query is not None else None
+    return AttentionSeen(
+        torch.tensor(by_head, dtype=torch.float64),
+        torch.tensor(spreads, dtype=torch.float64),
+        float("nan") if largest is None else float(largest.max()),
+        (float(sums.min()), float(sums.max())),
+        factor,
+        width,
+    )

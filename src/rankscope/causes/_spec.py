@@ -1,0 +1,120 @@
+"""The declaration of a cause, what it finds, and the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankscope._citations import Cite
+from rankscope._printing import brief
+from rankscope._registry import Registry
+
+if TYPE_CHECKING:
+    from rankscope.causes._examination import Examination
+
+Need = Literal["structure", "loss", "labels", "optimizer"]
+Certainty = Literal["shown", "possible"]
+Kind = Literal["fault", "harmless"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was found in a model.
+
+    Attributes:
+        code: name of the cause.
+        sentence: what is wrong, in one sentence.
+        change: what to change, in the user's terms; empty for something harmless.
+        certainty: ``"shown"`` if an experiment proves it, ``"possible"`` otherwise.
+        kind: ``"harmless"`` for what looks like a fault and is none.
+        measured: what the two numbers are.
+        before: the number as the model is.
+        after: the number with the intervention.
+        intervention: what was done, on a copy or inside a ``with`` block.
+        where: module or blocks concerned.
+        curves: the same number after each block, as the model is and with the intervention, if it has one per block.
+    """
+
+    code: str
+    sentence: str
+    change: str = ""
+    certainty: Certainty = "shown"
+    kind: Kind = "fault"
+    measured: str = ""
+    before: float | None = None
+    after: float | None = None
+    intervention: str = ""
+    where: str = ""
+    curves: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+    __repr__ = brief
+
+    @property
+    def evidence(self) -> str:
+        """The two numbers as a sentence; empty if there are none."""
+        if self.before is None:
+            return ""
+        if self.after is None:
+            return f"{self.measured}: {told(self.before)}."
+        return f"{self.measured}: {told(self.before)} as it is, {told(self.after)} {self.intervention}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "evidence": self.evidence}
+
+
+def told(value: float) -> str:
+    """A measured number with three digits."""
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:,.0f}" if abs(value) >= 1000 or (value == int(value) and abs(value) >= 1) else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class CauseSpec:
+    """A cause: one function of an examination, and the facts that the verb, the tests and the documentation use.
+
+    Attributes:
+        code: name of the function.
+        title: first line of its docstring.
+        needs: what it cannot be found without; inputs are always there.
+        proof: how it is proven.
+        change: what to change.
+        order: causes with a smaller number come first, because they explain those after them.
+        look: the function.
+        cites: sources.
+    """
+
+    code: str
+    title: str
+    needs: frozenset[Need]
+    proof: str
+    change: str
+    order: int
+    look: Callable[[Examination], Iterator[Finding]]
+    cites: tuple[Cite, ...] = ()
+
+
+CAUSES: Registry[CauseSpec] = Registry("cause", __package__)
+
+Look = Callable[["Examination"], Iterator[Finding]]
+
+
+def cause(
+    *,
+    proof: str,
+    change: str,
+    order: int,
+    needs: frozenset[Need] | set[Need] = frozenset(),
+    cites: tuple[Cite, ...] = (),
+) -> Callable[[Look], Look]:
+    """Register a generator of findings under its own name, which is their code."""
+
+    def register(look: Look) -> Look:
+        title = (look.__doc__ or "").strip().split("\n", 1)[0]
+        CAUSES.add(look.__name__, CauseSpec(look.__name__, title, frozenset(needs), proof, change, order, look, cites))
+        return look
+
+    return register

@@ -1,0 +1,91 @@
+"""Small measures of tensors that several causes use."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_OUTPUTS = ("logits", "last_hidden_state", "prediction_logits", "logits_per_image", "image_embeds")
+_ROUNDINGS = {torch.float64: 256, torch.float32: 256}
+"""Roundings of the largest entry that count as equal; 8 in half precision."""
+
+
+def main_output(value: Any) -> Tensor | None:
+    """The tensor that a model returns first: logits, states, or the first floating one."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    for name in _OUTPUTS:
+        found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if isinstance(found, Tensor) and found.is_floating_point():
+            return found
+    leaves = pytree.tree_leaves(value)
+    if any(isinstance(leaf, Tensor) for leaf in leaves):
+        return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+    inner = vars(value).values() if hasattr(value, "__dict__") else ()
+    return next((leaf for leaf in inner if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+
+
+def apart(states: Tensor, axis: int = 0) -> float:
+    """How much the entries along an axis differ from their mean, relative to their size; 0 if all are zero."""
+    flat = states.detach().double().movedim(axis, 0).flatten(1)
+    size = float(flat.norm())
+    return float((flat - flat.mean(0)).norm()) / size if size > 0 else 0.0
+
+
+def tokens_apart(states: Tensor, keep: Tensor | None = None) -> float:
+    """Mean relative residual of the tokens of each sequence, of states ``batch tokens dim``."""
+    found = []
+    for row, one in enumerate(states.detach().double()):
+        kept = one if keep is None else one[keep[row].to(one.device)]
+        if len(kept) > 1:
+            found.append(apart(kept))
+    return sum(found) / len(found) if found else float("nan")
+
+
+def differs(before: Tensor, after: Tensor) -> Tensor | None:
+    """Where two tensors differ by more than rounding; None if they cannot be compared."""
+    if before.shape != after.shape or before.numel() == 0:
+        return None
+    both = torch.isfinite(before) & torch.isfinite(after)
+    if not bool(both.any()):
+        return None
+    limit = _ROUNDINGS.get(before.dtype, 8) * torch.finfo(before.dtype).eps * before[both].abs().max()
+    gap = torch.where(both, (before - after).abs(), torch.zeros_like(before))
+    return (gap > limit) | (torch.isfinite(before) != torch.isfinite(after))
+
+
+def change_between(before: Tensor, after: Tensor) -> float:
+    """Size of the difference relative to the size of the first."""
+    size = float(before.detach().double().norm())
+    return float((before.detach().double() - after.detach().double()).norm()) / size if size > 0 else 0.0
+
+
+def shuffled(parameter: Tensor, seed: int) -> Tensor:
+    """The same entries in another order: another draw from the same distribution."""
+    order = torch.randperm(parameter.numel(), generator=torch.Generator().manual_seed(seed))
+    return parameter.detach().flatten()[order.to(parameter.device)].view_as(parameter)
+
+
+def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+    """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws."""
+    replaced: dict[str, Tensor] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for name, module in modules:
+            again = copy.deepcopy(module)
+            drawn: set[Tensor] = set()
+            for part in again.modules():
+                reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+                if callable(reset):
+                    reset()
+                    drawn |= set(part.parameters())
+            for inner, parameter in again.named_parameters():
+                if parameter not in drawn and parameter.ndim > 1:
+                    parameter.normal_(0.0, 0.02)
+                replaced[f"{name}.{inner}" if name else inner] = parameter.detach()
+    return replaced

@@ -1,0 +1,488 @@
+"""Operations along the wrong axis, each seen by an experiment with one token or one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import apart, change_between, differs, redrawn
+from rankscope.stream.operators import PRODUCTS, SOFTMAXES
+
+
+@cause(
+    proof="the second sequence is replaced, and the output of the first is compared",
+    change="batch_first=True, a transpose instead of a view, or the token axis",
+    order=11,
+)
+def sequences_mix(x: Examination) -> Iterator[Finding]:
+    """Sequences that influence each other."""
+    if x.result is None or x.sequences < 3:
+        return
+    axis = x.sequence_axis(x.result)
+    if axis is None:
+        return
+    other = x.with_other_sequence[-1].output
+    if other is None or other.shape != x.result.shape:
+        return
+    keep = [row for row in range(x.sequences) if row != 1]
+    index = torch.tensor(keep, device=x.result.device)
+    gap = differs(x.result.index_select(axis, index), other.index_select(axis, index))
+    if gap is None or not bool(gap.any()):
+        return
+    size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
+    place = _first_leak(x, index)
+    name = "" if place is None else place.name or ""
+    change = "Look for view or reshape where a transpose was meant, or for an operation along the first axis"
+    after, intervention = 0.0, "expected"
+    turned = _turned(x, index, axis)
+    if turned is not None and turned < 1e-3 * size:
+        change = "batch_first=True in nn.TransformerEncoderLayer(...) or nn.MultiheadAttention(...)"
+        after, intervention = turned, "with batch_first=True"
+    elif place is not None and _norms_the_batch(place):
+        change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
+    yield Finding(
+        "sequences_mix",
+        f"Sequences of a batch influence each other: another second sequence changes the output of the others, first "
+        f"in {name or 'the model itself'}.",
+        change,
+        measured="change of the other sequences' output",
+        before=size,
+        after=after,
+        intervention=intervention,
+        where=name,
+    )
+
+
+def _turned(x: Examination, index: Tensor, axis: int) -> float | None:
+    """How much the other sequences change if every module that takes tokens first takes sequences first."""
+    first = [module for module in x.model.modules() if getattr(module, "batch_first", None) is False]
+    if not first:
+        return None
+    try:
+        for module in first:
+            module.batch_first = True  # type: ignore[assignment]
+        one, other = x.output(), x.output(x.changed(lambda mask: mask[1].fill_(True)))
+    except (RuntimeError, ValueError, AssertionError):
+        return None  # a mask or a state that only fits the other order
+    finally:
+        for module in first:
+            module.batch_first = False  # type: ignore[assignment]
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    return change_between(one.index_select(axis, index), other.index_select(axis, index))
+
+
+class _BatchNorms(torch.overrides.TorchFunctionMode):
+    """Notes batch norms that use the statistics of the batch."""
+
+    found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.nn.functional.batch_norm:
+            told = dict(zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)) | (
+                kwargs or {}
+            )
+            self.found |= bool(told.get("training"))
+        return func(*args, **(kwargs or {}))
+
+
+def _norms_the_batch(call: ModuleCall) -> bool:
+    if call.given is None:
+        return False
+    mode = _BatchNorms()
+    with torch.no_grad(), mode:
+        call.module(call.given)
+    return mode.found
+
+
+def _first_leak(x: Examination, index: Tensor) -> ModuleCall | None:
+    for one, other in zip(x.base, x.with_other_sequence, strict=False):
+        if one.module is not other.module or one.output is None or other.output is None:
+            continue
+        axis = x.sequence_axis(one.output)
+        if axis is None or one.output.shape != other.output.shape:
+            continue
+        gap = differs(one.output.index_select(axis, index), other.output.index_select(axis, index))
+        if gap is not None and bool(gap.any()):
+            return one
+    return None
+
+
+@cause(
+    proof="the same sequence is put in every place of the batch, and the outputs are compared",
+    change="index positions by token",
+    order=11,
+)
+def positions_by_sequence(x: Examination) -> Iterator[Finding]:
+    """Positions that count sequences."""
+    if x.result is None or x.sequences < 2:
+        return
+    axis = x.sequence_axis(x.result)
+    equal = x.with_equal_sequences[-1].output
+    if axis is None or equal is None:
+        return
+    rows = equal.movedim(axis, 0)
+    gap = differs(rows[:1].expand_as(rows), rows)
+    if gap is None or not bool(gap.any()):
+        return
+    yield Finding(
+        "positions_by_sequence",
+        "The same sequence gets another output in another place of the batch: something that depends on the position "
+        "is added along the batch axis.",
+        "Index positions by token: self.pe[: x.shape[1]] for (batch, tokens, width), self.pe[: x.shape[0]][:, None] "
+        "for (tokens, batch, width)",
+        measured="difference between the outputs of equal sequences",
+        before=apart(rows),
+        after=0.0,
+        intervention="expected",
+    )
+
+
+@cause(
+    proof="the tokens are put in another order",
+    change="add positions to the embedding",
+    order=70,
+)
+def no_positions(x: Examination) -> Iterator[Finding]:
+    """A model that does not know the order of tokens."""
+    ids = [value for value in x.mains if not value.is_floating_point()]
+    if x.result is None or not ids or x.tokens is None or x.tokens < 4 or x.batch.keep is not None:
+        return
+    axis = x.token_axis(x.result)
+    order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0))
+    batch = x.batch.mapped(
+        lambda _, value, at: (
+            value.index_select(1 - at, order.to(value.device))
+            if value.ndim >= 2 and value.shape[1 - at] == x.tokens
+            else value
+        )
+    )
+
+    def moved(one: Tensor | None, other: Tensor | None) -> bool:
+        if one is None or other is None or one.shape != other.shape:
+            return True
+        gap = differs(one if axis is None else one.index_select(axis, order.to(one.device)), other)
+        return gap is None or bool(gap.any())
+
+    if moved(x.result, x.output(batch)):
+        return
+    # Rotary and relative positions act through the scores, which are equal up to rounding if weights are small.
+    fresh = redrawn([("", x.model)])
+    if moved(x.output(replaced=fresh), x.output(batch, replaced=fresh)):
+        return
+    yield Finding(
+        "no_positions",
+        "The model does not know the order of the tokens: with the tokens in another order it returns the same outputs "
+        "in that order.",
+        "Add positions to the embedding, e.g. x = x + self.positions[: x.shape[1]], unless the inputs are sets",
+        certainty="possible",
+        measured="change of the output when tokens are put in another order",
+        before=0.0,
+    )
+
+
+def _attention_modules(x: Examination) -> list[ModuleCall]:
+    """The calls that return states of the shape they take, and in which tokens reach other tokens."""
+    found = []
+    for one, other in zip(x.base, x.with_other_last, strict=False):
+        if one.module is not other.module or one.given is None or one.output is None or other.output is None:
+            continue
+        if one.given.shape != one.output.shape or one.output.ndim != 3:
+            continue
+        found.append(one)
+    return found
+
+
+@cause(
+    proof="another last token changes the output at that token only; the softmax is over a matrix of heads by heads",
+    change="transpose(1, 2) before the product of queries and keys",
+    order=14,
+)
+def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
+    """Attention in which tokens do not see each other."""
+    if x.result is None or x.tokens is None or x.tokens < 3:
+        return
+    axis = x.token_axis(x.result)
+    if axis is None:
+        return
+    shapes = _softmax_shapes(x)
+    square = [s for s in shapes if len(s) == 4 and s[-1] == s[-2] and s[-1] != x.tokens and x.tokens in s[1:2]]
+    if not square or any(len(s) == 4 and s[-1] == x.tokens for s in shapes):
+        return
+    after = x.with_other_first[-1].output
+    if after is None:
+        return
+    gap = differs(x.result, after)
+    if gap is None:
+        return
+    tokens = gap.movedim(axis, 0).flatten(1).any(1)
+    if bool(tokens[1:].any()):
+        return
+    yield Finding(
+        "tokens_do_not_mix",
+        f"No token sees another: attention is computed between the {square[0][-1]} heads of each token instead of "
+        f"between the {x.tokens} tokens of each head.",
+        "q, k, v = (t.view(batch, tokens, heads, -1).transpose(1, 2) for t in (q, k, v)), and .transpose(1, 2) again "
+        "before the output projection",
+        measured="other tokens whose output changes when the first token is replaced",
+        before=0.0,
+        after=float(x.tokens - 1),
+        intervention="expected",
+    )
+
+
+_FOLLOWED = 8
+"""Tensors that are followed from a softmax at once: the product with the values comes soon after."""
+
+
+@dataclass(frozen=True)
+class _Weighting:
+    """A product of values with weights that a softmax made.
+
+    Attributes:
+        axis: distance from one of the sums that the product takes, over the keys.
+        other: the same along the axis of the softmax itself.
+        cleared: share of the entries that were set to zero after the softmax.
+    """
+
+    axis: float
+    other: float
+    cleared: float
+
+
+class _Softmaxes(torch.overrides.TorchFunctionMode):
+    """Notes the shapes of softmax calls, and follows their outputs to the products with values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+        self.single: list[tuple[int, ...]] = []
+        self.weightings: list[_Weighting] = []
+        self._known: list[tuple[Tensor, Tensor, int]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        with torch._C.DisableTorchFunction():
+            # Copies, because a mask may be written into the weights in place.
+            found = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
+        out = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            if func in SOFTMAXES and isinstance(out, Tensor):
+                axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1]
+                self.shapes.append(tuple(out.shape))
+                if out.shape[axis] == 1 and out.numel() > 1:
+                    self.single.append(tuple(out.shape))
+                self._known.append((out, out.detach().clone(), axis % out.ndim))
+            elif found and isinstance(out, Tensor):
+                place, (weights, made, axis) = found[0]
+                if func in PRODUCTS:
+                    self._weigh(func, args, place, weights, made, axis)
+                elif out.shape == made.shape and out.is_floating_point():
+                    self._known.append((out, made, axis))
+            del self._known[:-_FOLLOWED]
+        return out
+
+    def _weigh(self, func: Any, args: Any, place: int, weights: Tensor, made: Tensor, axis: int) -> None:
+        summed = _summed_axis(func, args, place, weights)
+        if summed is None or weights.shape[summed] < 2:
+            return
+        sums, own = weights.double().sum(summed), weights.double().sum(axis)
+        cleared = float(((weights == 0) & (made > 0)).double().mean())
+        self.weightings.append(_Weighting(float((sums - 1).abs().max()), float((own - 1).abs().max()), cleared))
+
+    def wrong(self) -> list[_Weighting]:
+        """Products whose weights sum to one along another axis than the one that is summed over, or were masked."""
+        return [one for one in self.weightings if one.axis > 1e-2 and (one.other < 1e-3 or one.cleared > 0)]
+
+
+def _summed_axis(func: Any, args: Any, place: int, weights: Tensor) -> int | None:
+    """The axis of the weights that a product sums over; None if there is not exactly one."""
+    if func is not torch.einsum:
+        return weights.ndim - 1 if place == 0 else weights.ndim - 2 if weights.ndim > 1 else None
+    if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
+        return None
+    given, _, out = args[0].replace(" ", "").partition("->")
+    summed = [at for at, letter in enumerate(given.split(",")[place]) if letter not in out]
+    return summed[0] if len(summed) == 1 else None
+
+
+def _softmax_shapes(x: Examination) -> list[tuple[int, ...]]:
+    return _softmaxes(x).shapes
+
+
+def _softmaxes(x: Examination) -> _Softmaxes:
+    known = vars(x).get("_softmaxes")
+    if isinstance(known, _Softmaxes):
+        return known
+    mode = _Softmaxes()
+    with mode:
+        x.run()
+    vars(x)["_softmaxes"] = mode
+    return mode
+
+
+@cause(
+    proof="the weights that multiply the values are added up along the axis that the product sums over",
+    change="softmax(dim=-1), after the mask",
+    order=14,
+)
+def softmax_axis(x: Examination) -> Iterator[Finding]:
+    """A softmax over another axis than the keys, or a mask after it."""
+    wrong = _softmaxes(x).wrong()
+    if wrong:
+        masked = [one for one in wrong if one.cleared > 0]
+        yield Finding(
+            "softmax_axis",
+            f"The weights of attention do not sum to one in {len(wrong)} products: "
+            + (
+                f"the mask is applied after the softmax, and sets {max(one.cleared for one in masked):.0%} of them to "
+                "zero."
+                if masked
+                else "the softmax runs over another axis than the keys."
+            ),
+            "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
+            if masked
+            else "softmax(dim=-1) of scores of shape (..., queries, keys)",
+            measured="largest distance of the sum of a token's weights from one",
+            before=max(one.axis for one in wrong),
+            after=0.0,
+            intervention="expected of any attention",
+        )
+        return
+    single = _softmaxes(x).single
+    lone = [shape for shape in single if x.tokens is not None and x.tokens > 1 and x.tokens in shape]
+    if not lone:
+        return
+    silent = [name for name, gradient in x.gradients.items() if gradient is not None and _is_rounding(gradient, x)]
+    if not silent:
+        return
+    yield Finding(
+        "softmax_axis",
+        f"A softmax runs over an axis of one entry (shape {lone[0]}), so that all its weights are 1, whatever the "
+        f"scores; {silent[0]} and {len(silent) - 1} more parameters get no gradient.",
+        f"softmax(dim={next(at for at, n in enumerate(lone[0]) if n == x.tokens)}), over the {x.tokens} tokens",
+        certainty="possible",  # a single key is legitimate, and has the same effect
+        measured="parameters whose gradient is zero",
+        before=float(len(silent)),
+    )
+
+
+def _is_rounding(gradient: Tensor, x: Examination) -> bool:
+    """Whether a gradient is zero up to rounding, compared with the largest one of the model."""
+    largest = max(float(one.abs().max()) for one in x.gradients.values() if one is not None and one.numel())
+    return float(gradient.abs().max()) <= 1e-7 * largest
+
+
+@cause(
+    proof="a module without attention is given other values at one token, and its output changes at others; its output "
+    "has mean 0 and variance 1 along tokens",
+    change="normalise over the last axis",
+    order=14,
+)
+def norm_axis(x: Examination) -> Iterator[Finding]:
+    """A norm along the tokens."""
+    found = []
+    for call in x.base:
+        if call.given is None or call.output is None or not call.is_leaf or call.given.shape != call.output.shape:
+            continue
+        axis = x.token_axis(call.output)
+        if axis is None or call.output.ndim != 3 or not _is_normed(call.output, call.given, axis):
+            continue
+        moved = call.given.clone()
+        moved.select(axis, 0).add_(torch.randn_like(moved.select(axis, 0)))
+        with torch.no_grad():
+            after = call.module(moved)
+        gap = differs(call.output, after)
+        if gap is not None and bool(gap.movedim(axis, 0)[1:].any()):
+            found.append(call)
+    if not found:
+        return
+    names = list(dict.fromkeys(call.name or type(call.module).__name__ for call in found))
+    yield Finding(
+        "norm_axis",
+        f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "
+        "sequence instead of the channels of a token: every token sees all others, also later ones.",
+        "nn.LayerNorm(width), or mean(-1) and var(-1) in your own norm",
+        measured="tokens that change when the first token of the norm's input is replaced",
+        before=float(x.tokens or 0),
+        after=1.0,
+        intervention="expected",
+        where=names[0],
+    )
+
+
+def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
+    """Whether the output, before its gain and shift by channel, has equal mean and variance along the tokens."""
+    mean, deviation = out.double().mean(axis), out.double().std(axis, unbiased=False)
+    was = given.double().std(axis, unbiased=False)
+    same = float((mean - mean.mean(0)).abs().max()) < 1e-4 and float((deviation - deviation.mean(0)).abs().max()) < 1e-2
+    return same and float((was - was.mean(0)).abs().max()) > 1e-2
+
+
+@cause(
+    proof="the smallest module with attention is given tokens that are all equal: what it returns must be equal, too",
+    change="view(batch, tokens, heads, size).transpose(1, 2)",
+    order=14,
+)
+def view_for_transpose(x: Examination) -> Iterator[Finding]:
+    """A view where a transpose was meant."""
+    if x.tokens is None or x.tokens < 3 or x.batch.inputs or _softmaxes(x).wrong():
+        return
+    seen = [call for call in _attention_modules(x) if not call.is_leaf and _has_softmax(call)]
+    smallest = [call for call in seen if not any(c is not call and _inside(c.module, call.module) for c in seen)]
+    wrong = []
+    for call in smallest:
+        assert call.given is not None
+        axis = x.token_axis(call.given)
+        if axis is None:
+            continue
+        # One token fewer: if the number of heads divides that of tokens, equal tokens stay equal in a wrong view, too.
+        shape = list(call.given.shape)
+        shape[axis] -= 1
+        constant = call.given.narrow(axis, 0, 1).expand(shape).contiguous()
+        with torch.no_grad():
+            out = call.module(constant)
+        out = out[0] if isinstance(out, tuple) else out
+        if out.shape != constant.shape:
+            continue
+        rows = out.movedim(axis, 0)
+        gap = differs(rows[:1].expand_as(rows), rows)
+        if gap is not None and bool(gap.any()):
+            wrong.append((call, float((rows - rows[:1]).double().norm() / rows.double().norm())))
+    if not wrong:
+        return
+    call, size = wrong[0]
+    yield Finding(
+        "view_for_transpose",
+        f"Attention mixes heads with tokens in {len(wrong)} modules (first {call.name}): given equal tokens, it "
+        "returns different ones, which no attention can do. Usually a view(batch, heads, tokens, size) where a "
+        "transpose was meant.",
+        "t.view(batch, tokens, heads, size).transpose(1, 2), and .transpose(1, 2).reshape(batch, tokens, width) back",
+        measured="difference between the outputs of equal tokens",
+        before=size,
+        after=0.0,
+        intervention="expected of any attention",
+        where=call.name or "",
+    )
+
+
+def _has_softmax(call: ModuleCall) -> bool:
+    mode = _Softmaxes()
+    assert call.given is not None
+    try:
+        with torch.no_grad(), mode:
+            call.module(call.given)
+    except (TypeError, RuntimeError):
+        return False
+    return bool(mode.shapes)
+
+
+def _inside(inner: nn.Module, outer: nn.Module) -> bool:
+    return inner is not outer and any(module is inner for module in outer.modules())

@@ -1,0 +1,140 @@
+"""Inputs that tell the model little, or reach it in a form that it removes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rankscope.causes._examination import Examination
+from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import apart
+from rankscope.causes.outputs import OUTPUTS
+
+ALIKE = 0.1
+CONSTANT = 0.98
+
+
+@cause(
+    proof="the share of the difference between inputs, at the first block, that is the same in all channels",
+    change="nn.Linear from the features to the width of the model",
+    order=10,
+    needs={"structure"},
+)
+def input_in_one_direction(x: Examination) -> Iterator[Finding]:
+    """An input that is added to every channel alike, which norms remove."""
+    if not x.blocks:
+        return
+    first = next((call for call in x.base if call.module is x.blocks[0][1]), None)
+    given = None if first is None else first.given
+    axis = None if given is None else x.sequence_axis(given)
+    if given is None or axis is None or given.ndim != 3 or given.shape[-1] < 4:
+        return
+    between = given.double() - given.double().mean(axis, keepdim=True)
+    size = float(between.norm())
+    if not size > 1e-6 * float(given.double().norm()):
+        return
+    along = between.mean(-1, keepdim=True).expand_as(between)
+    share = float(along.norm()) / size
+    if share < CONSTANT:
+        return
+    yield Finding(
+        "input_in_one_direction",
+        "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
+        "exactly that: the blocks see the positions and hardly the input.",
+        f"Project it first: self.enter = nn.Linear(features, {given.shape[-1]}), and x = self.enter(x) + positions",
+        measured="share of the difference between inputs that a LayerNorm removes",
+        before=share**2,
+        after=1 / given.shape[-1],
+        intervention="expected with a linear projection",
+    )
+
+
+@cause(
+    proof="the inputs are compared before the model; the model is run on standardised ones",
+    change="standardise each feature over the data",
+    order=41,
+)
+def inputs_alike(x: Examination) -> Iterator[Finding]:
+    """Inputs that hardly differ."""
+    floats = [value for value in x.mains if value.is_floating_point()]
+    if len(floats) != 1 or x.result is None or x.sequences < 3:
+        return
+    raw, before = x.inputs_apart(floats[0]), x.inputs_apart(x.result)
+    if raw is None or before is None or raw > ALIKE or before > ALIKE:
+        return
+
+    def standardised(name: str, value: torch.Tensor, axis: int) -> torch.Tensor:
+        if value is not floats[0]:
+            return value
+        deviation = value.std(axis, keepdim=True)
+        return torch.where(deviation > 0, (value - value.mean(axis, keepdim=True)) / deviation, torch.zeros_like(value))
+
+    output = x.output(x.batch.mapped(standardised))
+    after = None if output is None else x.inputs_apart(output)
+    if after is None or after < 3 * before:
+        return
+    yield Finding(
+        "inputs_alike",
+        f"The inputs themselves differ by {raw:.2g} of their size only: a large part is common to all of them.",
+        "Standardise each feature over the training data: x = (x - mean) / std",
+        measured=OUTPUTS,
+        before=before,
+        after=after,
+        intervention="with standardised inputs",
+    )
+
+
+@cause(
+    proof="the share of the most frequent id among all tokens that count is read",
+    change="the model's own tokenizer and vocabulary",
+    order=12,
+)
+def few_tokens(x: Examination) -> Iterator[Finding]:
+    """Most tokens are one id."""
+    for value in x.mains:
+        if value.is_floating_point() or value.ndim != 2 or value.numel() < 16:
+            continue
+        ids = value.transpose(0, x.batch.axis)
+        if x.batch.keep is not None and x.batch.keep.shape == ids.shape:
+            ids = ids[x.batch.keep.to(ids.device)]
+        common, counts = torch.unique(ids, return_counts=True)
+        share = float(counts.max()) / ids.numel()
+        if share >= 0.6:
+            yield Finding(
+                "few_tokens",
+                f"{share:.0%} of the tokens are the id {int(common[counts.argmax()])}: unknown, padding that is not "
+                "marked, or clamped to the vocabulary.",
+                "Tokenise with the tokenizer and the vocabulary of this model, and mark padding with its mask",
+                certainty="possible",
+                measured="share of the most frequent id",
+                before=share,
+            )
+
+
+@cause(
+    proof="the share of entries equal to the smallest or largest value is read",
+    change="clip less, or scale before clipping",
+    order=13,
+)
+def clamped_inputs(x: Examination) -> Iterator[Finding]:
+    """Inputs that are clipped."""
+    for value in x.mains:
+        if not value.is_floating_point() or value.numel() < 64:
+            continue
+        ends = ((value == value.max()) | (value == value.min())) & (value != 0)  # zeros are sparse, not clipped
+        share = float(ends.double().mean())
+        if share >= 0.4 and torch.unique(value).numel() > 8:
+            yield Finding(
+                "clamped_inputs",
+                f"{share:.0%} of the entries have the smallest or largest value: they are clipped.",
+                "Scale the features before clipping them, or clip at a larger value",
+                certainty="possible",
+                measured="share of clipped entries",
+                before=share,
+            )
+
+
+def spread_of(x: Examination) -> float:
+    """How much the main output differs between inputs."""
+    return 0.0 if x.result is None else apart(x.result, x.sequence_axis(x.result) or 0)

@@ -1,0 +1,185 @@
+"""Which tokens see which: causality and padding, by replacing tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rankscope.causes._examination import Examination
+from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import change_between, differs, main_output
+from rankscope.models.inputs.record import is_mask_like
+
+
+def _token_changes(x: Examination, after: Tensor | None) -> Tensor | None:
+    """Which tokens of the first sequences' output changed, as a mask ``sequences tokens``."""
+    if x.result is None or after is None:
+        return None
+    axis = x.token_axis(x.result)
+    if axis is None:
+        return None
+    gap = differs(x.result, after)
+    return (
+        None
+        if gap is None
+        else gap.movedim(axis, 1).movedim(x.sequence_axis(x.result) or 0, 0).flatten(2).any(-1)
+        if axis == 1
+        else gap.transpose(0, 1).flatten(2).any(-1)
+    )
+
+
+def is_next_token(x: Examination) -> bool:
+    """Whether the labels are the ids of the input, shifted by one token."""
+    if x.labels is None or x.labels.is_floating_point():
+        return False
+    for value in x.mains:
+        if value.is_floating_point() or value.ndim != 2:
+            continue
+        ids = value.transpose(0, x.batch.axis)
+        if x.labels.shape == ids.shape and ids.shape[1] > 2:
+            return float((x.labels[:, :-1] == ids[:, 1:]).double().mean()) > 0.95
+    return False
+
+
+@cause(
+    proof="one token is replaced, and the outputs at other tokens are compared",
+    change="the causal mask",
+    order=15,
+)
+def causal_mask(x: Examination) -> Iterator[Finding]:
+    """A causal mask that is missing, inverted or off by one."""
+    if x.result is None or x.tokens is None or x.tokens < 6 or x.sequences < 1:
+        return
+    middle = x.tokens // 2
+    batch = x.changed(lambda mask: mask[:, middle].fill_(True))
+    moved = _token_changes(x, x.output(batch))
+    if moved is None:
+        return
+    any_row = moved.any(0)
+    before, itself, after = any_row[:middle], bool(any_row[middle]), any_row[middle + 1 :]
+    earlier, later = int(before.sum()), int(after.sum())
+    words = f"replacing token {middle} changes the output at"
+    language = is_next_token(x)
+    # Each block reaches one token further, so a mask that is off by one reaches as many earlier tokens as blocks.
+    reach = 1 if x.stack is None else x.stack.depth
+    # Every later token sees the replaced one; a window around it, which is no causal mask, ends.
+    if later == len(after) and 0 < earlier <= reach < middle and bool(before[-earlier:].all()):
+        yield Finding(
+            "causal_mask",
+            f"The causal mask is off by one: {words} {earlier} earlier tokens: a token sees the next one"
+            + (", which it has to predict." if language else "."),
+            "torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1) marks what must not be seen; yours begins one "
+            "later",
+            measured="earlier tokens whose output changes when a token is replaced",
+            before=float(earlier),
+            after=0.0,
+            intervention="expected with diagonal=1",
+        )
+    elif earlier and not later and earlier > 1:
+        yield Finding(
+            "causal_mask",
+            f"The causal mask is inverted: {words} {earlier} earlier tokens and at no later one.",
+            "Invert the mask: for nn.MultiheadAttention True hides a key, for F.scaled_dot_product_attention True "
+            "shows it",
+            measured="earlier and later tokens whose output changes when a token is replaced",
+            before=float(earlier),
+            after=0.0,
+            intervention="expected of a causal model",
+        )
+    elif earlier and later and language:
+        yield Finding(
+            "causal_mask",
+            f"The model sees the tokens it has to predict: the labels are the next tokens, and {words} {earlier} "
+            "earlier tokens. There is no causal mask, or it has no effect.",
+            "Pass a causal mask: is_causal=True in F.scaled_dot_product_attention, or "
+            "nn.Transformer.generate_square_subsequent_mask(n)",
+            measured="earlier tokens whose output changes when a token is replaced",
+            before=float(earlier),
+            after=0.0,
+            intervention="expected with a causal mask",
+        )
+    elif not itself and later:
+        yield Finding(
+            "causal_mask",
+            f"A token does not see itself: {words} later tokens only; the mask hides the diagonal.",
+            "Use diagonal=1 in torch.triu, so that the diagonal stays visible",
+            certainty="possible",
+            measured="later tokens whose output changes when a token is replaced",
+            before=float(later),
+        )
+
+
+@cause(
+    proof="the padded tokens are replaced, then the others; the outputs are compared",
+    change="a boolean mask of the sign that the module documents",
+    order=14,
+)
+def padding_attended(x: Examination) -> Iterator[Finding]:
+    """Padding that is attended to."""
+    if x.result is None or x.tokens is None:
+        return
+    masks = {
+        name: value
+        for name, value in x.batch.inputs.items()
+        if isinstance(value, Tensor) and is_mask_like(name) and value.ndim == 2 and len(torch.unique(value)) == 2
+    }
+    if len(masks) != 1:
+        return
+    ((name, mask),) = masks.items()
+    rows = mask if mask.shape == (x.sequences, x.tokens) else mask.T
+    if rows.shape != (x.sequences, x.tokens):
+        return
+    padded = _padded_side(rows)
+    if padded is None:
+        return
+
+    def replaced_output(where: Tensor) -> Tensor | None:
+        return main_output(x.run(x.changed(lambda chosen: chosen.copy_(where.to(chosen.device)))))
+
+    other_padding = replaced_output(padded)
+    alone = x.token_axis(x.result)
+    if other_padding is None:
+        return
+    before, after = x.result, other_padding
+    if alone is not None:
+        seen = ~padded
+        before, after = (t.transpose(0, 1)[seen] if alone == 0 else t[seen] for t in (before, after))
+    gap = differs(before, after)
+    if gap is None or not bool(gap.any()):
+        return
+    content = (~padded).clone()
+    content[:, 0] = False
+    other_content = replaced_output(content)
+    kept = None if other_content is None else change_between(x.result, other_content)
+    inverted = kept is not None and alone is None and kept < 1e-6
+    size = change_between(before, after)
+    kind = "a float mask is added to the scores and hides nothing" if mask.is_floating_point() else "it has no effect"
+    sentence = (
+        f"The padding mask {name!r} has the wrong sign: padding is attended to, and the other tokens are not."
+        if inverted
+        else f"Padding is attended to: other values at the padded tokens change the output ({kind}, or has the other "
+        "sign)."
+    )
+    yield Finding(
+        "padding_attended",
+        sentence,
+        f"Pass a boolean mask that is True at padding: src_key_padding_mask=({name} == 0), not a float; "
+        "F.scaled_dot_product_attention takes the opposite, True at tokens that are seen",
+        measured="change of the output at other tokens when padding is replaced",
+        before=size,
+        after=0.0,
+        intervention="expected with a mask that hides padding",
+        where=name,
+    )
+
+
+def _padded_side(rows: Tensor) -> Tensor | None:
+    """True at padding: the value that fills the ends of sequences, and never their first token."""
+    for value in torch.unique(rows).tolist():
+        side: Tensor = rows == value
+        ends = side.int().cummax(1).values == side.int()
+        if bool(ends.all()) and not bool(side[:, 0].any()) and bool(side.any()):
+            return side
+    return None

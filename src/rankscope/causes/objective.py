@@ -1,0 +1,166 @@
+"""Losses: what they reward, and what they ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rankscope.causes._examination import Examination
+from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import apart
+
+STEPS = 150
+
+
+@cause(
+    proof="the outputs themselves are optimised under the loss, without the model: they become equal",
+    change="a term that keeps outputs apart, or negatives",
+    order=50,
+    needs={"loss"},
+)
+def collapsed_objective(x: Examination) -> Iterator[Finding]:
+    """An objective that one output for all inputs fulfils."""
+    if x.result is None or x.sequences < 4:
+        return
+    axis = x.sequence_axis(x.result)
+    if axis is None:
+        return
+    free = x.result.detach().clone().float()
+    size = float(free.square().mean().sqrt())
+    if not size > 0:
+        return
+    drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
+    free = (free + size * drawn).requires_grad_()
+    optimizer = torch.optim.Adam([free], 0.05 * size)
+    start, begin = apart(free, axis), float(x.loss_of(free.detach()))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        torch.autograd.backward(x.loss_of(free))
+        optimizer.step()
+    end = float(x.loss_of(free.detach()))
+    constant = free.detach().mean(axis, keepdim=True).expand_as(free)
+    if constant.ndim > 2:  # all tokens or views of an input alike, too
+        constant = (
+            constant.flatten(1, -2).mean(1).reshape(len(constant), *[1] * (constant.ndim - 2), -1).expand_as(free)
+        )
+    at_constant = float(x.loss_of(constant.clone()))
+    # A loss that separates inputs is far above its best value where all outputs are equal.
+    if begin <= 0 or at_constant > end + 0.01 * abs(begin - end) or end > 0.2 * begin:
+        return
+    yield Finding(
+        "collapsed_objective",
+        "The loss is smallest when all outputs are equal: one constant output has the loss "
+        f"{at_constant:.3g}. Nothing in the objective keeps inputs apart.",
+        "Add a term that keeps outputs apart, such as F.relu(1 - output.std(0)).mean() (VICReg), or negatives; a "
+        "stop-gradient with a predictor (BYOL, SimSiam) also works",
+        measured="loss",
+        before=begin,
+        after=at_constant,
+        intervention=f"with one constant output for all inputs, where the outputs started {start:.2g} apart",
+    )
+
+
+@cause(
+    proof="the outputs are probabilities and the loss does not change when a number is added to them, so it applies a "
+    "softmax itself",
+    change="return the logits",
+    order=51,
+    needs={"loss", "labels"},
+)
+def double_softmax(x: Examination) -> Iterator[Finding]:
+    """A second softmax before the loss."""
+    out = x.result
+    if out is None or out.ndim < 2 or out.shape[-1] < 2 or x.labels is None:
+        return
+    sums = out.double().sum(-1)
+    if bool((out < 0).any()) or float((sums - 1).abs().max()) > 1e-3:
+        return
+    now, shifted = float(x.loss_of(out)), float(x.loss_of(out + 3.0))
+    if abs(now - shifted) > 1e-4 * abs(now):
+        return
+    if x.labels.is_floating_point() or x.labels.shape != out.shape[:-1]:
+        return
+    best = torch.nn.functional.one_hot(x.labels.clamp_min(0), out.shape[-1]).to(out)
+    floor = float(x.loss_of(best))
+    yield Finding(
+        "double_softmax",
+        "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
+        f"loss {floor:.3g}, and gradients are small.",
+        "Return logits (remove the softmax at the end of forward); nn.CrossEntropyLoss takes logits",
+        measured="smallest loss that any output can reach",
+        before=floor,
+        after=float(x.loss_of(best * 50)),
+        intervention="with logits",
+    )
+
+
+@cause(
+    proof="the labels are permuted",
+    change="compute the loss from the labels of the batch",
+    order=52,
+    needs={"loss", "labels"},
+)
+def loss_ignores_labels(x: Examination) -> Iterator[Finding]:
+    """A loss that does not depend on the labels."""
+    if x.labels is None or x.result is None or len(x.labels) < 2:
+        return
+    rolled = x.labels.roll(1, 0)
+    if torch.equal(rolled, x.labels):
+        return
+    now, other = float(x.loss_of(x.result)), float(x.loss_of(x.result, rolled))
+    if now == other and float(x.loss_of(x.result, x.labels.flip(0))) == now:
+        yield Finding(
+            "loss_ignores_labels",
+            "The loss is the same for every order of the labels: it does not depend on them.",
+            "Compute the loss from the labels of the batch",
+            certainty="possible",
+            measured="loss with the labels in another order",
+            before=now,
+            after=other,
+            intervention="permuted",
+        )
+
+
+@cause(
+    proof="the labels equal the input token by token; another label changes the gradient of the loss at its own token",
+    change="hide what is to be predicted, or shift the labels",
+    order=53,
+    needs={"loss", "labels"},
+)
+def labels_are_inputs(x: Examination) -> Iterator[Finding]:
+    """Labels that the model reads as its input."""
+    out, labels = x.result, x.labels
+    if out is None or labels is None or labels.is_floating_point() or labels.ndim != 2 or out.ndim != 3:
+        return
+    ids = [value.transpose(0, x.batch.axis) for value in x.mains if not value.is_floating_point() and value.ndim == 2]
+    same = [one for one in ids if one.shape == labels.shape]
+    if len(same) != 1 or labels.shape[1] < 4 or x.token_axis(out) != 1:
+        return
+    counted = labels >= 0  # negative labels are not counted by any loss of torch
+    share = float((same[0] == labels)[counted].double().mean()) if bool(counted.any()) else 0.0
+    middle = labels.shape[1] // 2
+    if share < 0.95 or _tokens_of_label(x, out, labels, middle) != [middle]:
+        return
+    yield Finding(
+        "labels_are_inputs",
+        f"The labels are the inputs: {share:.0%} of the tokens to predict are the token that the model reads at the "
+        "same place, so it only has to copy them.",
+        "Pass the masked ids as inputs and the original ones as labels (-100 where nothing was masked), or shift the "
+        "labels by one token for a causal model; for an autoencoder this is meant",
+        certainty="possible",
+        measured="share of the labels that are the input at the same token",
+        before=share,
+    )
+
+
+def _tokens_of_label(x: Examination, out: torch.Tensor, labels: torch.Tensor, place: int) -> list[int]:
+    """The tokens of the output at which the gradient of the loss depends on the label of one token."""
+    other = labels.clone()
+    other[:, place] = labels[:, place].roll(1, 0) if int(labels.max()) < 2 else (labels[:, place] + 1) % out.shape[-1]
+    gradients = []
+    for told in (labels, other):
+        free = out.detach().clone().requires_grad_()
+        gradients.append(torch.autograd.grad(x.loss_of(free, told), free)[0])
+    moved = (gradients[0] != gradients[1]).flatten(2).any(-1).any(0)
+    return [int(at) for at in moved.nonzero()]

@@ -1,0 +1,133 @@
+"""Outputs that do not depend on the input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import main_output, redrawn
+
+LOST = 1e-3
+"""Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
+OUTPUTS = "how much the outputs of different inputs differ, relative to their size"
+
+
+def raw_apart(x: Examination) -> float:
+    """How much the inputs themselves differ; 1 for ids that differ."""
+    found = []
+    for value in x.mains:
+        if value.is_floating_point():
+            one = x.inputs_apart(value)
+            found += [] if one is None else [one]
+        else:
+            rows = value.movedim(x.batch.axis, 0)
+            found.append(1.0 if any(not torch.equal(rows[0], row) for row in rows[1:]) else 0.0)
+    return max(found, default=0.0)
+
+
+@cause(
+    proof="the first module is found whose input depends on the input of the model and whose output does not; with new "
+    "weights for it, or for the one before, the output depends on the input again",
+    change="new weights for that module, and why they went there: bias, learning rate, initialisation",
+    order=40,
+)
+def lost_in_module(x: Examination) -> Iterator[Finding]:
+    """A module behind which all inputs are alike."""
+    if x.result is None:
+        return
+    before, raw = x.inputs_apart(x.result), raw_apart(x)
+    if before is None or raw == 0.0 or before > LOST * raw:
+        return
+    calls = [call for call in x.base if call.is_leaf and call.name is not None]
+    for place, call in enumerate(calls):
+        given = None if call.given is None else x.inputs_apart(call.given)
+        left = None if call.output is None else x.inputs_apart(call.output)
+        if given is None or left is None or given < 10 * LOST * raw or left > 10 * LOST * given:
+            continue
+        for suspect in _suspects(calls, place):
+            assert suspect.name is not None
+            output = x.output(replaced=redrawn([(suspect.name, suspect.module)]))
+            after = None if output is None else x.inputs_apart(output)
+            if after is not None and after > max(100 * before, LOST * raw):
+                yield _finding(x, call, suspect, before, after)
+                return
+        yield Finding(
+            "lost_in_module",
+            f"All inputs are alike after {call.name} ({type(call.module).__name__}), and were not before it.",
+            f"Look at what {call.name} receives and returns; new weights for it alone do not help.",
+            certainty="possible",
+            measured=OUTPUTS,
+            before=before,
+            where=call.name or "",
+        )
+        return
+
+
+def _suspects(calls: list[ModuleCall], place: int) -> list[ModuleCall]:
+    """The module itself and the three with weights before it."""
+    with_weights = [call for call in calls[: place + 1] if any(True for _ in call.module.parameters(recurse=False))]
+    return list(reversed(with_weights))[:4]
+
+
+def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: float, after: float) -> Finding:
+    name = type(call.module).__name__
+    dead = call.output is not None and not bool(call.output.any())
+    how = (
+        f"all its outputs are 0 (its inputs are at most {float(call.given.max()):.3g})"
+        if dead and (call.given is not None)
+        else "its output is the same for every input"
+    )
+    return Finding(
+        "lost_in_module",
+        f"The input is lost in {call.name} ({name}): {how}. The weights of {suspect.name} are the reason.",
+        f"model.{suspect.name}.reset_parameters(), and train with a smaller learning rate or without the large bias "
+        "that put it there",
+        measured=OUTPUTS,
+        before=before,
+        after=after,
+        intervention=f"with new weights for {suspect.name}",
+        where=suspect.name or "",
+    )
+
+
+@cause(
+    proof="with newly drawn weights the outputs differ again, and the loss is not below that of one constant output",
+    change="restart from a checkpoint before the collapse, with a smaller learning rate",
+    order=42,
+)
+def collapsed_weights(x: Examination) -> Iterator[Finding]:
+    """Weights that training drove to one output for all inputs."""
+    if x.result is None or x.sequences < 3:
+        return
+    before, raw = x.inputs_apart(x.result), raw_apart(x)
+    axis = x.sequence_axis(x.result)
+    if before is None or axis is None or before > 0.25 or raw == 0.0:
+        return
+    if x.loss is not None:
+        mean = x.result.mean(axis, keepdim=True).expand_as(x.result)
+        try:
+            now, constant = float(x.loss_of(x.result)), float(x.loss_of(mean))
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
+            return  # the loss reads more than the main output
+        if now < 0.8 * constant:
+            return
+    elif before > 0.01:
+        return
+    output = main_output(x.run(replaced=redrawn([("", x.model)])))
+    after = None if output is None else x.inputs_apart(output)
+    if after is None or after < 3 * before or after < 0.05:
+        return
+    yield Finding(
+        "collapsed_weights",
+        "The weights map all inputs to nearly the same output; the architecture does not: with newly drawn weights the "
+        "outputs differ. Training did this, usually by a learning rate that is too high.",
+        "Go back to a checkpoint from before, or to new weights, with warmup and a smaller learning rate (with Adam, "
+        "1e-3 or less)",
+        measured=OUTPUTS,
+        before=before,
+        after=after,
+        intervention="with newly drawn weights",
+    )

@@ -1,0 +1,75 @@
+"""Help in sections: the options of a command by what they are about, the commands by what they are for.
+
+Plain text, so that it can be copied, read aloud and compared; typer draws boxes otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import typer.core
+
+from rankscope.options import FAIL_IF, Option
+
+MOST_USED = ("tokens", "sequences", "metrics", "out", "as_json")
+"""Options that are listed first, if a command has them."""
+EXECUTION = ("parallel", "offload", "memory", "work", "byte_budget")
+PANELS = ("Most used", "What is measured", "Inputs", "Model", "Surgery", "Execution", "Output", "Options")
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Look at a model": ("measure", "doctor", "selftest"),
+    "Find the cause": ("ablate", "decompose", "exact", "bound", "masks"),
+    "Prevent": ("predict", "remedy"),
+    "Many models": ("sweep", "query"),
+    "Results": ("report", "card", "compare", "rerun"),
+    "Learn": ("reproduce", "play", "ls", "env"),
+}
+"""Commands by what they are for; others are listed last."""
+
+
+def panel_of(option: Option, outputs: Iterable[Option]) -> str:
+    """The section of the help to which an option belongs."""
+    if option.name in MOST_USED:
+        return "Most used"
+    if option in tuple(outputs) or option.name == FAIL_IF.name:
+        return "Output"
+    if option.name in EXECUTION:
+        return "Execution"
+    return {"model": "Model", "inputs": "Inputs", "surgery": "Surgery", None: "What is measured"}[option.noun]
+
+
+class PanelledCommand(typer.core.TyperCommand):
+    """A command whose options are listed in sections."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then each section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title in ("Arguments", *PANELS):
+            _write(formatter, title, sections.get(title, []))
+
+
+class GroupedCommands(typer.core.TyperGroup):
+    """A program whose commands are listed by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each group, and the commands that are in none."""
+        known = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = {name: command for name, command in known.items() if command is not None and not command.hidden}
+        width = max(map(len, shown), default=0)
+        limit = formatter.width - 6 - width
+        grouped = {name for names in GROUPS.values() for name in names}
+        groups: dict[str, Iterable[str]] = {**GROUPS, "Other": [name for name in shown if name not in grouped]}
+        for title, names in groups.items():
+            rows = [(name.ljust(width), shown[name].get_short_help_str(limit)) for name in names if name in shown]
+            _write(formatter, title, rows)
+
+
+def _write(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)

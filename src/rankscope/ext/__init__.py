@@ -1,0 +1,1 @@
+"""Extensions that come with rankscope; each folder can be deleted, and nothing outside imports it."""

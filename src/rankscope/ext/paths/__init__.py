@@ -1,0 +1,50 @@
+"""Paths: a network frozen at its inputs, and what single paths, or all of one length, carry through it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope._lazy import names_of
+from rankscope.extensions import Extension
+
+if TYPE_CHECKING:
+    from rankscope.ext.paths.capture import freeze_network
+    from rankscope.ext.paths.decompose.judge import through_heads
+    from rankscope.ext.paths.effectiveness import path_effectiveness
+    from rankscope.ext.paths.lengths import length_sums
+    from rankscope.ext.paths.marginals import Pick, through, without
+    from rankscope.ext.paths.network import FrozenNetwork
+    from rankscope.ext.paths.single import decay_orders, median_interval, path_decay, sample_paths, top_paths
+
+__all__ = [
+    "FrozenNetwork",
+    "Pick",
+    "decay_orders",
+    "freeze_network",
+    "length_sums",
+    "median_interval",
+    "path_decay",
+    "path_effectiveness",
+    "sample_paths",
+    "through",
+    "through_heads",
+    "top_paths",
+    "without",
+]
+
+__getattr__ = names_of(__name__)
+
+
+def _verbs() -> None:
+    from rankscope.ext.paths import decompose  # noqa: F401 registers the verb
+
+
+def _sections() -> None:
+    from rankscope.ext.paths.decompose import sections  # noqa: F401
+
+
+EXTENSION = Extension(
+    name="paths",
+    summary="decompose: what single paths, or all of one length, carry through a network.",
+    adds={"verb": _verbs, "section": _sections},
+)

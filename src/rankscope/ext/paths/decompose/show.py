@@ -1,0 +1,103 @@
+"""How a ``decompose`` run is shown: a table by path length, and the heads with the largest shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.ext.paths.decompose.judge import SHARE, by_length, columns_shown, through_heads
+from rankscope.runs.document import facts_line, run_document
+from rankscope.runs.summary import stacks_of
+from rankscope.views import UNDEFINED, Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
+from rankscope.views.palette import SERIES
+
+if TYPE_CHECKING:
+    from rankscope.runs.run import Run
+
+MOST_HEADS = 8
+HEADS_CAPTION = "all paths through a head, the largest shares"
+
+
+def document(run: Run) -> Document:
+    """A table of lengths for each stack, and the heads whose paths carry most."""
+    parts: list[Table] = []
+    for stack in stacks_of(run.table):
+        parts.append(_lengths(run, stack))
+        if (heads := _heads(run, stack)) is not None:
+            parts.append(heads)
+    title = f"{run.kind}: {facts_line(run)}, MLPs {run.extra.get('convention')}"
+    return run_document(run, tuple(parts), title=title)
+
+
+def _lengths(run: Run, stack: str | None) -> Table:
+    curves = {metric: by_length(run.table, metric, stack) for metric in columns_shown(run.table)}
+    counts = run.extra.get("path_counts", {}).get(str(stack or ""), ())
+    rows: list[Row] = []
+    for length in curves[SHARE].lengths:
+        found = [np.flatnonzero(line.lengths == length) for line in curves.values()]
+        cells = [
+            measured(float(line.mean[place[0]])) if place.size else UNDEFINED
+            for line, place in zip(curves.values(), found, strict=True)
+        ]
+        rows.append([str(length), _path_count(counts, int(length)), *cells])
+    columns = [Column(metric, trend=line.mean.tolist(), term=metric) for metric, line in curves.items()]
+    return Table(["length", "paths", *columns], rows, caption=stack or "")
+
+
+def _path_count(counts: tuple[str, ...], length: int) -> str:
+    """How many paths have this length, in three digits; empty if that is not known."""
+    return f"{float(counts[length]):.3g}" if length < len(counts) else ""
+
+
+def _heads(run: Run, stack: str | None) -> Table | None:
+    """The heads whose paths carry the largest shares; None if they were not computed."""
+    share = through_heads(run.table, SHARE, stack)
+    residual = through_heads(run.table, "relative_residual", stack)
+    if not share.size:
+        return None
+    rows: list[Row] = []
+    for flat in np.argsort(-np.nan_to_num(share), axis=None)[:MOST_HEADS]:
+        layer, head = np.unravel_index(flat, share.shape)
+        apart = measured(float(residual[layer, head])) if residual.size else ""
+        rows.append([f"{layer}.{head}", measured(float(share[layer, head])), apart])
+    return Table(["head", SHARE, "relative_residual"], rows, caption=HEADS_CAPTION)
+
+
+def plot(run: Run) -> Plot:
+    """Share of the output, relative residual and number of paths by length, one line per stack."""
+    return plot_side_by_side({"": run})
+
+
+def plot_side_by_side(runs: Mapping[str, Run]) -> Plot:
+    """Several runs in the same three panels, by name; bands are over sequences."""
+    first = next(iter(runs.values()))
+    shares: list[Line] = []
+    residuals: list[Line] = []
+    counts: list[Line] = []
+    for number, (name, run) in enumerate(runs.items()):
+        for order, stack in enumerate(stacks_of(run.table)):
+            style = Style(SERIES[(number + order) % 4], "o", "-" if number == 0 else "--")
+            label = " ".join(part for part in (name, stack) if part)
+            for lines, metric in ((shares, SHARE), (residuals, "relative_residual")):
+                line = by_length(run.table, metric, stack)
+                lines.append(Line(label, line.lengths, line.mean, line.low, line.high, style=style))
+            many = [float(np.float64(int(count))) for count in run.extra["path_counts"][str(stack or "")]]
+            known = [length for length, count in enumerate(many) if count]
+            counts.append(Line(label, known, [many[length] for length in known], style=style))
+    charts = {"share of the output": shares, "relative residual": residuals, "number of paths": counts}
+    panels = tuple(
+        LineChart(
+            title,
+            tuple(lines),
+            x_label="length of the paths",
+            log=lines is counts,
+            names="legend" if lines is shares else "none",
+            empty="nothing by length",
+        )
+        for title, lines in charts.items()
+    )
+    alone = len(runs) == 1
+    title, subtitle = (facts_line(first), first.verdict) if alone else (", ".join(runs), "")
+    return Plot(title, subtitle, panels, columns=3, panel_size=(3.2, 2.9))

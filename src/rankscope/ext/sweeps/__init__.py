@@ -1,0 +1,41 @@
+"""Sweeps: one plan over many models, checkpoints and seeds, its storage, and questions to the result."""
+
+from __future__ import annotations
+
+from rankscope.extensions import Extension
+
+
+def _commands() -> None:
+    from rankscope.ext.sweeps import commands, query_command  # noqa: F401 each registers its command
+
+
+def _sweep() -> object:
+    from rankscope.ext.sweeps.running import sweep
+
+    return sweep
+
+
+def _query() -> object:
+    from rankscope.ext.sweeps.querying import query
+
+    return query
+
+
+def _compact() -> object:
+    from rankscope.ext.sweeps.compacting import compact
+
+    return compact
+
+
+def _atlas() -> object:
+    from rankscope.ext.sweeps.atlas_page import atlas
+
+    return atlas
+
+
+EXTENSION = Extension(
+    name="sweeps",
+    summary="sweep, query and atlas: many models, checkpoints and seeds in one data set.",
+    adds={"command": _commands},
+    names={"sweep": _sweep, "query": _query, "compact": _compact, "atlas": _atlas},
+)

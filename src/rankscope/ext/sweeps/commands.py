@@ -1,0 +1,233 @@
+"""``rankscope sweep`` and its commands ``example``, ``status``, ``compact`` and ``atlas``."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rankscope.cli import parameters
+from rankscope.cli.commands import COMMANDS, Command
+from rankscope.cli.interrupting import keeping
+from rankscope.cli.showing import wants_progress
+from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.errors import InputError
+
+if TYPE_CHECKING:
+    from rankscope.ext.sweeps.status import SweepStatus
+
+DEFAULT = "run"
+HELP = "How do many models, checkpoints and seeds compare? Runs a plan on Ray into one Parquet data set; can resume."
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")]
+NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures; no progress bar.")]
+
+
+class PlanGroup(TyperGroup):
+    """A command group whose first argument may also be a plan: ``sweep PLAN`` means ``sweep run PLAN``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert ``run`` if the first argument is not a command."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7)
+            if near and not Path(args[0]).exists():
+                raise InputError(f"There is no plan {args[0]!r}. Did you mean `rankscope sweep {near[0]}`?")
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Show the options of ``run``, then the other commands."""
+        run: Any = self.commands[DEFAULT]
+        records = [record for parameter in run.get_params(ctx) if (record := parameter.get_help_record(ctx))]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
+        self.format_commands(ctx, formatter)
+
+
+sweep_app = typer.Typer(
+    cls=PlanGroup,
+    help=HELP,
+    subcommand_metavar="PLAN | example | status FOLDER | compact FOLDER | atlas FOLDER",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@sweep_app.command(DEFAULT, hidden=True)
+def run_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="YAML file with the plan.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results; default: PLAN without .yaml.")
+    ] = None,
+    serial: Annotated[
+        bool, typer.Option("--serial", "--no-ray", help="Run the tasks one by one in this process, without Ray.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="ADDRESS", help="Ray cluster to run on, e.g. 'auto'.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Cores for a local Ray; default: all.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Share the folder with other processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
+            "array or a Kubernetes indexed job.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks and exit.")] = False,
+    as_json: parameters.AsJson = False,
+    quiet: NoWords = False,
+    no_progress: parameters.NoProgress = False,
+) -> None:
+    """Run every task of a plan that has no result yet. The exit code is 1 if any task failed."""
+    import rankscope
+
+    if dry_run:
+        _list_tasks(plan, as_json=as_json)
+        return
+    place = out or (plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
+    progress = wants_progress(quiet=quiet, no_progress=no_progress)
+    with keeping(otherwise=lambda: _so_far(place)):
+        status = rankscope.sweep(
+            plan, place, serial=serial, address=address, workers=workers, shard=shard, progress=progress
+        )
+    _show(status, as_json=as_json, quiet=quiet)
+    if not quiet:
+        remarks_console().print(f"saved in {place}", markup=False)
+
+
+@sweep_app.command("example")
+def example_command(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: stdout.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages to stderr.")] = False,
+) -> None:
+    """What does a plan look like? Prints a small plan that runs within seconds and explains every key."""
+    from rankscope.ext.sweeps.example import EXAMPLE_PLAN
+
+    if out is None:
+        typer.echo(EXAMPLE_PLAN, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as stream:
+            stream.write(EXAMPLE_PLAN)
+    except OSError as error:
+        raise InputError(
+            f"--out {out} cannot be written: {error.strerror}. An existing file is not overwritten."
+        ) from error
+    if not quiet:
+        remarks_console().print(f"wrote {out}; run it with: rankscope sweep {out}", markup=False)
+
+
+@sweep_app.command("status")
+def status_command(
+    folder: Folder,
+    as_json: parameters.AsJson = False,
+    quiet: NoWords = False,
+) -> None:
+    """How far is the sweep? Counts finished, failed and pending tasks. The exit code is 1 if any task failed."""
+    from rankscope.ext.sweeps.status import status_of
+
+    status = status_of(folder)
+    if not (as_json or quiet):
+        from rankscope.reporting.terminal import print_entries
+
+        rows = [
+            {
+                "model": place[0],
+                "verb": place[1],
+                **{name: str(count) for name, count in found.items()},
+                "read": "; ".join(status.inputs.get(place, {})),
+            }
+            for place, found in status.groups.items()
+        ]
+        print_entries(rows, results_console())
+    _show(status, as_json=as_json, quiet=quiet)
+
+
+@sweep_app.command("compact")
+def compact_command(
+    folder: Folder,
+    quiet: NoWords = False,
+    no_progress: parameters.NoProgress = False,
+) -> None:
+    """How do I keep a large sweep fast? Moves its many small files into a few large ones; can be killed and resumed."""
+    import rankscope
+
+    done = rankscope.compact(folder, progress=wants_progress(quiet=quiet, no_progress=no_progress))
+    if not quiet or done.left:
+        typer.echo(str(done))
+    if done.left:
+        raise typer.Exit(1)
+
+
+@sweep_app.command("atlas")
+def atlas_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")] = Path(
+        "atlas.html"
+    ),
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """How does each model of the sweep behave? Writes an HTML page with profiles, a table, training trajectories."""
+    import rankscope
+
+    written = rankscope.atlas(folder, output, title=title)
+    if not quiet:
+        remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)
+
+
+def _so_far(place: Path) -> str:
+    from rankscope.ext.sweeps.folder import EXPECTED
+    from rankscope.ext.sweeps.status import status_of
+
+    if not (place / EXPECTED).is_file():
+        return "No task was started."
+    counts = status_of(place).counts
+    finished = f"{counts['done']} of {sum(counts.values())} tasks"
+    return f"{finished} are complete in {place}. The same command runs the rest."
+
+
+def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(status.to_json())
+    elif not quiet or status.failures:
+        typer.echo(str(status))
+    if status.counts["failed"]:
+        raise typer.Exit(1)
+
+
+def _list_tasks(plan: Path, *, as_json: bool) -> None:
+    from rankscope.ext.sweeps.plan import plan_of
+    from rankscope.ext.sweeps.status import name_of
+    from rankscope.ext.sweeps.tasks import tasks_of
+
+    found = [task.expected for task in tasks_of(plan_of(plan))]
+    if as_json:
+        print_json({"kind": "tasks", "tasks": [{"key": one.key, **one.task} for one in found]})
+        return
+    for one in found:
+        typer.echo(f"{one.key}  {name_of(one)}")
+
+
+COMMANDS.add(
+    "sweep",
+    Command(
+        sweep_app,
+        (
+            "sweep example --out plan.yaml",
+            "sweep plan.yaml --serial",
+            "sweep status plan",
+            "sweep atlas plan --out atlas.html",
+        ),
+        100,
+    ),
+)

@@ -1,0 +1,395 @@
+"""``predict``: will this design collapse at initialisation? Oracle curves and a sampled one, without any weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankscope._types import Status, kind_of
+from rankscope.errors import InputError, UnsupportedOperationError
+from rankscope.ext.theory.designs import design_of
+from rankscope.ext.theory.oracles._spec import consulted
+from rankscope.ext.theory.predict import DESIGN, PREDICT
+from rankscope.ext.theory.predict.judge import with_state
+from rankscope.ext.theory.predict.sampled_design import (
+    SAMPLED_TOKENS,
+    Estimate,
+    Followed,
+    affordable_tokens,
+    agreement_of,
+    axis_of,
+    crossing,
+    estimate,
+    follow_seeds,
+    late_factor,
+    phase_map,
+    visible_in,
+)
+from rankscope.ext.theory.prediction import (
+    AGREEMENT,
+    Agreement,
+    CollapseName,
+    OracleAnswer,
+    curve_rows,
+    predicted_sentence,
+)
+from rankscope.models.design import Design
+from rankscope.remedies import REMEDIES, remedied
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import STATUS_CODE, RowWriter
+from rankscope.runs.run import Run
+from rankscope.verbs.calling import checked
+from rankscope.verbs.origin import exact_floors
+from rankscope.verbs.remedy.trial import parsed_remedy
+from rankscope.views import number
+
+OPTIONS = tuple(option for option in PREDICT.options if option not in DESIGN and option.name != "design")
+"""Those of the Python function; the others are parts of the design."""
+METRIC = "log10_relative_residual"
+SAMPLED = "sampled"
+EXTRAPOLATED = "extrapolated"
+MOST_BLOCKS = 256
+ORACLE_BLOCKS = 4000
+ROUNDING = 1e-9
+"""The factor of an oracle counts as below 1 if it is smaller by more than this."""
+ONE_SEED = 1e-3
+"""The same for a sampled factor without a known standard error."""
+
+
+@checked(*OPTIONS)
+def predict(
+    design: Design | str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    seeds: int = 3,
+    tokens: int | None = None,
+    most_blocks: int | None = None,
+    map: tuple[str, str] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Run:
+    """Predict how the tokens of a design evolve at initialisation, block by block.
+
+    The sampled curve is exact in distribution at the design's full width: weights are Gaussian and used once, so their
+    effect on a few tokens can be sampled without sampling the weights (:mod:`rankscope.ext.theory.sampling`). The
+    curves of theory (oracles) are added if their assumptions hold.
+
+    Args:
+        design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that contains one.
+        changes: other values for parts of the design, e.g. ``{"depth": 48, "skip_gain": 0.0}``; see ``Design.changed``.
+        seeds: number of initialisations to sample.
+        tokens: context length to sample in full; by default that of the design, of which fewer tokens are sampled if
+            all of them would take minutes. Numbers are then extrapolated from two sample sizes, and their intervals
+            include the extrapolation error.
+        most_blocks: number of blocks after which to stop if tokens do not agree within the design's depth; by default
+            twice the depth and, unless pre-norm keeps them apart, at least 256.
+        map: two parameters, e.g. ``("skip_gain", "depth=1:64:16")``, over which to map the relative residual.
+        seed: of the first initialisation.
+        progress: show a progress bar.
+
+    Returns:
+        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed),
+        ``extrapolated`` if fewer tokens than the context has were sampled, and the oracles. ``extra`` holds ``design``,
+        ``class``, ``agreement``, ``final`` (mean, spread and 95% interval after the last block), ``sampling``,
+        ``oracles`` and ``map``.
+
+    Raises:
+        InputError: an impossible design, or one whose stream overflows or vanishes within its depth.
+        UnsupportedConfigError: a family whose initialisation is not known.
+
+    Example:
+        >>> run = predict(Design(depth=4, width=64, heads=4, tokens=16), {"skip_gain": 0.0}, seeds=2)
+        >>> run.extra["class"]["name"], run.extra["agreement"]["block"]
+        ('order 3', 2)
+    """
+    started = time.perf_counter()
+    name, chosen, notes = _read(design, tokens, _checked(changes))
+    if seeds < 1:
+        raise InputError(f"seeds={seeds}: expected one or more.")
+    furthest = max(chosen.depth, _far(chosen) if most_blocks is None else most_blocks)
+    expected = chosen.depth if _is_cubic(chosen, chosen.tokens) else furthest
+    sampled_tokens = chosen.tokens if tokens is not None else affordable_tokens(chosen, seeds, expected)
+    numbers = range(seed, seed + seeds)
+    runs = follow_seeds(chosen, numbers, sampled_tokens, chosen.depth, furthest, progress=progress)
+    fewer, doublings = None, 0.0
+    if sampled_tokens < chosen.tokens:
+        half = math.ceil(sampled_tokens / 2)
+        fewer = follow_seeds(chosen, numbers, half, chosen.depth, furthest, progress=progress)
+        doublings = math.log2(chosen.tokens / sampled_tokens)
+        notes += (
+            f"Sampled on {sampled_tokens} of the {chosen.tokens} tokens of the context, and extrapolated from {half} "
+            f"and {sampled_tokens}; the intervals include the error of that. tokens={chosen.tokens} samples all.",
+        )
+    answers = consulted(chosen, sampled_tokens, ORACLE_BLOCKS)
+    agreement = agreement_of(runs, fewer=fewer, doublings=doublings)
+    kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
+    curve = [_estimate_at(place, runs, fewer, doublings) for place in range(chosen.depth + 1)]
+    final = curve[-1]
+    mapped = None if map is None else _map(chosen, map, sampled_tokens, progress)
+    if mapped is not None and chosen.tokens > SAMPLED_TOKENS and any(SAMPLED in row for row in mapped["engine"]):
+        notes += (
+            f"Sampled cells of the map are of {SAMPLED_TOKENS} tokens, not of the {chosen.tokens} of the context.",
+        )
+    extra = {
+        "design": {"name": name, **chosen.to_json()},
+        "class": {"name": kind, "factor": factor, "reason": reason},
+        "agreement": agreement.to_json(),
+        "final": _facts(final),
+        "sampling": {"tokens": sampled_tokens, "context": chosen.tokens, "is_extrapolated": fewer is not None},
+        "oracles": [_with_agreement(answer) for answer in answers],
+        "map": mapped,
+    }
+    run = Run(
+        kind="predict",
+        provenance=_provenance(name, chosen, seed, seeds, sampled_tokens, time.perf_counter() - started),
+        floor=exact_floors("float64"),
+        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final.mean, final.interval),
+        evidence=_evidence(agreement, final.mean, chosen.depth),
+        table=_table(runs, answers, None if fewer is None else [place.mean for place in curve]),
+        notes=notes,
+        extra=extra,
+    )
+    return with_state(run, chosen.depth)
+
+
+def _read(
+    design: Design | str | Path, tokens: int | None, changes: Mapping[str, Any]
+) -> tuple[str, Design, tuple[str, ...]]:
+    notes: tuple[str, ...] = ()
+    if isinstance(design, Design):
+        name, chosen = "a design", design
+    else:
+        name = str(design)
+        chosen, notes = design_of(design)
+    if changes or tokens is not None:
+        chosen = chosen.changed(**changes, **({} if tokens is None else {"tokens": tokens}))
+    return name, chosen, notes
+
+
+def _far(design: Design) -> int:
+    """How many blocks to follow; at most twice the depth if tokens are known to converge very slowly."""
+    return 2 * design.depth if _is_slowing(design) else max(2 * design.depth, MOST_BLOCKS)
+
+
+def _is_slowing(design: Design) -> bool:
+    return design.norm_place == "pre" and design.attention_skip >= 1
+
+
+def _is_cubic(design: Design, tokens: int) -> bool:
+    return visible_in(design, tokens) is None and design.is_position_free and design.attention_skip == 0
+
+
+def _class_of(
+    design: Design, tokens: int, runs: Sequence[Followed], answers: Sequence[OracleAnswer]
+) -> tuple[CollapseName, float, str]:
+    if _is_cubic(design, tokens):
+        return (
+            "order 3",
+            math.nan,
+            "complete mask, position-free scores and no skip around attention: no linear term is left",
+        )
+    field = next((a for a in answers if a.name == "mean_field" and a.applies), None)
+    if field is not None:
+        factor, margin, source = _oracle_factor(field.log10_relative), ROUNDING, "of the mean field"
+    else:
+        factor, error = late_factor(runs)
+        margin, source = ONE_SEED if math.isnan(error) else 3 * error, "of the sampled runs, over their last quarter"
+    if _is_slowing(design):
+        return (
+            "slower than exponential",
+            factor,
+            f"pre-norm: the stream grows and each block weighs less; factor {source}",
+        )
+    if math.isnan(factor) or factor + margin >= 1:
+        return "no collapse", factor, f"late factor {source}, not below 1 by more than {margin:.2g}"
+    return "order 1", factor, f"a skip, a mask or positions leave a linear term; late factor {source}"
+
+
+def _oracle_factor(logs: Sequence[float]) -> float:
+    """Late factor of a curve whose last values may be too small to distinguish from zero."""
+    known = np.array([value for value in logs if math.isfinite(value) and value > -100])
+    return float(10 ** (known[-1] - known[-2])) if len(known) > 1 else math.nan
+
+
+def _with_agreement(answer: OracleAnswer) -> dict[str, Any]:
+    facts = answer.to_json()
+    if answer.applies and answer.log10_relative:
+        depth = crossing(np.array(answer.log10_relative), math.log10(AGREEMENT))
+        facts["agreement_depth"] = depth if math.isfinite(depth) else None
+    return facts
+
+
+def _map(design: Design, names: tuple[str, str], tokens: int, progress: bool) -> dict[str, Any]:
+    first, second = (axis_of(name, design) for name in names)
+    return phase_map(design, first, second, tokens, progress=progress)
+
+
+def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed] | None, doublings: float) -> Estimate:
+    """The relative residual after ``place`` blocks, which is at most 1 for any tokens."""
+
+    def values(of: Sequence[Followed]) -> np.ndarray:
+        return np.array([run.log10_relative[min(place, len(run.log10_relative) - 1)] for run in of])
+
+    found = estimate(values(runs), None if fewer is None else values(fewer), doublings)
+    return dataclasses.replace(found, mean=min(0.0, found.mean))
+
+
+def _facts(final: Estimate) -> dict[str, Any]:
+    low, high = final.interval
+    facts = {
+        "mean": final.mean,
+        "spread": final.spread,
+        "extrapolation": final.extrapolation,
+        "low": low,
+        "high": min(high, 0.0),  # in this order NaN stays NaN
+    }
+    return {name: value if math.isfinite(value) else None for name, value in facts.items()}
+
+
+def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str, Any], ...]:
+    found: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final}]
+    if agreement.depth is not None:
+        found.append(
+            {"metric": "agreement_depth", "site": "block.out", "layer": agreement.block, "value": agreement.depth}
+        )
+    return tuple(found)
+
+
+def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer], extrapolated: Sequence[float] | None) -> Any:
+    writer = RowWriter(coordinates=("curve",))
+    longest = max(len(run.log10_relative) for run in runs)
+    for position, run in enumerate(runs):
+        _add_curve(writer, SAMPLED, position, run.log10_relative)
+    if extrapolated is not None:
+        _add_curve(writer, EXTRAPOLATED, 0, extrapolated)
+    for name, curve in curve_rows(answers).items():
+        _add_curve(writer, name, 0, curve[:longest])
+    return writer.table()
+
+
+def _add_curve(writer: RowWriter, name: str, sequence: int, curve: Sequence[float] | np.ndarray) -> None:
+    for place, value in enumerate(curve):
+        known = math.isfinite(value)
+        writer.add(
+            metric=METRIC,
+            site="block.out" if place else "block.in",
+            stack=None,
+            layer=max(0, place - 1),
+            first_sequence=sequence,
+            values=np.array([value if known else math.nan]),
+            statuses=np.array([STATUS_CODE[Status.OK if known else Status.UNDEFINED]]),
+            head_axis=False,
+            at={"curve": name},
+        )
+
+
+def _provenance(name: str, design: Design, seed: int, seeds: int, tokens: int, seconds: float) -> Provenance:
+    return Provenance(
+        model=name,
+        origin="design",
+        seed=seed,
+        weights_dtype="none",
+        arithmetic_dtype="exact",
+        sequences=seeds,
+        lengths=(tokens,) * seeds,
+        wall_seconds=round(seconds, 3),
+    )
+
+
+@checked(*OPTIONS)
+def predict_remedies(
+    design: Design | str | Path,
+    remedies: Sequence[str] | None = None,
+    *,
+    seeds: int = 3,
+    tokens: int | None = None,
+    most_blocks: int | None = None,
+    map: tuple[str, str] | None = None,
+    seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Predict a design, and the same design under remedies, at initialisation.
+
+    Args:
+        design: as for ``predict``.
+        remedies: names, each as ``NAME`` or ``NAME=STRENGTH``; None for all that a design can express.
+        seeds: number of initialisations to sample for each.
+        tokens: context length.
+        most_blocks: number of blocks after which to stop if tokens do not agree.
+        map: two parameters over which to map the design without remedies.
+        seed: of the first initialisation.
+        changes: other values of the design.
+        progress: show a progress bar.
+
+    Returns:
+        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it
+        changes, the relative residual after the last block, the depth at which tokens agree and the class. The remedy
+        that keeps tokens furthest apart is first.
+
+    Example:
+        >>> small = Design(depth=4, width=64, heads=4, tokens=16)
+        >>> run = predict_remedies(small, ["skipinit"], seeds=1, changes={"weight_std": 0.125})
+        >>> run.extra["remedies"][0]["name"]
+        'skipinit'
+    """
+    run = predict(
+        design,
+        changes,
+        seeds=seeds,
+        tokens=tokens,
+        most_blocks=most_blocks,
+        map=map,
+        seed=seed,
+        progress=progress,
+    )
+    changes = _checked(changes)
+    plain = design if isinstance(design, Design) else design_of(design)[0]
+    plain = plain.changed(**{**(changes or {}), **({} if tokens is None else {"tokens": tokens})})
+    entries, refused = [_entry("none", {}, run)], []
+    names = remedies or [name for name, entry in REMEDIES.items() if entry.design is not None]
+    for word in dict.fromkeys(names):
+        name, strength = parsed_remedy(word)
+        try:
+            treated = remedied(plain, name, strength)
+        except UnsupportedOperationError as error:
+            refused.append(f"{word} was left out: {error}")
+            continue
+        found = predict(treated, seeds=seeds, tokens=tokens, most_blocks=most_blocks, seed=seed, progress=progress)
+        changed = {key: value for key, value in treated.to_json().items() if value != plain.to_json()[key]}
+        entries.append(_entry(word, changed, found))
+    entries.sort(key=lambda entry: -entry["log10_relative_residual"])
+    return dataclasses.replace(
+        run,
+        verdict=f"{run.verdict} {_sentence(entries, seeds)}",
+        notes=(*run.notes, *refused),
+        extra={**run.extra, "remedies": entries},
+    )
+
+
+def _checked(changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if changes is not None and not isinstance(changes, Mapping):
+        raise InputError(f"changes is {kind_of(changes)}; expected a dictionary such as {{'depth': 48}}, or None.")
+    return {} if changes is None else changes
+
+
+def _entry(name: str, changed: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    return {
+        "name": name,
+        "changes": dict(changed),
+        "log10_relative_residual": run.evidence[0]["value"],
+        "agreement": run.extra["agreement"],
+        "class": run.extra["class"],
+    }
+
+
+def _sentence(entries: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """The final residual under each remedy, best first."""
+    ends = ", ".join(f"{entry['name']} {number(10 ** entry['log10_relative_residual'])}" for entry in entries)
+    return f"Relative residual after the last block under remedies ({seeds} seeds, no training): {ends}."

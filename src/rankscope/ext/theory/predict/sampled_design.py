@@ -1,0 +1,405 @@
+"""A design sampled at its full width, and maps over two of its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from rankscope.errors import InputError
+from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.ext.theory.oracles._spec import ORACLES, answer_of
+from rankscope.ext.theory.prediction import AGREEMENT, Agreement
+from rankscope.ext.theory.sampling import Sampler, span_of_rows
+from rankscope.masks import parse_mask
+from rankscope.models.design import CHOICES, COUNTS, Design, narrowed, parameter_names
+
+Floats = NDArray[np.float64]
+LOG10 = math.log(10)
+LEAST_TOKENS = 64
+"""At least this many tokens are sampled, if the context has as many."""
+MOST_WORK = 5e10
+"""Multiplications of one prediction (5 to 15 s) above which only some tokens of the context are sampled."""
+LARGEST = 1e150
+"""Size of tokens above which scores, which are products of two tokens, overflow float64."""
+PLAIN = 1e-4
+"""Relative residual down to which plain float64 is accurate enough, and faster."""
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """log10 of the relative residual of one seed at every depth, from the input on, also beyond the design's depth."""
+
+    log10_relative: Floats
+
+    def depth_at(self, log10_level: float) -> float:
+        """The depth at which the curve first crosses a level, interpolated between blocks; inf if it never does."""
+        return crossing(self.log10_relative, log10_level)
+
+
+def crossing(curve: Floats, level: float) -> float:
+    """The point at which a falling curve first reaches ``level``, interpolated linearly; inf if it never does.
+
+    Example:
+        >>> crossing(np.array([0.0, -2.0, -4.0]), -3.0)
+        1.5
+    """
+    below = np.flatnonzero(curve <= level)
+    if not len(below):
+        return math.inf
+    place = int(below[0])
+    if place == 0:
+        return 0.0
+    before, after = float(curve[place - 1]), float(curve[place])
+    return place - 1 + ((before - level) / (before - after) if math.isfinite(after) else 1.0)
+
+
+def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int) -> Followed:
+    """Run a design on new random weights for ``blocks`` blocks, then up to ``most_blocks`` until tokens agree.
+
+    Exact in distribution at the design's width, and in exact arithmetic: see :mod:`rankscope.ext.theory.sampling`
+    and :mod:`rankscope.exact_arithmetic`.
+    """
+    sampler = Sampler(design, visible_in(design, tokens), torch.Generator().manual_seed(seed), span_of_either)
+    logs: list[float] = []
+    with torch.no_grad():
+        x: Tensor = sampler.tokens(tokens)
+        for block in range(most_blocks + 1):
+            x, log_relative = _read(x)
+            if math.isnan(log_relative):
+                if block <= blocks:
+                    raise InputError(_no_residual(x, block, design))
+                break
+            logs.append(log_relative)
+            if log_relative == -math.inf or (block >= blocks and log_relative <= math.log10(AGREEMENT)):
+                break
+            if block < most_blocks:
+                x = sampler.block(x)
+    return Followed(np.array(logs))
+
+
+def _no_residual(x: Tensor, block: int, design: Design) -> str:
+    if not float(torch.linalg.vector_norm(x.base if isinstance(x, Deviation) else x)):
+        return (
+            f"After {block} blocks of the design every token is zero, and a relative residual has no meaning. Give "
+            "values or a skip a size other than 0 (value_std, output_std, skip_gain)."
+        )
+    if design.branch_norm and bool((x.base if isinstance(x, Deviation) else x).isnan().any()):
+        return (
+            f"Block {block - 1} of the design adds nothing, and branch_norm cannot give a branch of zeros a size. Give "
+            "its weights a size other than 0 (value_std, output_std, mlp_in_std, mlp_out_std), or drop branch_norm."
+        )
+    return (
+        f"The tokens of the design leave the range of float64 after {block} of {design.depth} blocks: it has norm="
+        f"{design.norm!r}, and its stream grows in every block. Give it a norm, or a smaller branch_scale or "
+        "weight_std."
+    )
+
+
+def affordable_tokens(design: Design, seeds: int, blocks: int) -> int:
+    """The tokens of the design, halved until this many seeds and blocks are affordable; at least 64."""
+    tokens = design.tokens
+    while tokens > LEAST_TOKENS and seeds * blocks * _work(design, tokens) > MOST_WORK:
+        tokens = max(LEAST_TOKENS, math.ceil(tokens / 2))
+    return tokens
+
+
+def _work(design: Design, tokens: int) -> float:
+    """Multiplications of one block: matrices times tokens, bases, scores and their exponentials."""
+    rank = min(tokens, design.width)
+    inner = design.heads * design.head_dim
+    maps = tokens * rank * (inner + 2 * design.kv_heads * design.head_dim + 2 * design.width + 2 * design.mlp_width)
+    bases = 2 * rank**2 * (2 * design.width + inner + design.mlp_width)
+    return maps + bases + tokens**2 * (2 * inner + 100 * design.heads)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimate of a number of a design at its own context length, over initialisations.
+
+    Attributes:
+        mean: mean over seeds, extrapolated if fewer tokens were sampled.
+        spread: standard deviation over seeds; nan with one seed.
+        extrapolation: possible error of the mean because fewer tokens were sampled; 0 if all were.
+        seeds: number of seeds.
+    """
+
+    mean: float
+    spread: float
+    extrapolation: float
+    seeds: int
+
+    @property
+    def plus_minus(self) -> float:
+        """Combined spread over seeds and extrapolation error; nan with one seed."""
+        return math.hypot(self.spread, self.extrapolation)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% prediction interval for one more seed: Student's t over seeds, and twice the extrapolation error."""
+        if self.seeds < 2 or math.isnan(self.spread):
+            return math.nan, math.nan
+        over_seeds = _student(self.seeds - 1) * self.spread * math.sqrt(1 + 1 / self.seeds)
+        half = math.hypot(over_seeds, 2 * self.extrapolation)
+        return self.mean - half, self.mean + half
+
+
+def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0) -> Estimate:
+    """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated by ``doublings``.
+
+    The extrapolation is linear in the logarithm of the number of tokens, through half of the tokens and all that were
+    sampled, if the difference between these exceeds the noise of the seeds. **Heuristic**: the whole extrapolated
+    step and its noise count as its error.
+
+    Example:
+        >>> found = estimate(np.array([-3.0, -3.0]), np.array([-2.0, -2.0]), doublings=2)
+        >>> found.mean, found.extrapolation
+        (-5.0, 2.0)
+    """
+    mean, seeds = float(values.mean()), len(values)
+    if not math.isfinite(mean):
+        return Estimate(mean, math.nan, math.nan, seeds)
+    spread = float(values.std(ddof=1)) if seeds > 1 else math.nan
+    if fewer is None or doublings == 0:
+        return Estimate(mean, spread, 0.0, seeds)
+    step = mean - float(fewer.mean())
+    noise = math.sqrt((values.var(ddof=1) + fewer.var(ddof=1)) / seeds) if seeds > 1 else 0.0
+    moved = doublings * step if abs(step) > 2 * noise else 0.0
+    return Estimate(mean + moved, spread, doublings * (abs(step) + noise), seeds)
+
+
+def _student(freedom: int) -> float:
+    """97.5% quantile of Student's t."""
+    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    return exact[freedom - 1] if freedom <= len(exact) else 1.96 + 2.4 / freedom + 2.8 / freedom**2
+
+
+def follow_seeds(
+    design: Design, seeds: Sequence[int], tokens: int, blocks: int, most_blocks: int, *, progress: bool = False
+) -> list[Followed]:
+    """:func:`follow` for several seeds."""
+    bar = tqdm(seeds, desc="predict", unit="seed", disable=not progress)
+    return [follow(design, seed, tokens, blocks, most_blocks) for seed in bar]
+
+
+def visible_in(design: Design, tokens: int) -> Tensor | None:
+    """The mask of the design over ``tokens`` tokens; None if every token sees all tokens."""
+    mask = parse_mask(design.mask)
+    if tokens < 2:
+        raise InputError(f"A design cannot be run on {tokens} tokens. Expected two or more.")
+    visible = mask.dense(tokens)
+    return None if bool(visible.all()) else visible
+
+
+def _read(x: Tensor) -> tuple[Tensor, float]:
+    """Log10 of the relative residual; tokens that are nearly equal continue in exact arithmetic.
+
+    NaN if it does not exist: every token is zero, or larger than :data:`LARGEST`.
+    """
+    if not isinstance(x, Deviation):
+        size = float(torch.linalg.vector_norm(x))
+        if not 0 < size <= LARGEST:
+            return x, math.nan
+        relative = float(torch.linalg.vector_norm(x - x.mean(1, keepdim=True))) / size
+        if relative > PLAIN:
+            return x, math.log10(relative)
+        x = Deviation.from_tokens(x)
+    x = x.recentred()
+    norm = x.log_norm()
+    if not -math.inf < norm <= math.log(LARGEST):
+        return x, math.nan
+    return x, (x.log_residual() - norm) / LOG10
+
+
+def span_of_either(x: Tensor) -> Tensor:
+    """An orthonormal basis of the tokens: their common part and every deviation, however small its scale."""
+    if not isinstance(x, Deviation):
+        return span_of_rows(x)
+    parts = [x.base, *(term.values for term in x.terms)]
+    rows = [part.expand(*part.shape[:-1], x.shape[-1]).reshape(-1, x.shape[-1]) for part in parts]
+    sizes = [torch.linalg.vector_norm(part) for part in rows]
+    kept = [part / size for part, size in zip(rows, sizes, strict=True) if float(size) > 0]
+    if not kept:  # all zero, or squares overflow: the residual computed next tells which
+        return torch.zeros(x.shape[-1], 1, dtype=x.base.dtype)
+    basis: Tensor = torch.linalg.qr(torch.cat(kept).T, mode="reduced").Q
+    return basis
+
+
+def agreement_of(
+    runs: Sequence[Followed],
+    level: float = AGREEMENT,
+    *,
+    fewer: Sequence[Followed] | None = None,
+    doublings: float = 0.0,
+) -> Agreement:
+    """Depth at which tokens agree, over seeds: mean and spread if they agree for all seeds, else for how many.
+
+    With ``fewer``, runs on half the tokens, it is extrapolated as in :func:`estimate`.
+    """
+    depths = np.array([run.depth_at(math.log10(level)) for run in runs])
+    reached = np.isfinite(depths)
+    followed = min(len(run.log10_relative) - 1 for run in runs)
+    if not reached.all():
+        return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
+    before = None if fewer is None else np.array([run.depth_at(math.log10(level)) for run in fewer])
+    if before is not None and not np.isfinite(before).all():
+        return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
+    found = estimate(depths, before, doublings)
+    mean = max(0.0, found.mean)
+    return Agreement(level, mean, found.plus_minus, math.ceil(mean), len(runs), len(runs), followed)
+
+
+def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:
+    """Factor per block over the last quarter of the blocks and its standard error over seeds; nan if unknown."""
+    blocks = min(len(run.log10_relative) for run in runs)
+    span = max(2, blocks // 4)
+    ends = np.array([run.log10_relative[[blocks - span - 1, blocks - 1]] for run in runs]) if blocks > span else None
+    if ends is None or not np.isfinite(ends).all():
+        return math.nan, math.nan
+    factors = 10 ** ((ends[:, 1] - ends[:, 0]) / span)
+    error = float(factors.std(ddof=1)) / math.sqrt(len(runs)) if len(runs) > 1 else math.nan
+    return float(factors.mean()), error
+
+
+POINTS = 13
+MOST_POINTS = 64
+SAMPLED_WIDTH = 128
+SAMPLED_TOKENS = 32
+DEEPEST = -300.0
+"""log10 of a residual below which the map gives no value, only that it is smaller."""
+RANGES: dict[str, tuple[float, float]] = {
+    "skip_gain": (0.0, 1.5),
+    "attention_skip": (0.0, 1.5),
+    "mlp_skip": (0.0, 1.5),
+    "branch_scale": (0.0, 2.0),
+    "attention_scale": (0.0, 2.0),
+    "mlp_scale": (0.0, 2.0),
+    "initial_cosine": (0.0, 0.9),
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parameter of a map and its values."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+def axis_of(written: str, design: Design) -> Axis:
+    """An axis from ``name``, ``name=low:high``, ``name=low:high:count`` or ``name=a,b,c``.
+
+    Raises:
+        InputError: no such parameter, or values it cannot take.
+
+    Example:
+        >>> axis_of("skip_gain=0:1:3", Design(depth=4, width=8, heads=2)).values
+        (0.0, 0.5, 1.0)
+    """
+    name, _, asked = written.partition("=")
+    name = name.strip()
+    if name not in parameter_names() or name in ("remedy", "embedding_norm", "branch_norm"):
+        known = [known for known in parameter_names() if known not in ("remedy", "embedding_norm", "branch_norm")]
+        raise InputError(f"A map has no axis {name!r}. Expected one of {', '.join(known)}.")
+    if name in CHOICES or name == "mask":
+        words = tuple(word.strip() for word in asked.split(",") if word.strip()) or CHOICES.get(name, ())
+        if not words:
+            raise InputError(f"The axis {name} needs its values, e.g. '{name}=complete,causal'.")
+        return Axis(name, words)
+    return Axis(name, _numbers(name, asked, design))
+
+
+def _numbers(name: str, asked: str, design: Design) -> tuple[Any, ...]:
+    try:
+        if "," in asked:
+            values = [float(word) for word in asked.split(",")]
+        else:
+            parts = [float(word) for word in asked.split(":")] if asked else list(_default_range(name, design))
+            count = int(parts[2]) if len(parts) > 2 else POINTS
+            if len(parts) not in (2, 3) or not 2 <= count <= MOST_POINTS:
+                raise ValueError
+            values = list(np.linspace(parts[0], parts[1], count))
+    except ValueError:
+        raise InputError(
+            f"The axis {name}={asked!r} is not understood. Expected low:high, low:high:count with 2 to {MOST_POINTS} "
+            "values, or a comma-separated list."
+        ) from None
+    if name in COUNTS:
+        return tuple(dict.fromkeys(max(1, round(value)) for value in values))
+    return tuple(float(value) for value in values)
+
+
+def _default_range(name: str, design: Design) -> tuple[float, float]:
+    if name == "depth":
+        return 1, max(32, 2 * design.depth)
+    if name in RANGES:
+        return RANGES[name]
+    fields = {"weight_std": "value_std", "query_key_std": "query_std"}
+    middle = float(getattr(design, fields.get(name, name)))
+    return (middle / 4, middle * 4) if middle else (0.0, 1.0)
+
+
+def phase_map(design: Design, first: Axis, second: Axis, tokens: int, *, progress: bool = False) -> dict[str, Any]:
+    """Log10 of the relative residual after the last block, for every pair of values.
+
+    Computed with the mean-field oracle if its assumptions hold, else from one sampled run of a narrower design on fewer
+    tokens. An axis over depth is free: one curve contains all depths.
+
+    Args:
+        design: the rest of the design.
+        first: horizontal axis.
+        second: vertical axis.
+        tokens: number of tokens for the oracle.
+        progress: show a progress bar.
+    """
+    if first.name == second.name:
+        raise InputError(f"Both axes of the map are {first.name}. Give two parameters.")
+    across, up = (second, first) if first.name == "depth" else (first, second)
+    values, engines = [], []
+    for value in tqdm(across.values, desc="map", unit="column", disable=not progress):
+        cells = [_cell(design, {across.name: value, up.name: other}, tokens) for other in _once(up)]
+        ends = _spread(cells[0], up) if up.name == "depth" else [(curve[-1], engine) for curve, engine in cells]
+        values.append([max(end, DEEPEST) for end, _ in ends])
+        engines.append([engine for _, engine in ends])
+    if across.name != first.name:
+        values, engines = _transposed(values), _transposed(engines)
+    return {
+        "x": {"name": first.name, "values": list(first.values)},
+        "y": {"name": second.name, "values": list(second.values)},
+        "log10_relative_residual": _transposed(values),
+        "engine": _transposed(engines),
+        "deepest": DEEPEST,
+    }
+
+
+def _once(axis: Axis) -> tuple[Any, ...]:
+    return (max(axis.values),) if axis.name == "depth" else axis.values
+
+
+def _spread(cell: tuple[list[float], str], axis: Axis) -> list[tuple[float, str]]:
+    curve, engine = cell
+    return [(curve[min(int(depth), len(curve) - 1)], engine) for depth in axis.values]
+
+
+def _cell(design: Design, values: dict[str, Any], tokens: int) -> tuple[list[float], str]:
+    if values.get("norm_place") == "none" or values.get("norm") == "none":
+        values = {**values, "norm": "none", "norm_place": "none"}
+    changed = design.changed(**values)
+    tokens = min(changed.tokens, tokens) if "tokens" in values else tokens
+    answer = answer_of(ORACLES["mean_field"], changed, tokens, changed.depth)
+    if answer.applies:
+        return list(answer.log10_relative), "mean_field"
+    thin = narrowed(changed, max(SAMPLED_WIDTH, 2 * changed.heads))
+    run = follow(thin, 0, min(tokens, SAMPLED_TOKENS), changed.depth, changed.depth)
+    return [value if math.isfinite(value) else DEEPEST for value in run.log10_relative], "sampled"
+
+
+def _transposed(rows: list[list[Any]]) -> list[list[Any]]:
+    return [list(row) for row in zip(*rows, strict=True)]

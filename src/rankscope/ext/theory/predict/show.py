@@ -1,0 +1,179 @@
+"""How a ``predict`` run is shown: curves over depth, the oracles, and the map of two parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.ext.theory.prediction import AGREEMENT
+from rankscope.runs.curves import names_in
+from rankscope.runs.document import run_document
+from rankscope.runs.rows import only
+from rankscope.runs.summary import shown_lines
+from rankscope.views import (
+    BEFORE,
+    Column,
+    Document,
+    Guide,
+    HeatMap,
+    Line,
+    LineChart,
+    Panel,
+    Plot,
+    Row,
+    Style,
+    Table,
+    number,
+)
+from rankscope.views.palette import BLACK, BLUE, SERIES
+
+if TYPE_CHECKING:
+    from rankscope.runs.run import Run
+
+SAMPLED = "sampled"
+DEEPEST_SHOWN = -12.0
+DASHES = ("--", "-.", ":")
+Floats = NDArray[np.float64]
+
+
+def document(run: Run) -> Document:
+    """The relative residual by block for the sampled curve and each oracle that gives one; then the oracles."""
+    design = run.extra["design"]
+    title = (
+        f"predict: {design['name']}: {design['depth']} blocks, width {design['width']}, {design['heads']} heads, mask "
+        f"{design['mask']}, {design['norm_place']}-norm{_further_norms(design)}, mlp {design['mlp']}, skips "
+        f"{design['attention_skip']:g} and {design['mlp_skip']:g}"
+    )
+    oracles = "\n".join(f"{oracle['oracle']}: {_answer(oracle)}" for oracle in run.extra["oracles"])
+    return run_document(run, (_table(run), *([oracles] if oracles else [])), title=title)
+
+
+def _further_norms(design: Mapping[str, Any]) -> str:
+    """Norms on branches, queries and keys; runs saved before a design had them lack the keys."""
+    branches = " and norms on branches" if design.get("branch_norm") else ""
+    return branches + (f", QK-norm of gain {design['qk_norm']:g}" if design.get("qk_norm") else "")
+
+
+def predicted_curves(run: Run) -> dict[str, Floats]:
+    """For each curve its values, ``(sequences, blocks + 1)`` from the first tokens on; nan if there is no value."""
+    found = {}
+    for name in names_in(run.table, "curve"):
+        rows = only(run.table, curve=name)
+        sequences, layers = rows["sequence"].to_numpy(), rows["layer"].to_numpy()
+        places = np.where(np.array(rows["site"].to_pylist()) == "block.in", 0, layers + 1)
+        grid = np.full((int(sequences.max()) + 1, int(places.max()) + 1), np.nan)
+        grid[sequences, places] = rows["value"].to_numpy()
+        found[name] = grid
+    return found
+
+
+def _table(run: Run) -> Table:
+    curves = predicted_curves(run)
+    depth = run.extra["design"]["depth"]
+    sampled = curves[SAMPLED]
+    others = {name: grid for name, grid in curves.items() if name != SAMPLED}
+    rows: list[Row] = []
+    for place in shown_lines(depth + 1):
+        if place is None:
+            rows.append(None)
+            continue
+        own = sampled[:, place] if place < sampled.shape[1] else np.array([math.nan])
+        spread = float(own.std(ddof=1)) if len(own) > 1 else math.nan
+        told = [float(grid[0, place]) if place < grid.shape[1] else math.nan for grid in others.values()]
+        label = "in" if place == 0 else str(place - 1)
+        rows.append([label, *(_digits(value) for value in (float(own.mean()), spread, *told))])
+    columns = [
+        Column(SAMPLED, trend=sampled.mean(axis=0)[: depth + 1].tolist()),
+        Column("spread"),
+        *(Column(name, trend=grid[0, : depth + 1].tolist()) for name, grid in others.items()),
+    ]
+    return Table(["block", *columns], rows, caption="log10 of the relative residual at block.out")
+
+
+def _answer(oracle: Any) -> str:
+    if not oracle["applies"]:
+        failed = [one for one in oracle["assumptions"] if not one["holds"]]
+        return "does not apply: " + "; ".join(
+            f"needs {one['assumption']} (found {_found(one['found'])})" for one in failed
+        )
+    words = [f"{name.replace('_', ' ')} {number(value)}" for name, value in oracle["values"].items()]
+    depth = oracle.get("agreement_depth")
+    if depth is not None:
+        words.insert(0, f"agreement at depth {depth:.1f}")
+    return ", ".join(words) or "tokens do not agree"
+
+
+def _found(value: object) -> str:
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def _digits(value: float) -> str:
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3e}"
+
+
+def plot(run: Run) -> Plot:
+    """Left, log10 of the relative residual by block, a line for each seed; right, the map if there is one."""
+    mapped = run.extra["map"]
+    title = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
+    panels: tuple[Panel, ...] = (_chart(run), _map(mapped)) if mapped else (_chart(run),)
+    size = (5.2, 3.9) if mapped else (6.4, 3.9)
+    return Plot(title, run.verdict, panels, columns=len(panels), panel_size=size)
+
+
+def _chart(run: Run) -> LineChart:
+    curves = predicted_curves(run)
+    sampled, depth = curves[SAMPLED], run.extra["design"]["depth"]
+    seeds = Style(BLUE, width=1.1)
+    lines = [
+        Line("" if seed else "sampled, one line per seed", np.arange(BEFORE, row.size - 1), row, style=seeds)
+        for seed, row in enumerate(sampled)
+    ]
+    for order, (name, grid) in enumerate((name, grid) for name, grid in curves.items() if name != SAMPLED):
+        style = Style((BLACK, *SERIES[1:5])[order % 5], dash=DASHES[order % len(DASHES)], width=1.6)
+        lines.append(Line(name.replace("_", " "), np.arange(BEFORE, grid.shape[1] - 1), grid[0], style=style))
+    furthest = _furthest(sampled, depth)
+    low = max(DEEPEST_SHOWN, float(np.nanmin(sampled)) - 0.3)
+    guides = [Guide(math.log10(AGREEMENT), "tokens agree to $10^{-3}$")]
+    if depth - 1 <= furthest:
+        guides.append(Guide(depth - 1, "last block of the design", axis="x"))
+    return LineChart(
+        "log10 of the relative residual",
+        tuple(lines),
+        guides=tuple(guides),
+        x_range=(BEFORE, furthest),
+        y_range=(min(low, math.log10(AGREEMENT) - 0.5), 0.15),
+    )
+
+
+def _furthest(sampled: Floats, depth: int) -> float:
+    """The last block worth drawing."""
+    seen = np.flatnonzero((sampled > DEEPEST_SHOWN).any(axis=0))
+    end = min(max(int(seen[-1]) + 1, 1), sampled.shape[1]) if len(seen) else 4
+    return float(max(4, end, min(depth + 1, 2 * int(seen[-1]) + 4) if len(seen) else 0))
+
+
+def _map(mapped: Mapping[str, Any]) -> HeatMap:
+    dotted = np.array([list(row) for row in mapped["engine"]]) == SAMPLED
+    engines = "dotted cells: sampled, others: mean field" if dotted.any() else "mean field"
+    return HeatMap(
+        title=f"after the last block (white line: $10^{{-3}}$; {engines})",
+        values=np.array([[float(value) for value in row] for row in mapped["log10_relative_residual"]]),
+        x_ticks=_ticks(mapped["x"]["values"]),
+        y_ticks=_ticks(mapped["y"]["values"]),
+        x_label=mapped["x"]["name"].replace("_", " "),
+        y_label=mapped["y"]["name"].replace("_", " "),
+        limits=(-8.0, 0.0),
+        contour=math.log10(AGREEMENT),
+        dotted=dotted,
+        bar_label="log10 of the relative residual",
+    )
+
+
+def _ticks(values: Sequence[Any]) -> list[str]:
+    return [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]

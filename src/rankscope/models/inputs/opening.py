@@ -1,0 +1,57 @@
+"""Batches in files: ``.pt`` (tensors only), ``.npy``, ``.npz``, ``.safetensors``, or an object of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rankscope._types import is_named
+from rankscope.errors import InputError
+from rankscope.models.loading.named import named_object
+
+TENSOR_FILES = (".pt", ".pth", ".npy", ".npz", ".safetensors")
+
+
+def opened(given: Any) -> Any:
+    """What a path to a batch holds; anything else as it is.
+
+    A path with another ending is left to be read as text.
+
+    Raises:
+        InputError: the file cannot be read, or holds something other than tensors.
+    """
+    if not isinstance(given, Path):
+        return given
+    if is_named(str(given)):
+        return named_object(str(given))
+    if given.suffix not in TENSOR_FILES:
+        return given
+    if not given.is_file():
+        raise InputError(f"There is no file {given}." if not given.exists() else f"{given} is not a regular file.")
+    try:
+        return _read(given)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001  (each format has errors of its own)
+        raise InputError(f"{given} cannot be read as tensors: {' '.join(str(error).split())[:200]}") from None
+
+
+def _read(path: Path) -> Any:
+    if path.suffix in (".pt", ".pth"):
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    elif path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        found = load_file(path)
+    else:
+        loaded = np.load(path, allow_pickle=False)
+        found = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
+            torch.from_numpy(loaded)
+        )  # fmt: skip
+    if isinstance(found, Mapping) and len(found) == 1:
+        (found,) = found.values()
+    return found

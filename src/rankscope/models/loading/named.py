@@ -1,0 +1,90 @@
+"""Objects of the user's own Python code, named as ``train.py:build_model`` or ``package.module:factory``.
+
+The form is that of uvicorn and gunicorn. Naming an object runs the file or imports the module, so a name is only
+resolved where the user wrote it: on the command line and in Python, never from a saved run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rankscope._types import NAMED
+from rankscope.errors import LoadError
+
+
+def named_object(text: str, *, call: bool = True) -> Any:
+    """The object of that name; what a function or class without required arguments returns, if it is one.
+
+    Args:
+        text: ``FILE.py:NAME`` or ``package.module:NAME``; with ``[0]`` or ``[key]``, an entry of it.
+        call: whether a function is called; a loss is wanted as it is.
+
+    Raises:
+        LoadError: there is no such file, module or object, or it could not be made.
+    """
+    found = NAMED.fullmatch(text)
+    if found is None:
+        raise LoadError(f"{text!r} is not of the form FILE.py:NAME or package.module:NAME.")
+    value: Any = _module(found["place"], text)
+    for part in found["object"].split("."):
+        if not hasattr(value, part):
+            names = ", ".join(name for name in vars(value) if not name.startswith("_"))[:200]
+            raise LoadError(f"{found['place']} has no {found['object']!r}. It has: {names}.")
+        value = getattr(value, part)
+    if call and callable(value) and not _is_module(value):
+        try:
+            value = value()
+        except TypeError as error:
+            raise LoadError(
+                f"{text} cannot be called without arguments: {error}. Name a function that takes none."
+            ) from None
+    index = found["index"]
+    if index is None:
+        return value
+    try:
+        return value[int(index)] if index.isdigit() else value[index]
+    except (KeyError, IndexError, TypeError) as error:
+        raise LoadError(f"{text}: there is no entry [{index}] ({type(error).__name__}).") from None
+
+
+def _is_module(value: object) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _module(place: str, text: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise LoadError(f"{text}: {error}. For a file write its name with .py.") from None
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise LoadError(f"{text}: there is no file {place}.")
+    known = sys.modules.get(_name(path))
+    if known is not None:  # the model and the batch of one command come from one import
+        return known
+    spec = importlib.util.spec_from_file_location(_name(path), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # what lies beside a script can be imported from it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _name(path: Path) -> str:
+    return f"rankscope_named_{abs(hash(str(path.resolve())))}_{path.stem}"

@@ -1,0 +1,32 @@
+"""A loss that jumps up and stays there."""
+
+from __future__ import annotations
+
+import math
+
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
+
+RISE = 0.08
+"""Share of the loss before, by which it has to rise."""
+SPREADS = 2.0
+"""Standard deviations of the loss of single steps, by which the median of eight has to rise."""
+
+
+@alarm(metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=2, is_event=True)
+def loss_shift(layer: LayerState) -> Judgement | None:
+    """The loss of the last eight steps is above the range of the steps before, in two readings in a row.
+
+    **Heuristic.** Severity is the rise of the median of eight steps above the median of sixteen steps before the last
+    sixteen, divided by the larger of 8% of the latter and two standard deviations of the loss of a
+    step. A loss that falls below zero counts alike if it fell by more than its level.
+    """
+    if not layer.has("loss_now", "loss_level", "loss_spread"):
+        return None
+    now, level, spread = (layer.now[name] for name in ("loss_now", "loss_level", "loss_spread"))
+    limit = max(RISE * abs(level), SPREADS * spread)
+    # A change of sign is a jump as well, unless the loss goes through zero slowly.
+    flipped = now < 0.0 < level and level - now > max(level, 10.0 * spread)
+    distance = level - now if flipped else max(0.0, now - level)
+    severity = distance / limit if limit > 0.0 else 0.0 if distance == 0.0 else math.inf
+    evidence = {"loss_now": now, "loss_level": level, "loss_spread": spread}
+    return Judgement(severity, evidence, f"loss {now:.3g} over the last eight steps, {level:.3g} before")

@@ -1,0 +1,341 @@
+"""``watch``: one line that watches a training loop, counted by the optimizer's own hooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rankscope.errors import InputError, ReadingError
+from rankscope.models.inputs import InputsLike
+from rankscope.models.loading import need_module
+from rankscope.models.model import Model
+from rankscope.models.wrapping import is_distributed
+from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
+from rankscope.monitor.alarms import ALARMS
+from rankscope.monitor.gauge import Gauge
+from rankscope.monitor.outlets import Sink
+from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.status import ReadingRequest
+from rankscope.monitor.watched import FirstBatch, Watched
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from rankscope.monitor.hosts.hosting import HostedGauge
+
+MOST_FORWARDS = 64
+"""Training forwards without a step of the optimizer, after which that is said; more if more were accumulated before."""
+
+
+class Watch(Watched):
+    """A training run that is watched; made by :func:`watch`.
+
+    Attributes:
+        gauge: the gauge that takes the readings; None until the first training batch was seen.
+    """
+
+    def __init__(
+        self, model: nn.Module | Model, optimizers: Sequence[Optimizer], probe: InputsLike, options: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self._watched = model if isinstance(model, Model) else Model(need_module(model, "watch"))
+        module = self._watched.model if isinstance(model, Model) else model
+        self._probe, self._options = probe, dict(options)
+        self._optimizers = tuple(optimizers)
+        self._steps = dict.fromkeys(map(id, self._optimizers), 0)
+        self._done: set[int] = set()
+        self._pending: int | None = None
+        self._silenced: list[str] = []
+        self._undo: list[Callable[[], object]] = []
+        self._losses: list[float | Tensor] = []
+        self._forwards, self._most, self._told = 0, 0, False
+        self._disabled: str | None = None
+        self.gauge: Gauge | None = None
+        self._batches = FirstBatch(module, lambda named: self._forward())
+        self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
+        for one in self._optimizers:
+            self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
+
+    # What the loop calls
+
+    def loss(self, loss: Tensor) -> Tensor:
+        """Show the loss of a step; it is returned as it is, so that ``watch.loss(loss).backward()`` works.
+
+        With gradient accumulation, the mean of the losses since the last step is stored.
+        """
+        if not self._told:
+            self._losses, self._told = [], True  # losses that the model itself returned are no longer used
+        self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        return loss
+
+    def take_losses_of(self, host: Any, method: str) -> None:
+        """Look at the loss that is passed to a method of an object, until the watch is closed."""
+        plain = getattr(host, method)
+
+        def heard(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.loss(loss)
+            return plain(loss, *args, **kwargs)
+
+        setattr(host, method, heard)
+        self._undo.append(lambda: vars(host).pop(method, None))
+
+    def silence(self, *names: str) -> None:
+        """Never raise these alarms again.
+
+        Raises:
+            UnknownNameError: there is no such alarm.
+        """
+        self._silenced += [ALARMS[name].name for name in names]
+        if self.gauge is not None:
+            self.gauge.silence(*names)
+
+    def close(self) -> None:
+        """Take a reading that is pending, remove all hooks, and close record and sinks; may be called again."""
+        self._guarded(self._read_pending)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        self._batches.close()
+        if self.gauge is not None:
+            self.gauge.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What the user looks at
+
+    @property
+    def step(self) -> int:
+        """Steps of the optimizer so far; of several, those of the one that made the most."""
+        return max(self._steps.values(), default=0)
+
+    @property
+    def disabled(self) -> str | None:
+        """Why nothing is read any more; None as long as it is."""
+        return self._disabled if self._disabled is not None else super().disabled
+
+    # Hooks
+
+    def _forward(self) -> None:
+        self._forwards += 1
+        if self._forwards == max(MOST_FORWARDS, 8 * self._most) + 1:
+            LOGGER.warning(
+                "%d training forwards without a step of the optimizer that is watched: it is another optimizer, or a "
+                "loss scaler skips every step.", self._forwards - 1,
+            )  # fmt: skip
+
+    def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The loss that a model of transformers returns, unless the loop passes its own."""
+        if torch.compiler.is_compiling() or self._told or not module.training or not torch.is_grad_enabled():
+            return
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self._losses.append(loss.detach())
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._guarded(lambda: self._begin(optimizer))
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._guarded(lambda: self._end(optimizer))
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        """Before the first optimizer of a step: read the gradients that all of them are about to use."""
+        if self._steps[id(optimizer)] < self.step:
+            return  # another optimizer began this step
+        self._read_pending()
+        self._most, self._forwards = max(self._most, self._forwards), 0
+        gauge = self._need_gauge()
+        if gauge is not None:
+            self._notice(gauge)
+            gauge.after_backward(self.step)
+
+    def _end(self, optimizer: Optimizer) -> None:
+        if self._pending is None:
+            self._pending = self.step
+        self._steps[id(optimizer)] += 1
+        self._done.add(id(optimizer))
+        if len(self._done) == len(self._optimizers):
+            self._read_pending()
+
+    def _read_pending(self) -> None:
+        """Take the reading of a step; after the last optimizer, or before the next step if some did not take part."""
+        step, self._pending = self._pending, None
+        self._done = set()
+        if step is None or self.gauge is None:
+            return
+        losses, self._losses = self._losses, []
+        batch = self._batches.latest
+        tensors = None if batch is None else {name: v for name, v in batch.items() if isinstance(v, Tensor)}
+        reading = self.gauge.step(step, loss=_mean(losses), batch=tensors or None)
+        if reading is not None:
+            self._keep(reading)
+
+    def _notice(self, gauge: Gauge) -> None:
+        """The norm of the gradient, which costs one pass over the gradients."""
+        gradients = [
+            p.grad for one in self._optimizers for g in one.param_groups for p in g["params"] if p.grad is not None
+        ]
+        if gradients and not any(one.is_sparse or is_distributed(one) for one in gradients):
+            norms = torch._foreach_norm([one.detach() for one in gradients])
+            first = norms[0].device
+            gauge.notice(self.step, "gradient", torch.stack([norm.to(first).float() for norm in norms]).norm())
+
+    def _need_gauge(self) -> Gauge | None:
+        if self.gauge is None:
+            probe = self._probe if self._probe is not None else self._batches.probe()
+            if probe is None:
+                raise InputError(
+                    f"{type(self._watched.model).__name__} was not called with a training batch before the first step "
+                    "of the optimizer. If the loop calls one of its methods or parts instead, pass probe=; if it is "
+                    "compiled, pass what torch.compile returned; if another model is trained, pass that."
+                )
+            self.gauge = Gauge(self._watched, probe, **self._options)
+            self.gauge.optimizers = self._optimizers
+            self.gauge.silence(*self._silenced)
+        return self.gauge
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Whatever goes wrong in here never ends the run, unless it was asked to."""
+        if self._disabled is not None:
+            return
+        try:
+            act()
+        except (CollapseError, ReadingError):
+            raise
+        except Exception as error:
+            if self._options.get("strict"):
+                raise
+            self._disabled = f"{type(error).__name__}: {error}"
+            LOGGER.error("watch was disabled; the run continues. Cause: %s", self._disabled, exc_info=error)
+
+
+def _mean(losses: Sequence[float | Tensor]) -> float | Tensor | None:
+    if not losses:
+        return None
+    if all(isinstance(loss, Tensor) for loss in losses):
+        return torch.stack([loss.float().reshape(()) for loss in losses if isinstance(loss, Tensor)]).mean()
+    return math.fsum(float(loss) for loss in losses) / len(losses)
+
+
+def hooked(optimizer: object) -> Optimizer:
+    """The torch optimizer under the wrappers of accelerate and Lightning, whose own hooks are called.
+
+    Raises:
+        InputError: it is not an optimizer of torch.
+    """
+    inner = optimizer
+    while isinstance(getattr(inner, "optimizer", None), Optimizer) and "_optimizer_step_pre_hooks" not in vars(inner):
+        inner = inner.optimizer  # type: ignore[attr-defined]
+    if not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
+        raise InputError(
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer, so that its steps cannot be counted. Use "
+            "rankscope.Gauge and call it in the loop."
+        )
+    return inner
+
+
+@overload
+def watch(
+    model: nn.Module | Model,
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    probe: InputsLike = None,
+    schedule: str | int | Schedule = "1%",
+    metrics: Sequence[str] | None = None,
+    alarms: Sequence[str] | None = None,
+    actions: Sequence[Action] = ("log",),
+    sinks: Sequence[Sink] = (),
+    record: str | Path | None = None,
+    strict: bool = False,
+    accelerator: Accelerator | None = None,
+) -> Watch: ...
+
+
+@overload
+def watch(model: object, **options: Any) -> HostedGauge: ...
+
+
+def watch(
+    model: object, optimizer: Optimizer | Sequence[Optimizer] | None = None, **options: Any
+) -> Watch | HostedGauge:
+    """Watch a training loop, without any other change to it.
+
+    Steps are counted by the optimizer's hooks, gradients are read before its step, and the probe is a slice of the
+    first training batches that the model is called with. Training computes the same bits as without it.
+
+    Args:
+        model: the model that the loop calls: wrapped in DDP or FSDP2, compiled, or neither. Or a ``Trainer`` of
+            transformers, TRL, sentence-transformers, Lightning, Composer or OLMo-core, before it starts; the other
+            arguments are then those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+        optimizer: of the loop, or several; a step that a ``GradScaler`` skips is not counted.
+        **options: by name: ``probe`` (fixed inputs to measure on, as for ``Gauge``; otherwise the first eight training
+            sequences), ``schedule``, ``metrics``, ``alarms``, ``actions``, ``sinks``, ``record`` (a folder) and
+            ``strict`` as for ``Gauge``; ``accelerator``, that of accelerate: the loss is taken from its ``backward``,
+            and scalars go to its trackers.
+
+    Example:
+        >>> import torch
+        >>> from rankscope import load
+        >>> model = load("init:tiny-bert").model.train()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        >>> with watch(model, optimizer, schedule=1) as watched:
+        ...     for _ in range(2):
+        ...         _ = model(torch.randint(5, 90, (8, 12))).last_hidden_state.sum().backward()
+        ...         optimizer.step(); optimizer.zero_grad()
+        >>> len(watched.history), watched.alarms
+        (2, ())
+    """
+    if isinstance(model, Optimizer):
+        raise InputError(f"{type(model).__name__} is no model, which comes first: watch(model, optimizer).")
+    if not isinstance(model, nn.Module | Model):
+        from rankscope.monitor.hosts.attaching import attach
+
+        return attach(model, **options)
+    if optimizer is None:
+        raise InputError("watch(model, optimizer) counts the steps of the optimizer: pass it, or several in a list.")
+    return _watch(model, list(optimizer) if isinstance(optimizer, Sequence) else [optimizer], **options)
+
+
+def _watch(
+    model: nn.Module | Model,
+    optimizers: Sequence[Optimizer],
+    *,
+    probe: InputsLike = None,
+    schedule: str | int | Schedule = "1%",
+    metrics: Sequence[str] | None = None,
+    alarms: Sequence[str] | None = None,
+    actions: Sequence[Action] = ("log",),
+    sinks: Sequence[Sink] = (),
+    record: str | Path | None = None,
+    strict: bool = False,
+    accelerator: Accelerator | None = None,
+) -> Watch:
+    # Invalid arguments are reported where they were written, not at the first step.
+    as_schedule(schedule), ReadingRequest(metrics, alarms), Actions(actions, speaks=False)
+    options = {
+        "schedule": schedule, "metrics": metrics, "alarms": alarms, "actions": actions,
+        "sinks": sinks, "record": record, "strict": strict,
+    }  # fmt: skip
+    if accelerator is not None:
+        from rankscope.monitor.hosts.accelerate import AcceleratorSink
+
+        options["sinks"] = (*sinks, AcceleratorSink(accelerator))
+    watched = Watch(model, [hooked(one) for one in optimizers], probe, options)
+    if accelerator is not None:
+        watched.take_losses_of(accelerator, "backward")
+    return watched

@@ -1,0 +1,165 @@
+"""What a run that is watched keeps: a slice of its first batches, and what a user looks at."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from rankscope.models.wrapping import unwrapped
+from rankscope.monitor.gauge import Gauge
+from rankscope.monitor.readings import Alarm, Reading
+
+PROBE = 8
+"""Sequences of the first training batches that become the probe: as many as comparing inputs needs."""
+MOST_DRAWN = 256
+"""Readings that are kept for the picture in a notebook."""
+
+
+class FirstBatch:
+    """Keeps a slice of the first training batches that a model is called with, on their device.
+
+    Args:
+        model: the model, wrapped or not; it is not changed.
+        heard: called after each training forward with its arguments by name.
+    """
+
+    def __init__(self, model: nn.Module, heard: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        self._heard = heard
+        self._names = _argument_names(model)
+        self._parts: list[dict[str, Any]] = []
+        self._count = 0
+        self.latest: Mapping[str, Any] | None = None
+        self._handle = model.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        self.latest = named
+        if self._count < PROBE:
+            self._gather(named)
+        if self._heard is not None:
+            self._heard(named)
+
+    def _gather(self, named: Mapping[str, Any]) -> None:
+        size = _batch_size(named)
+        if size is None:
+            return
+        wanted = min(size, PROBE - self._count)
+        part = pytree.tree_map(lambda leaf: _slice(leaf, size, wanted), dict(named))
+        if self._parts and _shapes(self._parts[0]) != _shapes(part):
+            return
+        self._parts.append(part)
+        self._count += wanted
+
+    def probe(self) -> dict[str, Any] | None:
+        """What was kept, as arguments of the model's forward; None if no training batch was seen."""
+        if not self._parts:
+            return None
+        leaves, spec = zip(*(pytree.tree_flatten(part) for part in self._parts), strict=True)
+        joined = [torch.cat(same) if _is_batched(same[0]) else same[0] for same in zip(*leaves, strict=True)]
+        found: dict[str, Any] = pytree.tree_unflatten(joined, spec[0])
+        return {name: value for name, value in found.items() if value is not None}
+
+    def close(self) -> None:
+        """Remove the hook and forget the batches."""
+        self._handle.remove()
+        self.latest = None
+
+
+def _argument_names(model: nn.Module) -> list[str]:
+    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _batch_size(named: Mapping[str, Any]) -> int | None:
+    """Size of the first axis of the first tensor that has one."""
+    for leaf in pytree.tree_leaves(dict(named)):
+        if isinstance(leaf, Tensor) and leaf.ndim > 0:
+            return len(leaf)
+    return None
+
+
+def _slice(leaf: Any, size: int, wanted: int) -> Any:
+    if isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == size:
+        return leaf.detach()[:wanted].clone()
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _is_batched(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _shapes(part: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
+    """Shapes without the batch axis: only such batches can be joined."""
+    return [tuple(leaf.shape[1:]) if _is_batched(leaf) else None for leaf in pytree.tree_leaves(part)]
+
+
+class Watched:
+    """What a user looks at while a run is watched: readings, alarms, a table, a line."""
+
+    gauge: Gauge | None = None
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, float]] = []
+        self._alarms: list[Alarm] = []
+        self._readings: list[Reading] = []
+
+    def _keep(self, reading: Reading) -> None:
+        scalars = {name.removeprefix("rankscope/"): value for name, value in reading.scalars.items()}
+        self._rows.append({"step": reading.step, **scalars})
+        self._alarms += [alarm for alarm in reading.alarms if alarm.state == "raised"]
+        self._readings = [*self._readings, reading][-MOST_DRAWN:]
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether an alarm requested that the run be stopped (``actions=("stop",)``)."""
+        return self.gauge is not None and self.gauge.should_stop
+
+    @property
+    def disabled(self) -> str | None:
+        """Why nothing is read any more; None as long as it is."""
+        return None if self.gauge is None else self.gauge.disabled
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Every alarm that was raised, in order."""
+        return tuple(self._alarms)
+
+    @property
+    def history(self) -> Any:
+        """One row per reading: a pandas DataFrame with the step as index, or a list of dictionaries without pandas."""
+        try:
+            import pandas as pd
+        except ImportError:
+            return list(self._rows)
+        return pd.DataFrame(self._rows).set_index("step") if self._rows else pd.DataFrame()
+
+    @property
+    def postfix(self) -> dict[str, str]:
+        """For a progress bar: ``bar.set_postfix(watch.postfix)``."""
+        if not self._rows:
+            return {"rankscope": "nothing read yet"}
+        last = self._rows[-1]
+        found = {}
+        if "relative_residual/least" in last:
+            found["residual"] = f"{last['relative_residual/least']:.2g}"
+        active = self.gauge.last.active if self.gauge is not None and self.gauge.last is not None else ()
+        return {**found, "alarms": ",".join(active) or "none"}
+
+    def __repr__(self) -> str:
+        if self.disabled is not None:
+            return f"watch: disabled: {self.disabled}"
+        return f"watch: {'no training batch was seen yet' if self.gauge is None else self.gauge.summary}"
+
+    def _repr_html_(self) -> str:
+        from rankscope.monitor.showing import history_html
+
+        return history_html(repr(self), self._readings)

@@ -1,0 +1,80 @@
+"""The chapter of a doctor's report: the answer, the two curves that show it, what else was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rankscope.reporting.page.charts import Chart, Views, plain_list
+from rankscope.reporting.page.rendering import Chapter
+from rankscope.reporting.page.safe_text import clipped, visible
+from rankscope.verbs.doctor.checks import AnyFinding, DoctorReport
+from rankscope.verbs.doctor.show import check_tables, next_steps, trust
+from rankscope.views import Column, Row, Section, Table
+from rankscope.views.charts import spans_decades
+
+
+def doctor_chapter(report: DoctorReport) -> Chapter:
+    """The answer as the headline, its change and numbers below it, then the picture and everything else."""
+    first = report.faults[0] if report.faults else None
+    shown = first is not None and first.certainty == "shown"
+    told = [] if first is None else _told(first)
+    forward, backward = report.passes
+    return Chapter(
+        title=f"doctor · {visible(report.model)}",
+        question="What is wrong with this model, and what to change?",
+        state="bad" if shown or not report.trusted else "good",
+        headline=visible(report.answer),
+        verdict=[visible(words) for words in told],
+        tiles=[
+            ("blocks", str(sum(stack.depth for stack in report.stacks))),
+            ("passes", f"{forward} forward, {backward} backward"),
+            ("checks", f"{len(report.checks)}, {sum(check.status == 'fail' for check in report.checks)} failed"),
+        ],
+        sections=tuple(_sections(report)),
+        next_steps=next_steps(report),
+    )
+
+
+def _told(one: AnyFinding) -> list[str]:
+    how = "Shown by" if one.certainty == "shown" else "Measured"
+    return [f"Change: {one.change}"] * bool(one.change) + [f"{how}: {one.evidence}"] * bool(one.evidence)
+
+
+def _sections(report: DoctorReport) -> Iterator[Section]:
+    drawn = [one for one in report.faults if one.curves[0]]
+    if drawn:
+        lead = "The same weights and inputs, after each block."
+        yield Section("As it is, and with the change", lead, (_chart(drawn),))
+    others = [one for one in report.findings if one not in report.faults[:1]]
+    if others:
+        yield Section("What else was found", "", (_others(others),))
+    yield Section("Can the numbers be trusted?", visible(trust(report)), tuple(check_tables(report)))
+
+
+def _others(findings: list[AnyFinding]) -> Table:
+    columns = [Column("", align="left"), *(Column(name, align="left", width="wide") for name in ("found", "measured"))]
+    kinds = {"shown": "also", "possible": "possibly"}
+    rows: list[Row] = [
+        [
+            "harmless" if one.kind == "harmless" else kinds[one.certainty],
+            visible(f"{one.sentence} {one.change}".strip()),
+            visible(one.evidence),
+        ]
+        for one in findings
+    ]
+    return Table(columns, rows)
+
+
+def _chart(drawn: list[AnyFinding]) -> Chart:
+    views: Views = {}
+    for one in drawn:
+        series: list[dict[str, Any]] = [
+            {"name": name, "x": list(range(len(values))), "y": plain_list(values), "low": [], "high": [], "floor": []}
+            for name, values in zip(("as it is", "changed"), one.curves, strict=True)
+        ]
+        log = spans_decades(value for line in series for value in line["y"])
+        measured = clipped(one.measured.replace("after the last block", "after each block"), 100)
+        views[one.code,] = {"metric": measured, "series": series, "guides": [], "log": log, "form": "number"}
+    changes = "; ".join(f"{one.code}: {one.intervention}" for one in drawn)
+    return Chart("lines", "Two curves", f"Changed: {visible(changes)}.", ("cause",), views)

@@ -1,0 +1,305 @@
+"""Proves that the known skips are the only way around the branches of a block.
+
+A sum can be written in more ways than any list of operations has: a pooled stack, an FFT, a copy through NumPy. So the
+model runs with everything held fixed that passes through a matrix of weights, and with every known skip removed. Each
+known sum begins anew with a fixed stream. Compared with such a pass, others change
+
+- the stream, before the last known sum of a block. If that reaches the output of the block, the stream gets around a
+  known sum.
+- what comes out of those matrices that the stream reached. If that reaches the stream where a known sum takes it, it
+  was added there by a sum that is not known. After the last known sum, the same holds for the output of the block,
+  provided that the stream reaches it as well: without that, the block has no skip there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+
+from rankscope.linalg.precision import as_float64, float64_home
+from rankscope.models.linear_maps import is_packed_linear
+from rankscope.models.view import Carry, Label, ModelView, Stack
+from rankscope.stream.frames import ByTensor, first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
+from rankscope.stream.operators import (
+    ADDED_MATRIX_PRODUCTS,
+    DIVISIONS,
+    JOINS,
+    MOVES,
+    MULTI_HEAD,
+    MULTIPLICATIONS,
+    NORMS,
+    QUERIES,
+    SUMS,
+    is_flex,
+)
+
+_GAINS = MULTIPLICATIONS | DIVISIONS
+_ELEMENTWISE = SUMS | MULTIPLICATIONS | DIVISIONS | MOVES | NORMS | JOINS
+_Place = tuple[str | None, int]
+_Change = Literal["nothing", "early", "late", "weights"]
+"""What a pass changes: the stream before the last known sum, the stream after it, or what weights return after it."""
+_ROUNDINGS = 64
+
+
+def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
+    """The view, with a carry for each block around whose branches the stream gets in an unknown way."""
+    if not all(stack.stream.has_plain_blocks for stack in view.stacks):
+        return view
+    kept = _Kept()
+    reference = _run(_Held(view, kept, "nothing"), run)
+
+    def leaks_of(only: _Place | None = None) -> set[_Place]:
+        early = _run(_Held(view, kept, "early", only), run).changed
+        late = _run(_Held(view, kept, "late", only), run).changed if reference.weights_at_end else set()
+        weights = _run(_Held(view, kept, "weights", only), run)
+        return early | weights.added | (late & (weights.changed | reference.opaque))
+
+    leaks = leaks_of()
+    if any(stack.long_skips for stack in view.stacks):
+        # A long skip brings the changed stream of one block to another, so each is changed alone.
+        leaks = {place for place in leaks if place in leaks_of(place)}
+    return replace(view, stacks=tuple(_with(stack, leaks, reference.combined) for stack in view.stacks))
+
+
+def _run(mode: _Held, run: Callable[[], object]) -> _Held:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), mode.active():
+        torch.manual_seed(0)
+        run()
+    return mode
+
+
+def _with(stack: Stack, leaks: set[_Place], names: Mapping[_Place, str]) -> Stack:
+    found = []
+    for number, call in enumerate(stack.calls):
+        last = call.first_layer + len(call.blocks) - 1
+        uncut = (carry for carry in stack.carries if carry.calls_begun is None)
+        known = any(carry.first <= last and carry.last >= call.first_layer for carry in uncut)
+        if (stack.name, number) in leaks and not known:
+            operation = names.get((stack.name, number), "an operation that cannot be followed")
+            found.append(Carry(call.module_name, operation, call.first_layer, last))
+    return replace(stack, carries=(*stack.carries, *found), cuts_proven=True)
+
+
+@dataclass
+class _Kept:
+    """What passes are compared by.
+
+    Attributes:
+        tensors: outputs of block calls, and the stream where a known sum takes it, from the pass that changes nothing.
+        sums: one number for what each product with weights was given in that pass.
+        reached: the products to which the stream is given, directly or changed.
+    """
+
+    tensors: dict[Hashable, Tensor] = field(default_factory=dict)
+    sums: dict[Hashable, float] = field(default_factory=dict)
+    reached: set[Hashable] = field(default_factory=set)
+
+
+class _Held(StreamMode):
+    """Runs blocks with fixed numbers in place of what passes through weights, and of the stream.
+
+    Args:
+        view: the model and its structure.
+        kept: what this pass is compared by.
+        change: what it changes.
+        only: the only block call in which it changes that; None for all.
+
+    Attributes:
+        changed: block calls whose output differs from that of the pass that changed nothing.
+        added: those in which what passed through weights became part of the stream before a known sum.
+        weights_at_end: those in which a matrix of weights is used after the last known sum.
+        opaque: those in which an operator that takes functions runs after the last known sum: it may add what it was
+            given to what its functions compute.
+        combined: the last operation of each call that may be a sum, as its author wrote it.
+    """
+
+    def __init__(self, view: ModelView, kept: _Kept, change: _Change, only: _Place | None = None) -> None:
+        super().__init__(view)
+        self.changed: set[_Place] = set()
+        self.added: set[_Place] = set()
+        self._products = Counter[_Place]()
+        self.weights_at_end: set[_Place] = set()
+        self.opaque: set[_Place] = set()
+        self.combined: dict[_Place, str] = {}
+        self._kept, self._change, self._only = kept, change, only
+        self._weights = ByTensor[None]()
+        for parameter in view.model.parameters():
+            if parameter.dim() > 1:
+                self._weights[parameter] = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in QUERIES:
+            return func(*args, **(kwargs or {}))
+        given = tensors_in((args, kwargs or {}), depth=3)
+        weights = [tensor for tensor in given if tensor in self._weights]
+        call = self._open
+        if weights and len(weights) == len(given):
+            out = func(*args, **(kwargs or {}))
+            for tensor in tensors_in(out):
+                self._weights[tensor] = None  # a part or a turn of a matrix is still one
+            return out
+        ungated = _ungated(call, given) if func in _GAINS else None
+        out = super().__torch_function__(func, types, args, kwargs)
+        if call is None:
+            return out
+        if call.is_stream(out) and func not in SUMS:
+            # What weights do to a stream that is still followed is a gain on it, or a known sum of what lies side by
+            # side. Behind the last known sum, no skip has that gain: there it counts as any other product.
+            if ungated is not None and not _is_last(call):
+                with torch._C.DisableTorchFunction():
+                    out.copy_(ungated)
+        elif func is MULTI_HEAD or (weights and _is_product(func, args)):
+            return self._fixed(call, out, [tensor for tensor in given if tensor not in self._weights])
+        if isinstance(func, HigherOrderOperator) and not is_flex(func) and _is_last(call):
+            self.weights_at_end.add(_place(call))
+            self.opaque.add(_place(call))
+        if func not in MOVES and self._open is call and given and not _named(func).startswith("__"):
+            self.combined[_place(call)] = _named(func)
+        return out
+
+    def _fixed(self, call: ActiveBlock, out: Any, given: Sequence[Tensor]) -> Any:
+        """What passed through weights, replaced by fixed numbers."""
+        if _is_last(call):
+            self.weights_at_end.add(_place(call))
+        with torch._C.DisableTorchFunction():
+            changes = self._is_reached(_place(call), given) and self._changes("weights", _place(call))
+            for tensor in tensors_in(out):
+                if tensor.is_floating_point():
+                    tensor.copy_(_numbers(tensor, 2 if changes else 1))
+        return out
+
+    def _is_reached(self, place: _Place, given: Sequence[Tensor]) -> bool:
+        """Whether what a product is given depends on the stream, or on a product that does."""
+        number = self._products[place]
+        self._products[place] += 1
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
+            self._kept.reached.add((place, number))  # inside torch.func there are no numbers to compare
+            return True
+        total = sum(float(torch.nan_to_num(as_float64(x.detach())).flatten() @ _weights_of(x))
+                    for x in given if x.is_floating_point())  # fmt: skip
+        if self._change == "nothing":
+            self._kept.sums[place, number] = total
+        elif self._kept.sums.get((place, number)) != total:
+            self._kept.reached.add((place, number))
+        return (place, number) in self._kept.reached
+
+    def _changes(self, what: _Change, place: _Place) -> bool:
+        return self._change == what and self._only in (None, place)
+
+    def _stream(self, like: Tensor, place: _Place, *, at_end: bool) -> Tensor:
+        """Fixed numbers for the stream, others in the pass that changes it there."""
+        with torch._C.DisableTorchFunction():
+            return _numbers(like, 4 if self._changes("late" if at_end else "early", place) else 3)
+
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
+        """Remove the skip, and begin anew after it."""
+        assert call.sum is not None
+        if label is None:
+            return super().on_add(call, label, stream, branch, perform)
+        if call.joins:
+            return call.sum.of(stream, None)
+        if self._differs((*_place(call), call.adds_seen), call.sum.carried) and self._change == "weights":
+            self.added.add(_place(call))
+        return call.sum.of(None, self._stream(branch, _place(call), at_end=_is_last(call)))
+
+    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
+        if call.label is not None and not call.joins:
+            with torch._C.DisableTorchFunction():
+                total.copy_(self._stream(total, _place(call), at_end=_is_last(call)))
+        return super()._summed(call, total, target)
+
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+        """Compare what leaves the block."""
+        if self._differs(_place(call), out):
+            self.changed.add(_place(call))
+
+    def _differs(self, place: Hashable, value: Tensor) -> bool:
+        """Whether a value differs by more than rounding from that of the pass that changes nothing."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return True
+        with torch._C.DisableTorchFunction():
+            if self._change == "nothing":
+                self._kept.tensors[place] = value.detach().clone()
+            before = self._kept.tensors.get(place)
+            if before is None or before.shape != value.shape:
+                return True
+            limit = _ROUNDINGS * torch.finfo(value.dtype).eps * before.nan_to_num().abs().max()
+            same = (before == value) | (before.isnan() & value.isnan())
+            return bool((~same & ~((before - value).abs() <= limit)).any())
+
+    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        for stack in self.view.stacks:
+            for name in dict.fromkeys(call.module_name for call in stack.calls):
+                yield modules[name].register_forward_pre_hook(self._given(stack), with_kwargs=True)
+        for module in modules.values():
+            if is_packed_linear(module):
+                yield module.register_forward_hook(self._after_matrix)
+        yield from super()._hooks(modules)
+
+    def _given(self, stack: Stack) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            entry = first_tensor(args, kwargs)
+            if entry is None or torch._C._functorch.is_functorch_wrapped_tensor(entry):
+                return None
+            number = self._calls_made.get(stack.name, 0)
+            adds = [label for plan in stack.calls[min(number, len(stack.calls) - 1)].blocks for label in plan.skips]
+            return with_another((args, kwargs), entry, self._stream(entry, (stack.name, number), at_end=not adds))
+
+        return hook
+
+    def _after_matrix(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        out = output_tensor(output)
+        if self._open is None or out is None or self._open.is_stream(out):
+            return None
+        return with_output_tensor(output, self._fixed(self._open, out.clone(), tensors_in(args)))
+
+
+def _place(call: ActiveBlock) -> _Place:
+    return call.stack.name, call.number
+
+
+def _is_product(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether what is given to a function and a matrix of weights passes through the matrix."""
+    if func in ADDED_MATRIX_PRODUCTS:
+        return bool(args) and isinstance(args[0], nn.Parameter)  # only a bias is added
+    return func not in _ELEMENTWISE
+
+
+def _ungated(call: ActiveBlock | None, given: Sequence[Tensor]) -> Tensor | None:
+    """A copy of the only stream that a product is given."""
+    streams = [] if call is None else [tensor for tensor in given if call.is_stream(tensor)]
+    with torch._C.DisableTorchFunction():
+        return streams[0].clone() if len(streams) == 1 else None
+
+
+def _is_last(call: ActiveBlock) -> bool:
+    """Whether no known skip is still to come in this call."""
+    return not call.cuts_to_come
+
+
+def _weights_of(like: Tensor) -> Tensor:
+    """Weights of a sum that tells two tensors apart."""
+    return torch.arange(like.numel(), dtype=torch.float64, device=float64_home(like)).cos()
+
+
+def _numbers(like: Tensor, seed: int) -> Tensor:
+    """Fixed numbers of a shape."""
+    drawn = np.random.default_rng(seed).standard_normal(tuple(like.shape), dtype=np.float32)
+    return torch.from_numpy(drawn).to(like.device, like.dtype)
+
+
+def _named(func: Callable[..., Any]) -> str:
+    own = (str(func) if isinstance(func, HigherOrderOperator) else getattr(func, "__name__", "")).split(".")[0]
+    return f"torch.{own}" if hasattr(torch, own) else own or str(func)

@@ -1,0 +1,171 @@
+"""Models that are not on this machine: the values of the local run, and no more bytes than necessary."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file
+
+import rankscope as rs
+from rankscope.errors import InputError, LoadError
+from rankscope.ext.offload.meta_model import open_meta_model
+from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
+from tests.ext.offload.folders import same_bits, saved
+from tests.hub_server import COMMIT, Served, serving
+from tests.network_faults import drops_half_way, unavailable
+
+SHAPE = {"sequences": 2, "tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("init:tiny-llama", tmp_path_factory.mktemp("remote") / "llama")
+
+
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    with serving(Served(folder)) as served:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", served.address)
+        template = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+        yield served
+
+
+def test_measure_reads_block_by_block_and_gives_the_same_bits(hub: Served) -> None:
+    hub.latency = 0.01
+    local = rs.measure(hub.folder, rs.Inputs(**SHAPE))
+    hub.faults = [None, None, None, drops_half_way, unavailable]
+    run = rs.measure(rs.Model("hub:owner/tiny@v1", offload=True), rs.Inputs(**SHAPE))
+    assert same_bits(run, local)
+    assert (run.provenance.origin, run.provenance.revision) == ("hub", COMMIT)
+    assert not hub.faults
+    facts = run.extra["offload"]
+    assert facts["blocks_read"] == 3
+    assert facts["retries"] >= 2
+    assert facts["bytes_read"] <= hub.sent  # what was under way when a connection broke may not have arrived
+
+
+def test_an_address_and_a_bare_hub_name(hub: Served) -> None:
+    local = rs.measure(hub.folder, rs.Inputs(**SHAPE))
+    assert same_bits(rs.measure(rs.Model(f"{hub.address}/plain", offload=True), rs.Inputs(**SHAPE)), local)
+    assert same_bits(rs.measure(rs.Model("owner/tiny", offload=True), rs.Inputs(**SHAPE)), local)
+
+
+def test_nothing_is_left_on_disk(hub: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    run = rs.measure(rs.Model("hub:tiny", offload=True), rs.Inputs(**SHAPE))
+    assert run.extra["offload"]["bytes_read"] == hub.sent
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_block_is_read_while_one_is_in_use(hub: Served) -> None:
+    from tests.ext.offload.test_schedule import Nothing, schedule_of
+
+    schedule = schedule_of("hub:tiny")  # type: ignore[arg-type]
+    whole = {}
+    for path in hub.folder.glob("*.safetensors"):
+        whole |= load_file(path)
+    stages = schedule.stages(Nothing())
+    next(stages)
+    for _ in range(200):  # up to two seconds for the second block to be requested
+        if schedule.meta_model.folder.traffic.received >= hub.sent and len(hub.ranges) > 8:  # type: ignore[union-attr]
+            break
+        time.sleep(0.01)
+    second = stored_tensors(LocalFolder(hub.folder))["layers.1.mlp.up_proj.weight"]
+    asked = [(name, first, count) for name, first, count in hub.ranges]
+    path = Path(second.file.name).name
+    assert any(
+        name == path and first <= second.offset and second.offset + second.nbytes <= first + count
+        for name, first, count in asked
+    )
+    model = schedule.view.model
+    assert torch.equal(model.layers[0].mlp.up_proj.weight, whole["layers.0.mlp.up_proj.weight"])
+    stages.close()
+
+
+def test_reading_ahead_needs_memory(hub: Served) -> None:
+    meta_model = open_meta_model("hub:tiny")
+    from rankscope.execution.budget import Need, reads_ahead
+
+    need = Need(process=100, block=10, widened=0, work=5, states=5, ahead=10)
+    assert reads_ahead(need, None)
+    assert reads_ahead(need, 130)
+    assert not reads_ahead(need, 129)
+    assert not reads_ahead(Need(100, 10, 0, 5, 5), None)
+    assert meta_model.connections > 1
+
+
+def test_a_run_resumes_from_the_hub(hub: Served, tmp_path: Path) -> None:
+    """The first run fails at its last block; the second reads only that one."""
+    local = rs.measure(hub.folder, rs.Inputs(**SHAPE))
+    last = stored_tensors(LocalFolder(hub.folder))["layers.2.mlp.up_proj.weight"]
+    name = Path(last.file.name).name
+
+    def refuse_last(handler: object, path: Path, first: int, end: int) -> bool:
+        if path.name == name and first <= last.offset <= end and first > 0:  # not the header
+            handler.refuse(403)  # type: ignore[attr-defined]
+            return True
+        return False
+
+    hub.faults = [refuse_last] * 50
+    with pytest.raises(LoadError, match="403"):
+        rs.measure(rs.Model("hub:tiny", offload=True, work=tmp_path / "work"), rs.Inputs(**SHAPE))
+    hub.faults = []
+    run = rs.measure(rs.Model("hub:tiny", offload=True, work=tmp_path / "work"), rs.Inputs(**SHAPE))
+    assert same_bits(run, local)
+    assert run.extra["offload"]["resumed_at"] == 2
+    assert run.extra["offload"]["blocks_read"] == 1
+
+
+def test_a_budget_stops_a_run(hub: Served) -> None:
+    with pytest.raises(InputError, match="byte_budget=100,000"):
+        rs.measure(rs.Model("hub:tiny", offload=True, byte_budget=100_000), rs.Inputs(**SHAPE))
+    assert hub.sent <= 100_000
+    with pytest.raises(InputError, match="byte_budget='lots' is not a size"):
+        rs.measure(rs.Model("hub:tiny", offload=True, byte_budget="lots"), rs.Inputs(**SHAPE))
+    with pytest.raises(InputError, match="need offload"):
+        rs.measure(rs.Model(hub.folder, byte_budget="1GiB"), rs.Inputs(**SHAPE))
+
+
+def test_weights_only_reads_queries_keys_values_and_outputs(hub: Served) -> None:
+    run = rs.bound("hub:tiny", weights_only=True)
+    local = rs.bound(hub.folder, weights_only=True)
+    stored = stored_tensors(LocalFolder(hub.folder))
+    attention = sum(entry.nbytes for name, entry in stored.items() if "self_attn" in name)
+    headers = sum(min(1 << 15, path.stat().st_size) for path in hub.folder.glob("*.safetensors"))
+    small = sum((hub.folder / name).stat().st_size for name in ("config.json", "model.safetensors.index.json"))
+    assert hub.sent == attention + headers + small
+    assert run.provenance.revision == COMMIT
+    assert run.extra["weights"]["bytes_read"] == hub.sent
+    assert "dong_2021_mlp" in run.notes[0]
+    kept = [name for name in local.extra["sentences"] if name != "dong_2021_mlp"]
+    assert list(run.extra["sentences"]) == kept
+    assert all(run.extra["sentences"][name] == local.extra["sentences"][name] for name in kept)
+
+
+def test_a_theorem_on_mlps_reads_them_if_it_is_named(hub: Served) -> None:
+    run = rs.bound("hub:tiny", weights_only=True, theorems=["dong_2021_mlp"])
+    local = rs.bound(hub.folder, weights_only=True, theorems=["dong_2021_mlp"])
+    assert run.extra["sentences"] == local.extra["sentences"]
+
+
+@pytest.mark.slow
+def test_the_command_line(hub: Served, tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+    words = [sys.executable, "-m", "rankscope", "bound", "hub:tiny", "--weights-only", "--json"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["provenance"]["revision"] == COMMIT

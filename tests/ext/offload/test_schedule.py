@@ -1,0 +1,161 @@
+"""One block at a time: what is in memory, what is read, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankscope.errors import LoadError
+from rankscope.ext.offload.meta_model import open_meta_model
+from rankscope.ext.offload.schedule import BlockSchedule, OffloadLimits, plan_schedule
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.models.weight_files.files import LocalFile
+from tests.ext.offload.folders import saved
+
+
+class Nothing:
+    """Progress of a verb that finds nothing."""
+
+    def added(self) -> bytes:
+        return b""
+
+    def restore(self, added: bytes) -> None:
+        pass
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return saved("init:tiny-llama", tmp_path / "llama")
+
+
+def schedule_of(folder: Path, limits: OffloadLimits | None = None) -> BlockSchedule:
+    meta_model = open_meta_model(folder)
+    prepared = prepare_inputs(meta_model.loaded, None, sequences=4, tokens=12, batch=2)
+    return plan_schedule(meta_model, prepared, limits or OffloadLimits(), options={})
+
+
+def test_one_block_is_present_at_a_time(llama: Path) -> None:
+    schedule = schedule_of(llama)
+    model, whole = schedule.view.model, load(llama).model.state_dict()
+    for stage in schedule.stages(Nothing(), final=True):
+        present = {name for name, value in model.named_parameters() if not value.is_meta and name.startswith("layers.")}
+        expected = {name for name in whole if name.startswith(f"layers.{stage.number}.")}
+        assert present == expected
+        assert all(torch.equal(model.get_parameter(name), whole[name]) for name in present)
+        assert stage.view.depth == 3
+        for part in schedule.prepared:
+            with stage.through(part):
+                part.run(model)
+    assert schedule.tally == {"blocks_read": 3, "resumed_at": 0}
+    assert all(value.is_meta for name, value in model.named_parameters() if name.startswith("layers."))
+
+
+def test_only_rows_of_tokens_that_occur_are_read(llama: Path) -> None:
+    schedule = schedule_of(llama)
+    ids = torch.cat([part.inputs["input_ids"] for part in schedule.prepared])
+    table = schedule.view.model.embed_tokens
+    whole = load(llama).model.embed_tokens
+    assert table.weight.shape[0] == len(ids.unique()) < whole.weight.shape[0]
+    assert torch.equal(table(ids), whole(ids))
+
+
+def go_through(schedule: BlockSchedule) -> None:
+    for stage in schedule.stages(Nothing()):
+        for part in schedule.prepared:
+            with stage.through(part):
+                part.run(schedule.view.model)
+
+
+def test_the_system_is_asked_for_each_block_before_it_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *words: asked.append(words))
+    schedule = schedule_of(llama)
+    go_through(schedule)
+    stored = [
+        slot.stored for slot in schedule.meta_model.slots.values() if slot.name.startswith(("layers.1.", "layers.2."))
+    ]
+    wanted = [(one.offset, one.nbytes, os.POSIX_FADV_WILLNEED) for one in stored if one is not None]
+    assert len(wanted) == 2 * 9, "nobody asks for the first block: it is read at once"
+    assert sorted(asked) == sorted(wanted)
+
+
+def test_a_system_that_takes_no_advice_is_read_all_the_same(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise")
+    schedule = schedule_of(llama)
+    go_through(schedule)
+    assert schedule.tally == {"blocks_read": 3, "resumed_at": 0}
+
+
+def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+    own = LocalFile.read
+
+    def count(file: LocalFile, offset: int, places: Sequence[memoryview]) -> None:
+        seen.extend((file.name, byte) for byte in range(offset, offset + sum(map(len, places))))
+        own(file, offset, places)
+
+    schedule = schedule_of(llama)
+    monkeypatch.setattr(LocalFile, "read", count)
+    go_through(schedule)
+    slots = [slot for slot in schedule.meta_model.slots.values() if slot.name.startswith("layers.")]
+    assert len(seen) == len(set(seen)) == sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
+
+
+def test_blocks_are_left_as_they_were(llama: Path) -> None:
+    schedule = schedule_of(llama)
+    before = [(type(module), len(module._forward_hooks)) for module in schedule.view.model.modules()]
+    for stage in schedule.stages(Nothing()):
+        assert type(schedule.view.model.layers[0]) is not type(load(llama).model.layers[0])
+        with pytest.raises(KeyError), stage.through(schedule.prepared[0]):
+            raise KeyError
+        break
+    assert [(type(module), len(module._forward_hooks)) for module in schedule.view.model.modules()] == before
+
+
+def test_what_a_stage_leaves_is_what_the_model_has_there(llama: Path) -> None:
+    schedule = schedule_of(llama)
+    whole = load(llama).model
+    for stage in schedule.stages(Nothing()):
+        for part in schedule.prepared:
+            if stage.number:
+                with torch.no_grad():
+                    states = whole(**part.inputs, output_hidden_states=True).hidden_states
+                left = stage.left(part)
+                assert left is not None
+                assert torch.equal(left, states[stage.number])
+            with stage.through(part):
+                part.run(schedule.view.model)
+
+
+def test_states_go_to_files_that_do_not_stay(llama: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    schedule = schedule_of(llama, OffloadLimits(work=work))
+    for stage in schedule.stages(Nothing()):
+        for part in schedule.prepared:
+            with stage.through(part):
+                part.run(schedule.view.model)
+        assert len(list(work.glob("*/state-*.safetensors"))) == 2 * (1 if stage.number == 0 else 2)
+    assert not work.exists()
+
+
+def test_a_checkpoint_without_a_block_is_refused(llama: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for path in llama.glob("*.safetensors"):
+        kept = {name: value for name, value in load_file(path).items() if "layers.1.mlp" not in name}
+        save_file(kept, path)
+    with pytest.raises(LoadError, match=r"no tensor for layers\.1\.mlp"):
+        schedule_of(llama)
+
+
+def test_weights_of_another_shape_are_refused(llama: Path) -> None:
+    text = (llama / "config.json").read_text()
+    (llama / "config.json").write_text(text.replace('"intermediate_size": 64', '"intermediate_size": 32'))
+    assert '"intermediate_size": 32' in (llama / "config.json").read_text()
+    with pytest.raises(LoadError, match="has the shape"):
+        schedule_of(llama)

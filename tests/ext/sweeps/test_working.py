@@ -1,0 +1,173 @@
+"""One task: rows with their coordinates, equal to those of the verb itself; failures with their reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rankscope as rs
+from rankscope.errors import InputError
+from rankscope.ext.sweeps import working
+from rankscope.ext.sweeps.plan import plan_of
+from rankscope.ext.sweeps.querying import COORDINATES
+from rankscope.ext.sweeps.tasks import Task, tasks_of
+from rankscope.ext.sweeps.working import do
+from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.verbs._spec import VERBS
+
+SMALL = {"sequences": 2, "tokens": 12}
+
+
+def one_task(**given: Any) -> Task:
+    return next(tasks_of(plan_of({"models": ["init:tiny-bert"], "verbs": ["measure"], "inputs": SMALL, **given})))
+
+
+def values(table: Any) -> list[tuple[Any, ...]]:
+    names = ("metric", "site", "layer", "head", "sequence", "value", "status")
+    columns = (table[name].to_pylist() for name in names)
+    return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals itself
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("measure", {"metrics": ["relative_residual", "stable_rank"]}),
+        ("ablate", {"variants": ["pure", "full"]}),
+        ("exact", {}),
+        ("bound", {"theorems": ["dong_2021_multi_head"], "lanczos": 5}),
+        ("decompose", {"marginals": ["heads"]}),
+        ("remedy", {"remedies": ["stronger_skip"], "gradients": False, "repeats": 0}),
+        ("predict", {"most_blocks": 3}),
+    ],
+)
+def test_rows_are_those_of_the_verb(verb: str, options: dict[str, Any]) -> None:
+    outcome = do(one_task(verbs=[{verb: options}], seeds=[3]))
+    if verb == "predict":
+        run = rs.predict("init:tiny-bert", seeds=1, seed=3, tokens=12, **options)
+    else:
+        run = getattr(rs, verb)(rs.Model("init:tiny-bert", seed=3), rs.Inputs(**SMALL), **options)
+    assert outcome.table is not None, outcome.facts
+    assert values(outcome.table) == values(run.table)
+    assert outcome.facts["verdict"] == run.verdict
+    known = {*FIXED_COLUMNS, *COORDINATES, *VERBS[verb].columns}
+    assert set(outcome.table.column_names) <= known, "query must know every column"
+    assert set(outcome.table["seed"].to_pylist()) == {3}
+    assert set(outcome.table["task"].to_pylist()) == {outcome.task.key}
+
+
+def test_surgery_is_around_the_verb() -> None:
+    outcome = do(one_task(variants=[{"name": "cut", "skip": 0, "mlp": "drop", "norm": "identity"}]))
+    pure = do(one_task(variants=["pure"]))
+    assert outcome.table is not None
+    assert pure.table is not None
+    assert values(outcome.table) == values(pure.table)
+    with rs.operate(loaded := rs.load("init:tiny-bert").model, rs.Surgery(skip=0.0, mlp="drop", norm="identity")):
+        run = rs.measure(loaded, rs.Inputs(list_of_ids(), batch=4))
+    assert set(outcome.table["variant"].to_pylist()) == {"cut"}
+    assert outcome.facts["provenance"]["operations"] == run.provenance.to_json()["operations"]
+
+
+def list_of_ids() -> Any:
+    import torch
+
+    return torch.ones(1, 8, dtype=torch.long)
+
+
+def test_texts_and_files_reach_the_model(tmp_path: Path) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("one two three four five six seven eight nine ten eleven twelve thirteen " * 3)
+    outcome = do(one_task(inputs={**SMALL, "text": str(text)}))
+    run = rs.measure("init:tiny-bert", rs.Inputs(text, **SMALL))
+    assert outcome.table is not None
+    assert values(outcome.table) == values(run.table)
+    outcome = do(one_task(inputs={**SMALL, "texts": ["a b c d", "e f g h"]}))
+    assert outcome.facts["provenance"]["sequences"] == 2
+
+
+def test_a_failure_is_an_outcome_with_its_reason() -> None:
+    outcome = do(one_task(verbs=[{"measure": {"metrics": ["stable_rnk"]}}]))
+    assert outcome.table is None
+    assert "stable_rank" in outcome.facts["reason"]
+    assert outcome.facts["type"] == "UnknownNameError"
+    assert outcome.facts["trace"] == "", "an explained error needs no trace"
+
+
+def test_a_defect_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(task: Task) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(working, "_run", broken)
+    outcome = do(one_task())
+    assert outcome.facts["reason"] == "by nothing"
+    assert "in broken" in outcome.facts["trace"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), MemoryError()])
+def test_what_may_heal_is_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def broken(task: Task) -> None:
+        raise error
+
+    monkeypatch.setattr(working, "_run", broken)
+    with pytest.raises(type(error)):
+        do(one_task())
+
+
+def test_other_weights_on_the_worker_are_refused(tmp_path: Path) -> None:
+    rs.load("init:tiny-bert").model.save_pretrained(tmp_path / "m")
+    task = one_task(models=[str(tmp_path / "m")])
+    assert do(task).table is not None
+    (tmp_path / "m" / "vocab.txt").write_text("new")
+    outcome = do(task)
+    assert outcome.table is None
+    assert "other files here" in outcome.facts["reason"]
+
+
+def test_stored_states_are_models_of_a_sweep(tmp_path: Path) -> None:
+    """Rows and verdict of ``judge``: every sequence, no variant, one seed, a step per checkpoint."""
+    for step in (10, 20):
+        x = torch.randn(6, 3, 9, 5, generator=torch.Generator().manual_seed(step))
+        np.savez(tmp_path / f"step-{step}.npz", x=x.numpy())
+    described = {"layout": "batch layers tokens dim", "verbs": ["measure"]}
+    plan = plan_of({
+        "models": [
+            {"states": str(tmp_path / "step-20.npz"), **described},
+            {"name": "run", "checkpoints": [{"states": str(tmp_path / f"step-{n}.npz")} for n in (10, 20)],
+             **described},
+            "init:tiny-bert",
+        ],
+        "verbs": [{"measure": {"null": True}}, "exact"],
+        "variants": ["full", "pure"],
+        "seeds": [3, 4],
+    })  # fmt: skip
+    tasks = [task for task in tasks_of(plan) if "states" in task.facts]
+    named = [(task.facts["model"], task.facts["checkpoint"], task.facts["step"]) for task in tasks]
+    assert named == [("step-20.npz", None, None), ("run", "step-10.npz", 10), ("run", "step-20.npz", 20)]
+    outcome = do(tasks[2])
+    run = rs.judge(tmp_path / "step-20.npz", rs.Inputs(seed=3), layout="batch layers tokens dim", null=True)
+    assert outcome.facts["verdict"] == run.verdict
+    assert outcome.table is not None
+    assert set(outcome.table["sequence"].to_pylist()) == set(range(6))
+    assert set(outcome.table["step"].to_pylist()) == {20}
+    assert outcome.table["value"].to_pylist() == pytest.approx(run.table["value"].to_pylist(), rel=0, nan_ok=True)
+    np.savez(tmp_path / "step-20.npz", x=x[:2].numpy())
+    assert "other files here" in do(tasks[2]).facts["reason"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"states": "a.npz"}, "a.npz is hidden states, and exact needs a model"),
+        ({"states": "a.npz", "model": "init:tiny-bert"}, "leave out model"),
+        ({"name": "a", "checkpoints": [{"states": "a.npz"}, "folder"]}, "leave out its checkpoints"),
+        ({"model": "init:tiny-bert", "layout": "tokens dim"}, "layout and at describe states"),
+        ({"name": "a", "checkpoints": [{"states": "a.npz", "path": "b"}]}, "a path, a revision or states"),
+    ],
+)
+def test_states_in_a_plan_are_refused_in_words(entry: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        plan_of({"models": [entry], "verbs": ["measure", "exact"]})

@@ -1,0 +1,185 @@
+"""Every way to the slowest mode of a part, on parts small enough for the dense eigenvalues to be the judge."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from rankscope.ext.theory.graphs import second_eigenvalue as module
+from rankscope.ext.theory.graphs.connectivity import connectivity
+from rankscope.ext.theory.graphs.intervals import Intervals
+from rankscope.ext.theory.graphs.second_eigenvalue import (
+    closed_part,
+    open_part,
+    reversible_operator,
+    second_eigenvalue,
+    second_eigenvalue_of_intervals,
+)
+
+TOKENS = 40
+
+
+def uniform(sees: np.ndarray) -> np.ndarray:
+    return sees / sees.sum(1, keepdims=True)
+
+
+def band(reach: int, n: int = TOKENS) -> np.ndarray:
+    return np.abs(np.subtract.outer(np.arange(n), np.arange(n))) <= reach
+
+
+def moduli(P: np.ndarray) -> np.ndarray:
+    return np.sort(np.abs(np.linalg.eigvals(P)))[::-1]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is small enough to be handled as a dense matrix."""
+    monkeypatch.setattr(module, "DENSE_TOKENS", 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_open_part_of_a_few_tokens_is_dense(seed: int) -> None:
+    P = np.random.default_rng(seed).random((9, 9))
+    P *= 0.8 / P.sum(1).max()
+    found = open_part(csr_array(P))
+    assert found.status == "exact: dense"
+    assert found.modulus == pytest.approx(moduli(P)[0], rel=1e-12)
+    assert found.gap == pytest.approx(1 - moduli(P)[0], rel=1e-12)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(5))
+def test_a_larger_open_part_is_iterated_until_its_ratios_meet(seed: int) -> None:
+    P = np.random.default_rng(seed).random((TOKENS, TOKENS))
+    P *= 0.8 / P.sum(1).max()
+    found = open_part(csr_array(P))
+    assert found.modulus == pytest.approx(moduli(P)[0], rel=1e-11)
+    assert found.gap == 1 - found.modulus
+    assert found.status.startswith("iterated")
+
+
+@pytest.mark.usefixtures("small")
+def test_an_open_part_that_does_not_converge_is_held_between_its_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POWERS", 5)
+    P = 0.9 * uniform(band(1))
+    P[0] *= 0.5
+    found = open_part(csr_array(P))
+    low, high = (float(word) for word in found.status.removeprefix("iterated, at least ").split(" and at most "))
+    assert low < moduli(P)[0] < high
+    assert found.modulus == pytest.approx(high, rel=1e-8)
+
+
+def symmetric_spectrum(sees: np.ndarray) -> np.ndarray:
+    """Of the symmetric form, largest modulus first, without the one 1 of the all-ones vector."""
+    root = np.sqrt(sees.sum(1))
+    values = np.linalg.eigvalsh(root[:, None] * uniform(sees) / root)
+    return np.sort(np.abs(np.delete(values, values.argmax())))[::-1]
+
+
+def constant_by_hand(sees: np.ndarray) -> float:
+    """Expected squares of iid tokens late in depth, from P^t - 1 pi^T itself: c = relative residual / modulus^t."""
+    P, t = uniform(sees), 1500
+    pi = sees.sum(1) / sees.sum()
+    left = np.linalg.matrix_power(P - pi, t)
+    relative = np.linalg.norm(left - left.mean(0)) / (math.sqrt(len(sees)) * np.linalg.norm(pi))
+    return math.log(relative) - t * math.log(symmetric_spectrum(sees)[0])
+
+
+WAYS = {
+    "exact: dense symmetric": {},
+    "exact: factored": {"DENSE_TOKENS": 4},
+    "iterated, an eigenvalue": {"DENSE_TOKENS": 4, "FACTOR_COST": 0},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reach", [3, 8])
+def test_every_way_gives_the_second_eigenvalue_and_its_constant(
+    way: str, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(module, name, value)
+    sees = band(reach)
+    found = closed_part(csr_array(uniform(sees)))
+    want = symmetric_spectrum(sees)[0]
+    assert found.status.startswith(way)
+    assert found.modulus == pytest.approx(want, rel=1e-9)
+    assert found.gap == pytest.approx(1 - want, rel=1e-8)
+    assert found.log_constant == pytest.approx(constant_by_hand(sees), abs=1e-3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_eigenvalue_near_minus_one_is_not_overlooked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token sees those of the other parity: eigenvalues 1, -1 and zeros, tokens never agree."""
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(module, name, value)
+    own = np.arange(TOKENS)
+    sees = np.subtract.outer(own, own) % 2 == 1
+    found = closed_part(csr_array(uniform(sees)))
+    assert found.modulus == pytest.approx(1.0, abs=1e-12)
+    assert found.gap == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tokens", [32, 40])
+def test_equal_rows_leave_nothing(way: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly nothing at a power of two, rounding otherwise."""
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(module, name, value)
+    found = closed_part(csr_array(np.full((tokens, tokens), 1 / tokens)))
+    assert (found.modulus, found.gap) == (0.0, 1.0)
+    assert math.isnan(found.log_constant)
+
+
+def test_a_symmetric_pattern_with_other_weights_is_not_taken_for_uniform() -> None:
+    P = uniform(band(2)).copy()
+    P[0, :2] += 0.1, -0.1
+    found = closed_part(csr_array(P))
+    assert found.status == "exact: dense"
+    assert found.modulus == pytest.approx(moduli(P)[1], rel=1e-10)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_one_way_part_is_iterated_from_its_operator() -> None:
+    rng = np.random.default_rng(0)
+    P = uniform((rng.random((TOKENS, TOKENS)) < 0.3) | np.eye(TOKENS, dtype=bool))
+    found = closed_part(csr_array(P))
+    assert found.status.startswith("estimate: iterated, relative backward error")
+    assert found.modulus == pytest.approx(moduli(P)[1], rel=1e-6)
+    assert found.gap == 1 - found.modulus
+
+
+def test_an_iteration_that_does_not_converge_ends_with_an_estimate() -> None:
+    """700 tokens in a narrow band: eigenvalues next to 1 lie too close for one restart."""
+    sees = band(1, 700)
+    P = csr_array(uniform(sees))
+    found = reversible_operator(lambda v: P @ v, sees.sum(1).astype(float), restarts=1)
+    assert found.status.startswith("estimate: iterated")
+    assert math.isnan(found.log_constant)
+    assert found.modulus <= 1 + 1e-12
+    assert found.modulus == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("first", "n"), [(2, 5), (3, 9), (4, 4), (3, 4)])
+def test_a_prefix_and_tokens_alone_are_read_from_their_lengths(first: int, n: int) -> None:
+    """The prefix gives 1 and zeros, the tokens after it their own shares, the largest of them 1/(first + 1)."""
+    own = np.arange(n)
+    graph = Intervals(0 * own, np.maximum(own + 1, first))
+    found = second_eigenvalue_of_intervals(graph)
+    assert found is not None
+    assert found.modulus.lower == (1 / (first + 1) if n > first else 0.0)
+    assert found.gap == 1 - found.modulus.lower
+    sees = np.arange(n) < graph.stop[:, None]
+    assert second_eigenvalue(csr_array(sees), connectivity(csr_array(sees))).modulus.lower == pytest.approx(
+        found.modulus.lower, abs=1e-12
+    )
+
+
+def test_two_closed_parts_never_agree() -> None:
+    sees = csr_array(np.kron(np.eye(2), np.ones((3, 3))))
+    found = second_eigenvalue(sees, connectivity(sees))
+    assert (found.modulus.lower, found.gap) == (1.0, 0.0)
+    assert found.modulus.status == "exact: 2 parts see nothing outside themselves"

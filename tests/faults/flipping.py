@@ -1,0 +1,186 @@
+"""One bit flipped in one file that rankscope wrote: the answer stays the same, or an error names the file."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankscope as rs
+from rankscope.errors import RankscopeError
+from rankscope.ext.papers.measuring.parts import kept
+from rankscope.ext.sweeps.status import status_of
+from rankscope.monitor import read_record
+from rankscope.monitor.outlets import RecordWriter
+from rankscope.runs.run import load_run
+from tests.ext.offload.folders import saved
+from tests.ext.sweeps.folders import made, rows, task
+from tests.monitor.test_recording import reading
+from tests.runs.builders import make_run, profile
+
+ROWS = "SELECT * FROM rows ORDER BY ALL"
+TASKS = "SELECT * FROM tasks ORDER BY ALL"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file.
+
+    Attributes:
+        name: in words.
+        pattern: of the files below the folder.
+        make: writes them into an empty folder.
+        read: everything that can be read of them, as text.
+        mends: whether a changed file is computed again instead of refused.
+    """
+
+    name: str
+    pattern: str
+    make: Callable[[Path], object]
+    read: Callable[[Path], str]
+    mends: bool = False
+
+
+def _run(home: Path) -> None:
+    values = np.linspace(0.9, 0.1, 12)
+    make_run(profile({"relative_residual": list(values), "mean_cosine": list(1 - values)}).table()).save(home)
+
+
+def _loaded(home: Path) -> str:
+    return repr(load_run(home).to_json())
+
+
+def _sweep(home: Path) -> None:
+    tasks = [task(number, seed=number, model=f"model {number % 3}") for number in range(6)]
+    course = {"relative_residual": [0.9, 0.5, 0.125], "stable_rank": [1.5, 15.0, 3.0]}
+    made(home, [(one, rows(one, course)) for one in tasks], failed={"lost": "no weights"}, missing=1)
+
+
+def _packed(home: Path) -> None:
+    _sweep(home)
+    rs.compact(home)
+
+
+def _queried(home: Path) -> str:
+    parts = [rs.query(home, sql).to_pylist() for sql in (ROWS, TASKS)]
+    return repr((parts, status_of(home).to_json(), rs.atlas(home, home.parent / "atlas.html").read_text()))
+
+
+def _record(home: Path) -> None:
+    for session in range(2):
+        writer = RecordWriter(home, {"model": "Tiny", "session": session})
+        for step in range(6):
+            writer.write(reading(6 * session + step, 0.1 * step, alarm=step == 2))
+        writer.close()
+
+
+def _recorded(home: Path) -> str:
+    record = read_record(home)
+    return repr((dict(record.facts), [one.to_json() for one in record.readings], record.torn))
+
+
+def _part(home: Path) -> None:
+    _kept(home)
+
+
+def _kept(home: Path) -> str:
+    found = [{"metric": "m", "site": "s", "layer": layer, "value": 1 / (layer + 3)} for layer in range(20)]
+    return repr(kept(home, "part", {"seed": 1}, lambda: found))
+
+
+class _StoppedError(Exception):
+    pass
+
+
+@contextmanager
+def _stopping_at(number: int) -> Iterator[None]:
+    from rankscope.ext.offload.schedule import BlockStage
+
+    own = BlockStage.through
+
+    def through(stage: BlockStage, *words: object, **options: object) -> object:
+        if stage.number == number:
+            raise _StoppedError
+        return own(stage, *words, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BlockStage, "through", through)
+        with pytest.raises(_StoppedError):
+            yield
+
+
+def _measured(home: Path) -> str:
+    """The rows of an offloaded run that resumes from the folder; the model is kept outside of it."""
+    model = home.parent / "model"
+    if not model.is_dir():
+        saved("init:tiny-bert", model)
+    run = rs.measure(
+        rs.Model(model, offload=True, work=home),
+        rs.Inputs(sequences=2, tokens=8, batch=1),
+        metrics=["relative_residual"],
+    )
+    return repr([*run.table["value"].to_numpy().tobytes(), run.verdict])
+
+
+def _stopped(home: Path) -> None:
+    with _stopping_at(2):
+        _measured(home)
+
+
+KINDS = (
+    Kind("run: sidecar", "run.json", _run, _loaded),
+    Kind("run: rows", "rows-*.parquet", _run, _loaded),
+    Kind("sweep: rows of a task", "rows/**/*.parquet", _sweep, _queried),
+    Kind("sweep: record of a task", "tasks/*.json", _sweep, _queried),
+    Kind("sweep: record of a failure", "failures/*.json", _sweep, _queried),
+    Kind("sweep: list of tasks", "expected.jsonl", _sweep, _queried),
+    Kind("sweep: rows of a pack", "packs/*.rows.parquet", _packed, _queried),
+    Kind("sweep: tasks of a pack", "packs/*.tasks.parquet", _packed, _queried),
+    Kind("sweep: manifest of a pack", "packs/*.json", _packed, _queried),
+    Kind("gauge: record", "readings-*.jsonl", _record, _recorded),
+    Kind("checkpoint: results of a block", "*/block-*.arrow", _stopped, _measured),
+    Kind("checkpoint: states", "*/state-*.safetensors", _stopped, _measured),
+    Kind("reproduction: finished part", "part.json", _part, _kept, mends=True),
+)
+
+
+def flips(kind: Kind, count: int, home: Path, seed: int = 0) -> Counter[str]:
+    """Flip one random bit at a time and read; what came of it.
+
+    Returns:
+        Counts of ``"refused"`` (an error of ours that names the file), ``"same"`` and ``"wrong"``; anything else is
+        the word for an error that is not ours or names no file.
+    """
+    whole, tried = home / "whole", home / "tried"
+    whole.mkdir(parents=True)
+    kind.make(whole)
+    files = sorted(path.relative_to(whole) for path in whole.glob(kind.pattern) if path.is_file())
+    assert files, kind.name
+    shutil.copytree(whole, tried)
+    answer = kind.read(tried)
+    dice, found = random.Random(f"{kind.name} {seed}"), Counter[str]()
+    for _ in range(count):
+        shutil.rmtree(tried, ignore_errors=True)
+        shutil.copytree(whole, tried)
+        path = tried / dice.choice(files)
+        content = bytearray(path.read_bytes())
+        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        path.write_bytes(content)
+        found[_outcome(kind, tried, path, answer)] += 1
+    return found
+
+
+def _outcome(kind: Kind, tried: Path, path: Path, answer: str) -> str:
+    try:
+        return "same" if kind.read(tried) == answer else "wrong"
+    except RankscopeError as error:
+        return "refused" if path.name in str(error) else f"names no file: {error}"
+    except Exception as error:  # noqa: BLE001  (to be counted, whatever it is)
+        return f"not ours: {error!r}"

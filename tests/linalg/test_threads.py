@@ -1,0 +1,105 @@
+import os
+import threading
+
+import pytest
+import torch
+
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.precision import float_floor
+from rankscope.linalg.threads import available_threads, over_threads
+from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.update import Update
+from rankscope.metrics import METRICS, evaluate
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads; the number of before is restored."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_each_worker_has_one_thread_and_the_caller_keeps_its_own(threads):
+    threads(3)
+    assert over_threads(lambda _: torch.get_num_threads(), range(6)) == [1] * 6
+    assert torch.get_num_threads() == 3
+    # A thread that starts now takes over the number of the process, not that of the workers.
+    seen = []
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert seen == [3]
+
+
+def test_a_worker_starts_no_pool_of_its_own(threads):
+    threads(2)
+    names = over_threads(
+        lambda _: (
+            over_threads(lambda _: threading.current_thread().name, [0, 1])
+            + [threading.current_thread().name] * available_threads()
+        ),
+        [0, 1],
+    )
+    assert all(len(set(inner)) == 1 for inner in names)
+
+
+def test_an_exception_of_a_part_is_raised(threads):
+    threads(2)
+
+    def fail(part: int) -> int:
+        raise ZeroDivisionError(part)
+
+    with pytest.raises(ZeroDivisionError):
+        over_threads(fail, [1, 2])
+
+
+def test_gradients_are_off_in_every_part(threads):
+    threads(2)
+    with torch.enable_grad():
+        assert over_threads(lambda _: torch.is_grad_enabled(), [0, 1]) == [False, False]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_makes_its_own_pool(threads):
+    threads(2)
+    assert over_threads(lambda x: x + 1, [1, 2]) == [2, 3]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if over_threads(lambda x: x + 1, [1, 2]) == [2, 3] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def views(dtype, shape):
+    drawn = torch.Generator().manual_seed(0)
+    x = (torch.randn(shape, generator=drawn) + 0.5).to(dtype)
+    y = x + torch.randn(shape, generator=drawn).to(dtype)
+    keep = torch.rand(shape[:2], generator=drawn) > 0.2
+    scores = torch.randn(shape[0], 3, shape[1], shape[1], generator=drawn)
+    causal = torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
+    probs = torch.softmax(scores.masked_fill(~causal, -torch.inf), -1).to(dtype)
+    return {
+        "tokens": lambda: Tokens(x),
+        "kept tokens": lambda: Tokens(x, keep),
+        "attention": lambda: AttentionMatrix(probs, causal, keep),
+        "update": lambda: Update.between(x, y, keep),
+    }
+
+
+@pytest.mark.parametrize("shape", [(8, 64, 256), (7, 150, 40), (16, 64, 512), (5, 33, 300), (3, 2, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_do_not_depend_on_the_number_of_threads(threads, dtype, shape):
+    for name, view in views(dtype, shape).items():
+        side = {"tokens": "tokens", "kept tokens": "tokens"}.get(name, name)
+        specs = [spec for spec in METRICS.values() if spec.side == side]
+        assert specs
+        threads(1)
+        alone = evaluate(specs, view(), float_floor(dtype))
+        for number in (2, 3):
+            threads(number)
+            shared = evaluate(specs, view(), float_floor(dtype))
+            assert torch.equal(alone.statuses, shared.statuses), name
+            different = ~(alone.values == shared.values) & ~(alone.values.isnan() & shared.values.isnan())
+            wrong = [spec.name for spec, row in zip(specs, different, strict=True) if row.any()]
+            assert not wrong, (name, number, wrong)

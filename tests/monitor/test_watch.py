@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankscope as rs
+from rankscope.errors import InputError, UnknownNameError
+from rankscope.monitor.readings import ENOUGH, one_line
+from tests.monitor.trainings import assert_bit_equal, batches, bert, gpt2
+
+
+def loop(
+    model: Any, watched: bool = True, *, steps: int = 6, accumulate: int = 1, call: Any = None, **options: Any
+) -> tuple[dict[str, Tensor], Any]:
+    """A loop as a user writes it; final weights and random state, and the watch."""
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    call = model if call is None else call
+    watch = rs.watch(call, optimizer, strict=True, **options) if watched else None
+    for number, batch in enumerate(batches(steps * accumulate, sequences=8)):
+        loss = call(**batch).loss / accumulate
+        loss.backward()
+        if (number + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    found = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return found | {"random state": torch.get_rng_state()}, watch
+
+
+@pytest.mark.parametrize("build", [gpt2, bert])
+def test_training_computes_the_same_bits_and_is_read_densely(build: Any) -> None:
+    plain, _ = loop(build(), watched=False)
+    seen, watch = loop(build())
+    assert_bit_equal(plain, seen)
+    assert list(watch.history.index) == [*range(6)]
+    assert {"loss", "relative_residual/least", "learning_rate", "qk_to_v_gradient/least"} <= set(watch.history.columns)
+    assert watch.history["loss"].notna().all(), "the loss that the model returned"
+    assert watch.alarms == ()
+
+
+def test_short_run_is_not_called_healthy(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "rankscope.monitor"):
+        _, watch = loop(gpt2(), steps=3)
+    assert "too few readings to judge (3 of 8)" in repr(watch)
+    assert "Too few readings to judge" in caplog.text
+    _, long = loop(gpt2(), steps=ENOUGH)
+    assert repr(long).endswith("no alarm")
+    assert "healthy" in repr(long)
+
+
+def test_everything_prints_in_one_line_and_as_a_small_picture() -> None:
+    _, watch = loop(gpt2())
+    gauge = watch.gauge
+    for thing in (watch, gauge, gauge.last):
+        assert len(str(thing)) < 200
+        assert "\n" not in str(thing)
+    assert one_line(gauge.last).startswith("step 5: healthy, residual ")
+    assert "<svg" in watch._repr_html_()
+    assert len(watch._repr_html_()) < 20_000
+    assert set(watch.postfix) == {"residual", "alarms"}
+
+
+def test_probe_is_the_first_eight_training_sequences_and_no_evaluation_batch() -> None:
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, schedule=1, strict=True) as watch:
+        model.eval()
+        with torch.no_grad():
+            model(input_ids=torch.zeros(8, 4, dtype=torch.long))
+        model.train()
+        small = batches(4, sequences=3)
+        for batch in small:  # accumulated: three micro-batches and a fourth
+            model(**batch).loss.backward()
+        optimizer.step()
+        kept = watch._batches.probe()
+    assert kept is not None
+    wanted = torch.cat([batch["input_ids"] for batch in small])[:8]
+    assert torch.equal(kept["input_ids"], wanted)
+    assert len(watch.history) == 1
+
+
+def test_accumulated_losses_are_averaged_and_steps_are_those_of_the_optimizer() -> None:
+    _, watch = loop(gpt2(), steps=3, accumulate=4)
+    assert list(watch.history.index) == [0, 1, 2]
+
+
+def test_own_loss_replaces_the_one_of_the_model() -> None:
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, schedule=1, strict=True) as watch:
+        for batch in batches(2, sequences=8):
+            watch.loss(model(**batch).loss * 0 + 7.0).backward()
+            optimizer.step()
+    assert list(watch.history["loss"]) == [7.0, 7.0]
+
+
+def test_steps_that_a_scaler_skips_are_not_counted_and_skipping_all_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with rs.watch(model, optimizer, schedule=1, strict=True) as watch, caplog.at_level(logging.WARNING):
+        for number, batch in enumerate(batches(70, sequences=2)):
+            loss = model(**batch).loss
+            scaler.scale(loss * float("inf") if number >= 2 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert watch.step == 2
+    assert "64 training forwards without a step of the optimizer" in caplog.text
+
+
+def test_several_optimizers_make_one_step_also_if_one_of_them_rests() -> None:
+    model = gpt2()
+    parameters = list(model.parameters())
+    one, two = (torch.optim.SGD(part, lr=1e-3) for part in (parameters[:5], parameters[5:]))
+    with rs.watch(model, [one, two], schedule=1, strict=True) as watch:
+        for number, batch in enumerate(batches(4, sequences=8)):
+            model(**batch).loss.backward()
+            one.step()
+            if number % 2 == 0:
+                two.step()
+            model.zero_grad()
+    assert list(watch.history.index) == [0, 1, 2, 3]
+    assert watch.history["gradient_norm/least"].gt(0).all(), "read before the first of them"
+
+
+def test_optimizer_of_other_parameters_is_found() -> None:
+    model, other = gpt2(), gpt2()
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, schedule=4, strict=True) as watch:
+        for batch in batches(20, sequences=8):
+            model(**batch).loss.backward()
+            optimizer.step()
+            model.zero_grad()
+    assert [(alarm.name, alarm.component) for alarm in watch.alarms] == [("still_weights", "optimizer")]
+
+
+def test_hooks_are_gone_afterwards_and_silence_works() -> None:
+    model = gpt2()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer) as watch:
+        watch.silence("sudden_change", "token_collapse")
+        with pytest.raises(UnknownNameError):
+            watch.silence("sudden_chang")
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_what_is_not_an_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match="pass it"):
+        rs.watch(gpt2())
+    with pytest.raises(InputError, match="cannot be counted"):
+        rs.watch(gpt2(), object())  # type: ignore[arg-type]
+
+
+class Nano(nn.Module):
+    """Attention with one ``c_attn`` as in nanoGPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(50, 16)
+        self.h = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        x = self.wte(idx)
+        for block in self.h:
+            x = block(x)
+        logits = self.head(x)
+        loss = None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.attn = CausalSelfAttention()
+        self.mlp = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.c_attn(x).split(16, dim=2))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+def test_nanogpt_loop_with_positional_arguments_and_fused_queries() -> None:
+    torch.manual_seed(0)
+    model = Nano()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, strict=True) as watch:
+        for batch in batches(4, sequences=8):
+            _, loss = model(batch["input_ids"], batch["labels"])
+            assert loss is not None
+            watch.loss(loss).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert len(watch.history) == 4
+    assert watch.history["qk_to_v_gradient/least"].gt(0).all()
+    assert "batch_copies" in watch.history
+
+
+def nano_loop(call: Any, watch: Any, optimizer: torch.optim.Optimizer) -> None:
+    for batch in batches(3, sequences=8):
+        call(batch["input_ids"], batch["labels"])[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+
+
+def test_compiled_model_is_watched_if_it_is_what_is_passed_and_named_if_it_is_compiled_later() -> None:
+    torch.manual_seed(0)
+    model = Nano()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    watch = rs.watch(compiled, optimizer, strict=True)
+    nano_loop(compiled, watch, optimizer)
+    assert len(watch.history) == 3
+    torch._dynamo.reset()
+    watch = rs.watch(model, optimizer)
+    nano_loop(torch.compile(model, backend="eager", fullgraph=True), watch, optimizer)
+    assert "pass what torch.compile returned" in str(watch.disabled)
