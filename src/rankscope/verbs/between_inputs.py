@@ -279,6 +279,7 @@ def class_gap(vectors: Float[Tensor, "rows dim"], classes: Sequence[int]) -> flo
     if len(classes) != len(vectors) or len(set(classes)) < 2:
         return float("nan")
     told = torch.tensor(classes)
+    vectors = vectors.to("cpu", torch.float64)
     means = torch.stack([vectors[told == one].mean(0) for one in sorted(set(classes))])
     one, other = torch.triu_indices(len(means), len(means), 1)
     sizes = means.square().sum(-1)
