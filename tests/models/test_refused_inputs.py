@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,3 +113,28 @@ def test_item_8_a_width_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(InputError, match="head_dim=33"):
         rs.Design(depth=2, width=100, heads=3)
     assert rs.Design(depth=2, width=100, heads=3, head_dim=33).head_dim == 33
+
+
+@pytest.mark.parametrize("ending", [".npz", ".pt", "repeated.pt"])
+def test_few_bytes_that_stand_for_many_are_not_unpacked(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"batch{ending}"
+    if ending == "repeated.pt":
+        torch.save(torch.zeros(1, dtype=torch.long).expand(2**40), path)
+    else:
+        monkeypatch.setattr("rankscope.models.inputs.opening.LARGEST_BATCH", 2**20)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data/0.npy", bytes(2**20 + 1))
+    assert path.stat().st_size < 2**12
+    with pytest.raises(InputError, match="unpacks to"):
+        rs.measure(Reader(), path)
+
+
+def test_a_batch_in_a_file_is_the_batch(tmp_path: Path) -> None:
+    batch = ids(3, 5)
+    np.savez_compressed(tmp_path / "batch.npz", ids=batch.numpy())
+    torch.save(batch, tmp_path / "batch.pt")
+    given: list[Any] = [batch, tmp_path / "batch.npz", tmp_path / "batch.pt"]
+    one, other, third = (list(rs.measure(Reader(), each).curve("mu").mean) for each in given)
+    assert one == other == third

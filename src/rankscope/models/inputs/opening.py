@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from rankscope._types import is_named
 from rankscope.errors import InputError
 from rankscope.models.loading.named import named_object
 
 TENSOR_FILES = (".pt", ".pth", ".npy", ".npz", ".safetensors")
+LARGEST_BATCH = 2**32
+"""Bytes that a file of tensors may unpack to: few bytes can stand for many, compressed or as one number repeated."""
 
 
 def opened(given: Any) -> Any:
@@ -41,6 +45,9 @@ def opened(given: Any) -> Any:
 
 
 def _read(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            _check_size(path, (member.file_size for member in archive.infolist()))
     if path.suffix in (".pt", ".pth"):
         found = torch.load(path, map_location="cpu", weights_only=True)
     elif path.suffix == ".safetensors":
@@ -52,6 +59,16 @@ def _read(path: Path) -> Any:
         found = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
             torch.from_numpy(loaded)
         )  # fmt: skip
+    tensors = pytree.tree_leaves(found)
+    _check_size(path, (each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor)))
     if isinstance(found, Mapping) and len(found) == 1:
         (found,) = found.values()
     return found
+
+
+def _check_size(path: Path, sizes: Iterable[int]) -> None:
+    size = sum(sizes)
+    if size > LARGEST_BATCH:
+        raise InputError(
+            f"{path} unpacks to {size:,} bytes, and a file of tensors may hold {LARGEST_BATCH:,}. Save fewer sequences."
+        )
