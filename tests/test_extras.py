@@ -26,7 +26,7 @@ CASES = {
     "hf": "import rankscope as rs\nrs.measure('init:tiny-bert')",
     "plot": RUN + "run.plot()",
     "frames": RUN + "run.to_frame()",
-    "graphs": "import rankscope as rs\nrs.mask_graph('causal', 8)",
+    "graphs": "import rankscope as rs\nrs.graph('causal', 8)",
     "gguf": "import pathlib\npathlib.Path('w.gguf').write_bytes(b'GGUF')\nimport rankscope as rs\nrs.load('w.gguf')",
     "report": RUN + "run.save('run')\nrs.report(['run'], 'page.html')",
     "play": "from rankscope.ext.playground.page import _gradio\n_gradio()",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -114,8 +115,8 @@ GUESSES: dict[str, tuple[Callable[[], Any], str]] = {
     "predict(module)": (lambda: rs.predict(encoder()), "model.config.save_pretrained"),
     "Design(width=100, heads=3)": (lambda: rs.Design(depth=2, width=100, heads=3), "head_dim=33"),
     "Design(mask='causl')": (lambda: rs.Design(depth=2, width=32, heads=2, mask="causl"), "'causal'"),
-    "decompose(module, x)": (lambda: rs.decompose(encoder(), X), "measure and ablate work without"),
-    "bound(module, x)": (lambda: rs.bound(encoder(), X), "measure and ablate do not need them"),
+    "decompose(module, x)": (lambda: rs.decompose(encoder(), X), "measure, ablate, exact and doctor need neither"),
+    "bound(module, x)": (lambda: rs.bound(encoder(), X), "measure, ablate, exact and doctor need neither"),
     "load_run('nowhere')": (lambda: rs.load_run("nowhere"), "Give a folder written with save or --out"),
     "compare('a', 'b')": (lambda: rs.compare("a", "b"), "There is no run in a"),
     "card('init:tiny-bert')": (lambda: rs.card("init:tiny-bert"), "There is no run in init:tiny-bert"),
@@ -150,7 +151,9 @@ def test_a_wrong_guess_is_told_what_to_do(guess: str, tmp_path: Path, monkeypatc
         (lambda runs: runs["measure"].curve("mu", variant="pure"), "variant"),
         (lambda runs: runs["ablate"].curve("relative_residual"), "Choose one, as in variant='pure'"),
         (lambda runs: rs.compare(runs["measure"], runs["exact"]), "give two runs of one verb"),
+        (lambda runs: rs.compare(runs["measure"], runs["exact"]), "`rankscope exact` prints both"),
         (lambda runs: runs["measure"].plot(metrics="residual"), "'relative_residual'"),
+        (lambda runs: runs["measure"].plot(ax=Figure().add_subplot()), "pass one metric"),
     ],
 )
 def test_a_wrong_question_to_a_run_is_told_what_to_ask(
@@ -159,6 +162,31 @@ def test_a_wrong_question_to_a_run_is_told_what_to_ask(
     with pytest.raises(RankscopeError) as error:
         guess(runs)
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["env", "ls", "play", "rerun"])
+def test_a_command_that_is_no_function_says_what_to_type(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"`rankscope {name}"):
+        getattr(rs, name)
+
+
+@pytest.mark.parametrize(("word", "told"), [("monitor", "rs.watch(model, optimizer)"), ("masks", "`rankscope graph")])
+def test_a_word_that_is_no_command_says_what_to_do(word: str, told: str) -> None:
+    from typer.testing import CliRunner
+
+    from rankscope.cli.app import app
+
+    answer = CliRunner().invoke(app, [word])
+    assert answer.exit_code == 2
+    assert told in " ".join(answer.output.split())
+
+
+def test_a_panel_is_drawn_into_axes_of_the_users_own(runs: dict[str, rs.Run]) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert runs["measure"].plot("relative_residual", ax=right) is figure
+    assert right.lines
+    assert not left.lines
 
 
 @pytest.mark.parametrize(("name", "meant"), [("mesure", "measure"), ("Measure", "measure"), ("loadrun", "load_run")])

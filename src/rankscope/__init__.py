@@ -93,6 +93,15 @@ filled_by("view", _views)
 filled_by("length dependence", _length_dependence)
 
 
+_COMMANDS = {
+    "env": "`rankscope env`; in Python, rankscope.__version__ and the provenance of a run say the same",
+    "ls": "`rankscope ls`; in Python the registries list themselves: rs.METRICS, rankscope.masks.MASKS",
+    "play": "`rankscope play`; it serves a page",
+    "rerun": "`rankscope rerun RUN`; it runs the command that the run names",
+}
+"""Commands that are no functions, with what to type."""
+
+
 def __getattr__(name: str) -> Any:
     """An exported name, the function of a verb in the registry, or a name of an extension."""
     if name not in __all__ and not name.startswith("_"):
@@ -105,6 +114,8 @@ def __getattr__(name: str) -> Any:
             return VERBS[name].run()
         if absent := missing(name):
             raise absent
+        if name in _COMMANDS:
+            raise AttributeError(f"{name} is a command and no function: {_COMMANDS[name]}.", name=name)
     return _exported(name)
 
 

@@ -35,7 +35,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "paths": ("decompose",),
     "playground": ("play",),
     "sweeps": ("atlas", "compact", "query", "sweep"),
-    "theory": ("bound", "mask_graph", "masks", "predict", "predict_remedies", "theorems"),
+    "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
 }
 """What the extensions of rankscope offer, so that an error can name one that is not installed."""
 

@@ -65,7 +65,7 @@ QUIET = {
     "decompose": "decompose init:tiny-bert --sequences 1 --tokens 8",
     "exact": "exact init:tiny-bert --skip 0 --sequences 1 --tokens 8",
     "bound": "bound init:tiny-bert --theorems dong_2021_multi_head --sequences 1 --tokens 8",
-    "masks": "masks causal --tokens 8",
+    "graph": "graph causal --tokens 8",
     "remedy": "remedy init:tiny-bert --remedies stronger_skip --sequences 1 --tokens 8 --repeats 0",
     "predict": "predict tiny-bert --tokens 8 --seeds 1 --most-blocks 3",
     "reproduce": "reproduce dong2021-path-census --small",

@@ -1,4 +1,4 @@
-"""``rankscope masks``."""
+"""``rankscope graph``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ KEYS = {"centres", "radius", "diameter", "strongly_connected", "quasi_strongly_c
 
 
 def test_the_command_compares_masks(cli, tmp_path: Path) -> None:
-    one = json.loads(cli("masks", "causal", "--tokens", "64", "--json").out)
+    one = json.loads(cli("graph", "causal", "--tokens", "64", "--json").out)
     assert set(one) >= KEYS | {"transient", "layers_to_1e-3"}
     assert one["centres"] == {"count": 1, "first": [0]}
     figure = tmp_path / "masks.png"
-    outcome = cli("masks", "causal", "window(4)", "complete", "--tokens", "64", "--json", "--figure", str(figure))
+    outcome = cli("graph", "causal", "window(4)", "complete", "--tokens", "64", "--json", "--figure", str(figure))
     assert [entry["mask"] for entry in json.loads(outcome.out)["masks"]] == ["causal", "window(4)", "complete"]
     assert figure.stat().st_size > 10_000
-    assert "causal: Tokens agree" in cli("masks", "causal", "--tokens", "64").out
-    brief = cli("masks", "causal", "complete", "--tokens", "64", "--quiet").out.splitlines()
+    assert "causal: Tokens agree" in cli("graph", "causal", "--tokens", "64").out
+    brief = cli("graph", "causal", "complete", "--tokens", "64", "--quiet").out.splitlines()
     assert [line.partition(":")[0] for line in brief] == ["causal", "complete"]
-    assert cli("masks", "nonsense", "--tokens", "64").code == 2
+    assert cli("graph", "nonsense", "--tokens", "64").code == 2

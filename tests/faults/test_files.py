@@ -205,7 +205,7 @@ def test_brackets_without_end(warm: Warm, tmp_path: Path) -> None:
     for name in ("config.json", "mask.json", "plan.yaml", "run.json"):
         (tmp_path / name).write_text("[" * 100_000)
     refused(warm, ["measure", "init:config.json"], tmp_path, "config.json")
-    refused(warm, ["masks", "adjacency('mask.json')", "--tokens", "4"], tmp_path, "mask.json")
+    refused(warm, ["graph", "adjacency('mask.json')", "--tokens", "4"], tmp_path, "mask.json")
     refused(warm, ["sweep", "plan.yaml", "--dry-run"], tmp_path, "plan.yaml")
     refused(warm, ["report", "."], tmp_path, "run.json")
 
@@ -261,7 +261,7 @@ def test_a_zip_bomb(warm: Warm, tmp_path: Path) -> None:
     claimed = (2**30).to_bytes(4, "little")
     (tmp_path / "liar.npz").write_bytes(raw.replace(claimed, (64).to_bytes(4, "little")))
     for name in ("bomb.npz", "liar.npz"):
-        refused(warm, ["masks", f"adjacency('{name}')", "--tokens", "4"], tmp_path, name)
+        refused(warm, ["graph", f"adjacency('{name}')", "--tokens", "4"], tmp_path, name)
 
 
 @fault(

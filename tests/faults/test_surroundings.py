@@ -164,7 +164,7 @@ def test_a_missing_extra(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("models: [init:tiny-bert]\nverbs: [measure]\n")
     assert cold(["ls", "metrics"], tmp_path, program=start).code == 0
     for words, extra in (
-        (["masks", "causal", "--tokens", "8"], "graphs"),
+        (["graph", "causal", "--tokens", "8"], "graphs"),
         (["sweep", "plan.yaml", "--serial"], "sweep"),
     ):
         outcome = cold(words, tmp_path, program=start)

@@ -51,9 +51,9 @@ def test_odd_values_raise_our_errors_only() -> None:
 def test_odd_values_of_functions_without_a_model() -> None:
     for value in ODD:
         with suppress(RankscopeError):
-            rs.mask_graph("causal", value)
+            rs.graph("causal", value)
         with suppress(RankscopeError):
-            rs.mask_graph("causal", 4, seed=value)
+            rs.graph("causal", 4, seed=value)
         with suppress(RankscopeError):
             rs.Gauge(torch.nn.Linear(2, 2), rs.Inputs(torch.ones(1, 2), tokens=4), schedule=value)
         if value is not None:

@@ -29,7 +29,7 @@ ALL = verbs_in_order()
 NOUNS = ("model", "inputs", "surgery")
 OTHERS_ONLY_IN_PYTHON = {
     "predict": {"changes"},  # its parts are options
-    "masks": {"mask"},  # one in Python, several on the command line
+    "graph": {"mask"},  # one in Python, several on the command line
 }
 FUNCTIONS = {
     **{verb.name: verb.run() for verb in ALL},
@@ -81,7 +81,7 @@ def test_no_parameter_name_has_two_meanings() -> None:
         users = {verb for verb, parameters in own.items() if name in parameters}
         # The labels of doctor are those of the inputs, beside the loss that reads them.
         users -= {"doctor"} if name == "labels" else set()
-        assert users <= {"predict", "predict_remedies", "masks", "selftest"}, (name, users)
+        assert users <= {"predict", "predict_remedies", "graph", "selftest"}, (name, users)
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
@@ -131,9 +131,8 @@ def test_every_import_inside_a_declaration_works() -> None:
 
 def test_a_verb_is_exported_under_its_name() -> None:
     for verb in VERBS.values():
-        name = "mask_graph" if verb.name == "masks" else verb.name
-        assert name in dir(rankscope)
-        assert getattr(rankscope, name) is verb.run()
+        assert verb.name in dir(rankscope)
+        assert getattr(rankscope, verb.name) is verb.run()
 
 
 def test_the_registry_imports_nothing_heavy() -> None:

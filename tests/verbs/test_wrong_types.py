@@ -65,7 +65,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "report": lambda given: rs.report(given, "report.html"),
     "sweep": lambda given: rs.sweep(given, "folder", serial=True),
     "query": lambda given: rs.query(given, "SELECT 1"),
-    "mask_graph": lambda given: rs.mask_graph(given, 4),
+    "graph": lambda given: rs.graph(given, 4),
 }
 
 

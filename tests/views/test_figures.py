@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from rankscope.ext.theory.masks.run import mask_graph
+from rankscope.ext.theory.masks.run import graph as mask_graph
 from rankscope.ext.theory.masks.show import plot as masks_plot
 from rankscope.runs.run import load_run
 from rankscope.views import BEFORE, BarChart, Guide, HeatMap, Line, LineChart, Plot, Style

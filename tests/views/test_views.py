@@ -40,7 +40,7 @@ SAVED = Path(__file__).parents[1] / "golden" / "saved"
 NAMES = sorted(path.name for path in SAVED.iterdir() if path.is_dir())
 TABLE = Table(
     [Column("variant", align="left"), "block 0", Column("block 1", trend=[1.0, 0.5])],
-    [["pure", measured(0.6), measured(3e-8, floor=True)], None, ["full", "", Cell("0.8", ("good",))]],
+    [["pure", measured(0.6), measured(3e-8, floor=True)], ["full", "", Cell("0.8", ("good",))]],
     caption="residuals",
 )
 
@@ -78,7 +78,6 @@ def test_a_table_as_text() -> None:
         "variant  block 0    block 1",
         "-------  -------  ---------",
         "pure       0.600  3.00e-08*",
-        "...          ...        ...",
         "full                    0.8",
     ]
 

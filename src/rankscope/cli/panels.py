@@ -18,13 +18,19 @@ EXECUTION = ("parallel", "offload", "memory", "work", "byte_budget")
 PANELS = ("Most used", "What is measured", "Inputs", "Model", "Surgery", "Execution", "Output", "Options")
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look at a model": ("measure", "doctor", "selftest"),
-    "Find the cause": ("ablate", "decompose", "exact", "bound", "masks"),
+    "Find the cause": ("ablate", "decompose", "exact", "bound", "graph"),
     "Prevent": ("predict", "remedy"),
     "Many models": ("sweep", "query"),
     "Results": ("report", "card", "compare", "rerun"),
     "Learn": ("reproduce", "play", "ls", "env"),
 }
 """Commands by what they are for; others are listed last."""
+INSTEAD = dict.fromkeys(
+    ("gauge", "monitor", "train", "watch"),
+    "Training is watched from its own loop, in one line: watch = rs.watch(model, optimizer). `rankscope report DIR` "
+    "shows what it wrote.",
+) | {"masks": "`rankscope graph MASK` says what a mask does to collapse; `rankscope ls masks` lists masks."}
+"""What to do for words that are no commands."""
 
 
 def panel_of(option: Option, outputs: Iterable[Option]) -> str:
@@ -55,6 +61,12 @@ class PanelledCommand(typer.core.TyperCommand):
 
 class GroupedCommands(typer.core.TyperGroup):
     """A program whose commands are listed by what they are for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names, or what to do instead."""
+        if args and args[0] in INSTEAD and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. {INSTEAD[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each group, and the commands that are in none."""

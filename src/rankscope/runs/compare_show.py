@@ -70,7 +70,7 @@ def difference_table(table: pa.Table, metrics: Sequence[str], caption: str) -> T
             found.append({int(row["layer"]): _difference(row) for row in only(rows, site=site).to_pylist()})
     layers = sorted({layer for column in found for layer in column})
     rows = [
-        None if place is None else [str(layers[place]), *(column.get(layers[place], Cell("")) for column in found)]
+        [str(layers[place]), *(column.get(layers[place], Cell("")) for column in found)]
         for place in shown_lines(len(layers))
     ]
     return Table(["block", *columns], rows, caption=caption)

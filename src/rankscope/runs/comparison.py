@@ -174,7 +174,14 @@ def _compared(
 
 def _check(first: Run, second: Run, draws: int, level: float) -> None:
     if first.kind != second.kind:
-        raise InputError(f"A {first.kind!r} run and a {second.kind!r} run do not compare: give two runs of one verb.")
+        beside = (
+            " A run of exact has what floats compute beside the exact values: `rankscope exact` prints both."
+            if "exact" in (first.kind, second.kind)
+            else ""
+        )
+        raise InputError(
+            f"Runs of {first.kind!r} and {second.kind!r} have different metrics; give two runs of one verb.{beside}"
+        )
     if draws < 100 or not 0.0 < level < 1.0:
         raise InputError(f"draws={draws}, level={level}: expected at least 100 draws and a level between 0 and 1.")
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from rankscope.errors import InputError, ResultError
 from rankscope.runs.showing import show_of
 from rankscope.views import Document
-from rankscope.views.figures import draw
+from rankscope.views.figures import draw, draw_panel
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -71,12 +72,17 @@ def notebook_of(run: Shown) -> str:
 
 
 def figure_of(
-    run: Shown, metrics: Sequence[str] | None = None, site: str | None = None, feature: str = "Run.plot"
+    run: Shown,
+    metrics: str | Sequence[str] | None = None,
+    site: str | None = None,
+    feature: str = "Run.plot",
+    ax: Axes | None = None,
 ) -> Figure:
-    """The run as a matplotlib figure.
+    """The run as a matplotlib figure, or its only panel in axes that are given.
 
     Raises:
-        InputError: this kind has no figure, or ``metrics`` or ``site`` was given and its figure does not take it.
+        InputError: this kind has no figure, ``metrics`` or ``site`` was given and its figure does not take it, or
+            ``ax`` was given and there is more than one panel.
         MissingExtraError: without matplotlib.
     """
     metrics = (metrics,) if isinstance(metrics, str) else metrics
@@ -87,4 +93,11 @@ def figure_of(
         raise InputError(f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site.")
     with showing(run):
         chosen = {"metrics": metrics, "site": site} if show.has_choices else {}
-        return draw(show.plot(run, **chosen), feature)
+        plotted = show.plot(run, **chosen)
+        if ax is None:
+            return draw(plotted, feature)
+        if len(plotted.panels) != 1:
+            choose = ": pass one metric, such as metrics='relative_residual'" if show.has_choices else ""
+            raise InputError(f"This figure has {len(plotted.panels)} panels, and ax= takes one{choose}.")
+        draw_panel(ax, plotted.panels[0])
+        return ax.figure.figure  # that of a subfigure is the whole figure

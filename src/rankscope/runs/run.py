@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -158,9 +159,17 @@ class Run:
         """
         return curve(self.table, metric, site, reduce=reduce, **at)
 
-    def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
-        """A matplotlib figure (extra ``plot``), drawn as the verb declares it; see :mod:`rankscope.runs.presenting`."""
-        return figure_of(self, metrics=metrics, site=site)
+    def plot(
+        self, metrics: str | Sequence[str] | None = None, site: str | None = None, ax: Axes | None = None
+    ) -> Figure:
+        """A matplotlib figure (extra ``plot``), drawn as the verb declares it; see :mod:`rankscope.runs.presenting`.
+
+        Args:
+            metrics: panels, in order; the headline metrics by default.
+            site: where they were measured.
+            ax: draw into these axes instead of a new figure; for one panel, such as ``metrics="relative_residual"``.
+        """
+        return figure_of(self, metrics=metrics, site=site, ax=ax)
 
     def __str__(self) -> str:
         return text_of(self)

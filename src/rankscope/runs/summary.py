@@ -169,19 +169,12 @@ def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
     return [_Point(str(int(n)), float(v), bool(f), bool(e)) for n, v, f, e in zip(*columns, strict=True)]
 
 
-def shown_lines(count: int, keep: Sequence[int] = ()) -> list[int | None]:
-    """Which of ``count`` lines to print; None marks a gap. All up to 36 lines, else about 24 evenly spaced.
+def shown_lines(count: int) -> list[int]:
+    """Which of ``count`` lines to print: all up to 36, else 24 evenly spaced, with the first and the last.
 
     Example:
-        >>> shown_lines(3)
-        [0, 1, 2]
+        >>> shown_lines(3), shown_lines(100)[:4], len(shown_lines(100))
+        ([0, 1, 2], [0, 4, 9, 13], 24)
     """
-    if count <= LONGEST:
-        return list(range(count))
-    spread = set(np.linspace(0, count - 1, KEPT).round().astype(int).tolist()) | {k for k in keep if 0 <= k < count}
-    lines: list[int | None] = []
-    for line in sorted(spread):
-        if lines and lines[-1] is not None and line - lines[-1] > 1:
-            lines.append(None)
-        lines.append(line)
-    return lines
+    kept = count if count <= LONGEST else KEPT
+    return [int(line) for line in np.linspace(0, max(count - 1, 0), kept).round()]

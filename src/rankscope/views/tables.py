@@ -83,8 +83,8 @@ class Column:
     spare: int = 0
 
 
-Row = Sequence[str | Cell] | None
-"""Cells of one row; None marks omitted rows."""
+Row = Sequence[str | Cell]
+"""Cells of one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Table:
 
     Args:
         columns: heads, left to right.
-        rows: cells, one per column; None marks omitted rows.
+        rows: cells, one per column.
         caption: what is shown; empty if that is clear.
         row_trends: one curve per row, drawn after its last cell if the medium supports it.
         folded: whether the page shows it collapsed.
@@ -101,8 +101,8 @@ class Table:
         left_out: number of rows omitted at the end.
 
     Example:
-        >>> table = Table(["block", "residual"], [["0", Cell("0.9")], None, ["9", Cell("1e-8", ("floor",))]])
-        >>> table.head[1].name, str(table.body[2][1]), sorted(table.marks)
+        >>> table = Table(["block", "residual"], [["0", Cell("0.9")], ["9", Cell("1e-8", ("floor",))]])
+        >>> table.head[1].name, str(table.body[1][1]), sorted(table.marks)
         ('residual', '1e-8*', ['floor'])
     """
 
@@ -121,14 +121,13 @@ class Table:
 
     @property
     def body(self) -> tuple[tuple[Cell, ...], ...]:
-        """Every cell as a :class:`Cell`; omitted rows become rows of ``...``."""
-        gap = (Cell("...", ("faint",)),) * len(self.columns)
-        return tuple(gap if row is None else tuple(map(_cell, row)) for row in self.rows)
+        """Every cell as a :class:`Cell`."""
+        return tuple(tuple(map(_cell, row)) for row in self.rows)
 
     @property
     def marks(self) -> set[Mark]:
         """The marks of all cells."""
-        return {mark for row in self.rows or () for cell in map(_cell, row or ()) for mark in cell.marks}
+        return {mark for row in self.body for cell in row for mark in cell.marks}
 
 
 def measured(value: float, *, floor: bool = False, estimate: bool = False) -> Cell:

@@ -1,4 +1,4 @@
-"""``mask_graph`` and ``rankscope masks``: the table of masks, files, lengths that no dense matrix allows."""
+"""``rs.graph`` and ``rankscope graph``: the table of masks, files, lengths that no dense matrix allows."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from rankscope.masks import MASKS, parse_mask
 )
 def test_table_of_masks(mask: str, tokens: int, late: float, digits: float, transient: tuple[int, int]) -> None:
     """The late factors of the spectral law, and a transient where the mask looks one way."""
-    found = rankscope.mask_graph(mask, tokens)
+    found = rankscope.graph(mask, tokens)
     assert found.lambda_2 == pytest.approx(late, abs=digits)
     assert found.transient is not None
     assert transient[0] <= found.transient <= transient[1]
 
 
 def test_early_factor_of_a_causal_window_is_near_one() -> None:
-    decay = np.array(rankscope.mask_graph("causal_window(4)", 128).log10_decay)
+    decay = np.array(rankscope.graph("causal_window(4)", 128).log10_decay)
     assert 0.9 < 10 ** (decay[20] - decay[19]) < 1
 
 
 @pytest.mark.parametrize("tokens", [2, 77, 65_536, 1_000_000])
 def test_causal_at_any_length(tokens: int) -> None:
-    found = rankscope.mask_graph("causal", tokens)
+    found = rankscope.graph("causal", tokens)
     assert found.lambda_2 is not None
     assert abs(found.lambda_2 - 0.5) < 1e-12
     assert (found.centres, found.first_centres, found.radius, found.diameter) == (1, (0,), 1, None)
@@ -52,7 +52,7 @@ def test_causal_at_any_length(tokens: int) -> None:
 def test_every_mask_has_a_graph(name: str) -> None:
     mask = parse_mask(MASKS[name].example)
     tokens = 4 if name == "adjacency" else 24
-    found = rankscope.mask_graph(mask, tokens)
+    found = rankscope.graph(mask, tokens)
     sees = mask.dense(tokens).numpy()
     assert found.edges == sees.sum()
     P = sees / sees.sum(1, keepdims=True)
@@ -63,13 +63,13 @@ def test_every_mask_has_a_graph(name: str) -> None:
 def test_a_graph_file_has_its_own_length(tmp_path: Path) -> None:
     path = tmp_path / "ring.npy"
     np.save(path, np.eye(6) + np.eye(6, k=1) + np.eye(6, k=-5))
-    found = rankscope.mask_graph(path)
+    found = rankscope.graph(path)
     assert (found.tokens, found.radius, found.diameter, found.strongly_connected) == (6, 5, 5, True)
     assert found.lambda_2 == pytest.approx(np.cos(np.pi / 6), rel=1e-12)
 
 
 def test_a_number_that_is_not_known_is_a_range_with_a_reason() -> None:
-    found = rankscope.mask_graph("causal_window(8)", 8192)
+    found = rankscope.graph("causal_window(8)", 8192)
     assert found.layers_to_agreement is None
     lower, upper = found.ranges["layers_to_1e-3"]
     assert upper is None
@@ -83,12 +83,12 @@ def test_a_number_that_is_not_known_is_a_range_with_a_reason() -> None:
 @pytest.mark.parametrize("mask", ["causal_window(65)", "causal_window(48)", "causal_window(2) | sink(100)"])
 def test_no_length_is_extrapolated_from_where_the_mask_acts_otherwise(mask: str) -> None:
     """A window as wide as the short sequences, and one whose power of the length still changes."""
-    graph = rankscope.mask_graph("causal_window(8)", 64)
+    graph = rankscope.graph("causal_window(8)", 64)
     assert _with_extrapolation(replace(graph, tokens=65_536, notes=()), parse_mask(mask), 0).notes == ()
 
 
 def test_the_reason_is_given_where_nothing_agrees() -> None:
-    found = rankscope.mask_graph("block_sparse(4)", 16)
+    found = rankscope.graph("block_sparse(4)", 16)
     assert (found.centres, found.radius, found.lambda_2, found.layers_to_agreement) == (0, None, 1.0, None)
     assert "never agree" in found.verdict
 
@@ -107,7 +107,7 @@ def test_the_reason_is_given_where_nothing_agrees() -> None:
 )
 def test_refusals_say_what_to_do(mask: str, tokens: int | None) -> None:
     with pytest.raises(RankscopeError, match=r"[Ee]xpected|Give|Unite|Did you mean|Intersect"):
-        rankscope.mask_graph(mask, tokens)
+        rankscope.graph(mask, tokens)
 
 
 def test_the_figure_needs_a_mask() -> None:
@@ -120,7 +120,7 @@ def test_the_figure_needs_a_mask() -> None:
 def test_long_sequences_answer_in_time(mask: str) -> None:
     """65,536 tokens in less than 30 s of one core and 4 GiB."""
     started = time.process_time()
-    found = rankscope.mask_graph(mask, 65_536)
+    found = rankscope.graph(mask, 65_536)
     assert time.process_time() - started < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
     assert found.lambda_2 is not None

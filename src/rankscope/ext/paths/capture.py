@@ -16,6 +16,7 @@ from rankscope.errors import UnsupportedConfigError
 from rankscope.ext.paths.network import FrozenBlock, FrozenNetwork
 from rankscope.ext.paths.recorder import OnBlock, OnEntry, Recorder
 from rankscope.linalg.precision import need_float64
+from rankscope.models.heads.family import undescribed
 from rankscope.models.inputs import Batch
 from rankscope.models.loading.devices import device_of
 from rankscope.models.view import ModelView
@@ -63,10 +64,7 @@ def run_frozen(
     input and output of attention in the model, which takes as much memory again as the stream.
     """
     if config is None:
-        raise UnsupportedConfigError(
-            f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with "
-            "a family description. measure and ablate work without."
-        )
+        raise UnsupportedConfigError(f"Paths need the weights of single heads, and {undescribed(view.model)}.")
     need_float64(device_of(view.model.parameters()), "Splitting a model into paths")
     if convention == "sources":
         with (

@@ -27,12 +27,6 @@ def _listings() -> None:
     from rankscope.ext.theory import listing  # noqa: F401
 
 
-def _mask_graph() -> object:
-    from rankscope.ext.theory.masks.run import mask_graph
-
-    return mask_graph
-
-
 def _predict_remedies() -> object:
     from rankscope.ext.theory.predict.run import predict_remedies
 
@@ -41,8 +35,8 @@ def _predict_remedies() -> object:
 
 EXTENSION = Extension(
     name="theory",
-    summary="bound, predict and masks: theorems, graphs of masks, and limits at initialisation.",
+    summary="bound, predict and graph: theorems, graphs of masks, and limits at initialisation.",
     requires=("paths",),
     adds={"verb": _verbs, "section": _sections, "listing": _listings},
-    names={"mask_graph": _mask_graph, "predict_remedies": _predict_remedies},
+    names={"predict_remedies": _predict_remedies},
 )

@@ -97,6 +97,16 @@ def family_of(config: Any) -> Family:
     return entry
 
 
+def undescribed(model: object) -> str:
+    """What to do about a module that is not a transformers model, as the end of a sentence."""
+    return (
+        f"{type(model).__name__} is not a transformers model with a description of where they are. Describe one of "
+        "your own as a PreTrainedModel (a configuration with model_type and num_attention_heads; a forward that "
+        "takes input_ids) and a rankscope.models.Family for its model_type; the page 'Adding', section 'A family', "
+        "shows one. measure, ablate, exact and doctor need neither"
+    )
+
+
 def config_value(config: Any, key: str) -> Any:
     """The value under a dotted key of a configuration; :data:`ABSENT` if it has none."""
     value = config

@@ -103,10 +103,10 @@ def hash_tokenizer(config: Any) -> HashTokenizer:
 
 
 def special_ids(config: Any) -> dict[str, tuple[int, ...]]:
-    """The special ids of a configuration that are inside the vocabulary, by role."""
+    """The special ids of a configuration that are inside the vocabulary, if it names one, by role."""
     text = config.get_text_config()
     described = {**config.to_dict(), **text.to_dict()}
-    size = vocabulary_size(config)
+    size = described.get("vocab_size") or float("inf")
     found: dict[str, tuple[int, ...]] = {}
     for role in _NAMED:
         value = described.get(f"{role}_token_id")

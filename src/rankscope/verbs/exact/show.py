@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankscope.runs.curves import Curve
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.summary import shown_lines, stacks_of
-from rankscope.verbs.exact.judge import exact_curves, order_of
+from rankscope.verbs.exact.judge import SMALL, exact_curves, order_of
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Note, Plot, Row, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, GREEN, INK, PURPLE, VERMILION
 
 if TYPE_CHECKING:
-    from rankscope.runs.curves import Curve
     from rankscope.runs.run import Run
 
 LAW = "law"
@@ -43,14 +44,15 @@ def exact_table(run: Run, stack: str | None) -> Table:
     first = [name for name in ("exact", LAW) if name in residuals]
     lines = {name: residuals[name] for name in dict.fromkeys((*first, *residuals))}
     lines["relative"] = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
+    # Far from collapse the slope is that of no power: it would be printed as an order of, say, -29.
+    met = lines["relative"].mean < SMALL
     for name in ("order", "factor", "linear_factor"):
-        if (line := exact_curves(run.table, name, stack).get("exact")) is not None:
-            lines[name] = line
+        if met.any() and (line := exact_curves(run.table, name, stack).get("exact")) is not None:
+            kept = np.isin(line.layers, lines["relative"].layers[met])
+            lines[name] = Curve(**{field.name: getattr(line, field.name)[kept] for field in fields(line)})
     layers = residuals["exact"].layers
     rows: list[Row] = [
-        None
-        if place is None
-        else [
+        [
             str(layers[place]),
             *(_cell(line, int(layers[place]), DECIMALS.get(name, 3)) for name, line in lines.items()),
         ]

@@ -55,9 +55,6 @@ def length_table(run: Run) -> Table | None:
     blocks = list(dict.fromkeys((stack, layer) for name, stack, layer in cells if name in shown))
     rows: list[Row] = []
     for place in shown_lines(len(blocks)):
-        if place is None:
-            rows.append(None)
-            continue
         stack, layer = blocks[place]
         label = f"{stack} {layer}" if stack else str(layer)
         rows.append([label, *(_slope_cell(cells.get((name, stack, layer))) for name in shown)])
@@ -132,6 +129,8 @@ def inputs_tables(table: pa.Table) -> list[Table]:
         rows = only(table, site=site)
         known = names_in(rows, "metric")
         chosen = [name for name in INPUTS_HEADLINE if name in known] or known[:5]
+        # With few inputs some have no value in any block: the power law of a spectrum needs more than two.
+        chosen = [name for name in chosen if np.isfinite(only(rows, metric=name)["value"].to_numpy()).any()] or chosen
         for grid in summarise(rows, metrics=chosen, site=site):
             name = f"between inputs ({site.removeprefix(BETWEEN_INPUTS)})"
             found.append(grid_table(grid, f"{grid.stack}, {name}" if grid.stack else name))
@@ -143,7 +142,7 @@ def grid_table(grid: Summary, caption: str | None = None) -> Table:
     trends = [grid.values[grid.blocks, place].tolist() for place in range(len(grid.metrics))]
     columns = [Column(name, trend=trend, term=name) for name, trend in zip(grid.metrics, trends, strict=True)]
     rows: list[Row] = [
-        None if line is None else [grid.labels[line], *(grid.cell(line, place) for place in range(len(columns)))]
+        [grid.labels[line], *(grid.cell(line, place) for place in range(len(columns)))]
         for line in shown_lines(len(grid.labels))
     ]
     return Table(["block", *columns], rows, caption=caption or grid.stack or "")

@@ -127,12 +127,12 @@ def test_a_mask_that_averages_exactly_has_second_eigenvalue_zero(symbols: int, l
 
 def test_mask_graph_of_a_nilpotent_mask_says_after_how_many_layers_tokens_are_equal(tmp_path) -> None:
     np.save(tmp_path / "a.npy", de_bruijn(2, 3).astype(np.int8))
-    found = rs.mask_graph(tmp_path / "a.npy")
+    found = rs.graph(tmp_path / "a.npy")
     assert found.lambda_2 == 0.0
     assert found.equal_after == 3
     assert found.layers_to_agreement == 3
     assert found.verdict == "Tokens agree to 1e-3 after 3 layers; equal after 3 layers."
-    assert rs.mask_graph("complete", 8).verdict == "Tokens agree to 1e-3 after 1 layer; equal after one layer."
+    assert rs.graph("complete", 8).verdict == "Tokens agree to 1e-3 after 1 layer; equal after one layer."
 
 
 def test_a_chain_that_ends_in_one_token_is_nilpotent_by_its_graph() -> None:
@@ -155,14 +155,14 @@ def test_a_cycle_never_agrees(tokens: int) -> None:
 @pytest.mark.parametrize("expression", ["~window(0)", "~(window(0))"])
 def test_mask_graph_of_a_periodic_mask_says_that_tokens_never_agree(expression: str) -> None:
     """Two tokens that see each other and not themselves: a KeyError once."""
-    found = rs.mask_graph(expression, 2)
+    found = rs.graph(expression, 2)
     assert found.lambda_2 == 1.0
     assert found.spectral_gap == 0.0
     assert found.layers_to_agreement is None
     assert "never agree" in found.verdict
     assert "never agree" in str(found)
     assert found.to_json()["layers_to_1e-3"] is None
-    assert "never" not in rs.mask_graph(expression, 3).verdict
+    assert "never" not in rs.graph(expression, 3).verdict
 
 
 def test_periodic_masks_of_every_shape_have_a_verdict(tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_periodic_masks_of_every_shape_have_a_verdict(tmp_path) -> None:
     six[0, 4] = True  # cycles of length 6 and 3
     for number, (sees, rounds) in enumerate(((bipartite, 2), (follows, 3), (six, 3))):
         np.save(tmp_path / f"{number}.npy", sees.astype(np.int8))
-        found = rs.mask_graph(tmp_path / f"{number}.npy")
+        found = rs.graph(tmp_path / f"{number}.npy")
         assert found.lambda_2 == 1.0
         assert f"multiple of {rounds} long" in found.statuses["lambda_2"]
         assert "never agree" in found.verdict

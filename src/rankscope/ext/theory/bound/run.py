@@ -37,6 +37,7 @@ from rankscope.ext.theory.theorems import (
     StreamState,
     Theorem,
 )
+from rankscope.models.heads.family import undescribed
 from rankscope.models.inputs import InputsLike, Prepared, as_inputs, prepare_planned
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.config import config_hash
@@ -123,10 +124,7 @@ def bound(
     with executing(EXECUTION, subject, cut, progress=progress) as execution:
         loaded = execution.loaded
         if loaded.config is None:
-            raise UnsupportedConfigError(
-                f"Theorems need per-head weights, and {type(loaded.model).__name__} is not a transformers model "
-                "with a family description. measure and ablate do not need them."
-            )
+            raise UnsupportedConfigError(f"Theorems need the weights of single heads, and {undescribed(loaded.model)}.")
         prepared = prepare_planned(loaded, given.data, plan)
         passes = BoundPasses(execution, prepared, steps)
         measured = passes.run()

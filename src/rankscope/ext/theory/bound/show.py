@@ -108,9 +108,6 @@ def _table(grid: TheoremGrid) -> Table:
     margins = bool(np.isfinite(grid.least_margin).any())
     rows: list[Row] = []
     for place in shown_lines(grid.layers.size):
-        if place is None:
-            rows.append(None)
-            continue
         floor = bool(grid.floor[place].any())
         cells = [
             Cell(_number(means[name][place]), ("floor",) if floor and name == "log10_measured" else ())

@@ -1,4 +1,4 @@
-"""``masks``: what does a mask do to collapse?"""
+"""``graph``: what does a mask do to collapse?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rankscope.verbs._spec import Verb, verb
 
 
 def _run() -> Callable[..., Any]:
-    from rankscope.ext.theory.masks.run import mask_graph
+    from rankscope.ext.theory.masks.run import graph
 
-    return mask_graph
+    return graph
 
 
 def _show() -> Show:
@@ -29,9 +29,9 @@ def _compared(api: Any, given: Mapping[str, Any]) -> Any:
     return compared(api, given)
 
 
-MASKS = verb(
+GRAPH = verb(
     Verb(
-        name="masks",
+        name="graph",
         question="What does a mask do to collapse?",
         answer="Reports centre nodes, radius, diameter, second eigenvalue and the layers until tokens agree.",
         run=_run,
@@ -52,8 +52,8 @@ MASKS = verb(
         ),
         outputs=(options.FIGURE, options.JSON, options.QUIET.but(help="Print one sentence per mask.")),
         examples=(
-            "masks causal 'causal_window(4) | sink(1)' --tokens 32",
-            "masks 'window(3)' --tokens 64 --json",
+            "graph causal 'causal_window(4) | sink(1)' --tokens 32",
+            "graph 'window(3)' --tokens 64 --json",
         ),
         order=60,
     )

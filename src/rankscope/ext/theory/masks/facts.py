@@ -73,7 +73,7 @@ class MaskGraph:
     def to_json(self) -> dict[str, Any]:
         """One JSON object."""
         return {
-            "kind": "masks",
+            "kind": "graph",
             "mask": self.mask,
             "tokens": self.tokens,
             "edges": self.edges,
@@ -96,7 +96,7 @@ class MaskGraph:
         }
 
     def __str__(self) -> str:
-        return document_text(show_of("masks").document([self]))
+        return document_text(show_of("graph").document([self]))
 
     @property
     def verdict(self) -> str:
@@ -131,7 +131,7 @@ class MaskGraphs(tuple[MaskGraph, ...]):
 
     def to_json(self) -> dict[str, Any]:
         """The object of one mask, or a list of several."""
-        return self[0].to_json() if len(self) == 1 else {"kind": "masks", "masks": [graph.to_json() for graph in self]}
+        return self[0].to_json() if len(self) == 1 else {"kind": "graph", "masks": [graph.to_json() for graph in self]}
 
 
 def _equal(graph: MaskGraph) -> str:

@@ -1,4 +1,4 @@
-"""``mask_graph``: what the graph of a mask says about collapse, at any length."""
+"""``graph``: what the graph of a mask says about collapse, at any length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankscope.ext.theory.graphs.second_eigenvalue import (
     second_eigenvalue,
     second_eigenvalue_of_intervals,
 )
-from rankscope.ext.theory.masks import MASKS as DECLARED
+from rankscope.ext.theory.masks import GRAPH
 from rankscope.ext.theory.masks.facts import AGREEMENT_KEY, MaskGraph, MaskGraphs
 from rankscope.masks import MASKS, Mask, parse_mask
 from rankscope.masks._edges import EDGE_LIMIT, Progressions
@@ -50,8 +50,8 @@ Floats = NDArray[np.float64]
 GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
 
 
-@checked(*(option for option in DECLARED.options if option.in_python))
-def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) -> MaskGraph:
+@checked(*(option for option in GRAPH.options if option.in_python))
+def graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) -> MaskGraph:
     r"""Centres, radius, diameter, second eigenvalue and transient of a mask, and how fast random tokens agree under it.
 
     Attention is uniform over the visible tokens, as it is at collapse. Above a few hundred tokens no square matrix is
@@ -67,7 +67,7 @@ def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int 
         MissingExtraError: scipy is not installed.
 
     Example:
-        >>> found = mask_graph("causal", 10**6)
+        >>> found = graph("causal", 10**6)
         >>> found.lambda_2, found.radius, found.centres, found.strongly_connected
         (0.5, 1, 1, False)
     """
@@ -80,7 +80,7 @@ def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int 
 
 def compared(rankscope: Any, options: Mapping[str, Any]) -> MaskGraphs:
     """The masks named on the command line."""
-    return MaskGraphs(rankscope.mask_graph(mask, options["tokens"], seed=options["seed"]) for mask in options["masks"])
+    return MaskGraphs(rankscope.graph(mask, options["tokens"], seed=options["seed"]) for mask in options["masks"])
 
 
 def _chosen(mask: Mask | str | Path, tokens: int | None) -> tuple[Mask, int]:

@@ -76,7 +76,7 @@ def plot(graphs: Sequence[MaskGraph]) -> Plot:
         InputError: without masks.
     """
     if not graphs:
-        raise InputError("No mask was given to draw. Expected one or more results of mask_graph.")
+        raise InputError("No mask was given to draw. Expected one or more results of graph.")
     left: list[Line] = []
     right: list[Line] = []
     longest = max(len(graph.log10_decay) for graph in graphs)

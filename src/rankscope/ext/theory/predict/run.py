@@ -165,7 +165,7 @@ def _read(
     if isinstance(design, Design):
         name, chosen = "a design", design
     else:
-        name = str(design)
+        name = str(design) if isinstance(design, (str, Path)) else type(design).__name__
         chosen, notes = design_of(design)
     if changes or tokens is not None:
         chosen = chosen.changed(**changes, **({} if tokens is None else {"tokens": tokens}))

@@ -48,8 +48,7 @@ def document(run: Run) -> Document:
         f"{design['mask']}, {design['norm_place']}-norm{_further_norms(design)}, mlp {design['mlp']}, skips "
         f"{design['attention_skip']:g} and {design['mlp_skip']:g}"
     )
-    oracles = "\n".join(f"{oracle['oracle']}: {_answer(oracle)}" for oracle in run.extra["oracles"])
-    return run_document(run, (_table(run), *([oracles] if oracles else [])), title=title)
+    return run_document(run, (_table(run), *_oracles(run.extra["oracles"])), title=title)
 
 
 def _further_norms(design: Mapping[str, Any]) -> str:
@@ -78,9 +77,6 @@ def _table(run: Run) -> Table:
     others = {name: grid for name, grid in curves.items() if name != SAMPLED}
     rows: list[Row] = []
     for place in shown_lines(depth + 1):
-        if place is None:
-            rows.append(None)
-            continue
         own = sampled[:, place] if place < sampled.shape[1] else np.array([math.nan])
         spread = float(own.std(ddof=1)) if len(own) > 1 else math.nan
         told = [float(grid[0, place]) if place < grid.shape[1] else math.nan for grid in others.values()]
@@ -94,12 +90,25 @@ def _table(run: Run) -> Table:
     return Table(["block", *columns], rows, caption="log10 of the relative residual at block.out")
 
 
-def _answer(oracle: Any) -> str:
-    if not oracle["applies"]:
-        failed = [one for one in oracle["assumptions"] if not one["holds"]]
-        return "does not apply: " + "; ".join(
-            f"needs {one['assumption']} (found {_found(one['found'])})" for one in failed
+def _oracles(oracles: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each theory that applies says, and one sentence on the others."""
+    others = [oracle for oracle in oracles if not oracle["applies"]]
+    words = [f"{oracle['oracle']}: {_answer(oracle)}" for oracle in oracles if oracle["applies"]]
+    if others:
+        failed = {
+            f"{one['assumption']} (found {_found(one['found'])})": None
+            for oracle in others
+            for one in oracle["assumptions"]
+            if not one["holds"]
+        }
+        words.append(
+            f"{len(others)} of {len(oracles)} theories do not apply; between them they need {', '.join(failed)}. "
+            "--json says which needs what."
         )
+    return ["\n".join(words)] if words else []
+
+
+def _answer(oracle: Mapping[str, Any]) -> str:
     words = [f"{name.replace('_', ' ')} {number(value)}" for name, value in oracle["values"].items()]
     depth = oracle.get("agreement_depth")
     if depth is not None:
