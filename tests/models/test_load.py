@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rankscope.errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import folder as folder_module
 from rankscope.models.loading import load
+from rankscope.models.loading.config import config_from_json, config_hash
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.presets import TINY_PRESETS
+from rankscope.models.presets import PRESETS, TINY_PRESETS
 
 
 def state(spec: str, **choices: object) -> dict[str, torch.Tensor]:
@@ -86,6 +88,16 @@ def test_a_folder_gives_back_the_weights_that_were_saved(folder: Path) -> None:
     assert all(torch.equal(made[key], value) for key, value in loaded.model.state_dict().items())
     assert (loaded.origin, loaded.seed, loaded.tokenizer, loaded.notes) == ("folder", None, None, ())
     assert not loaded.model.training
+
+
+@pytest.mark.parametrize("name", TINY_PRESETS)
+def test_the_configuration_of_every_family_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    entry = PRESETS[name]
+    with quiet_transformers():
+        written = AutoConfig.for_model(entry.model_type, **entry.config)
+        written.save_pretrained(tmp_path)
+        found = config_from_json(tmp_path / "config.json", None)
+    assert config_hash(found) == config_hash(type(written).from_pretrained(tmp_path))
 
 
 def test_the_config_hash_is_of_the_architecture(folder: Path) -> None:

@@ -52,7 +52,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text (byte {error.start}). Is it a config.json?") from error
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_hook=_special_float)
     except json.JSONDecodeError as error:
         raise LoadError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -64,6 +64,12 @@ def read_config_json(path: Path) -> dict[str, Any]:
             f"{path} holds a JSON {type(found).__name__}; a configuration is an object with a 'model_type'."
         )
     return found
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """An infinity or NaN, which JSON does not have, as transformers writes it; any other object as it is."""
+    word = found.get("__float__")
+    return float(word) if len(found) == 1 and word in ("Infinity", "-Infinity", "NaN") else found
 
 
 def refuse_remote_kernels(config: Mapping[str, Any], where: str) -> None:
