@@ -7,7 +7,7 @@
 ``commands-table``
     One row per command, with the page that explains it.
 ``exported-api``
-    The documentation of every exported name of one kind, ``functions`` or ``classes``.
+    The documentation of the public names on one page of the API.
 """
 
 from __future__ import annotations
@@ -168,23 +168,36 @@ class CommandsTable(GeneratedTable):
         return "../" * self.env.docname.count("/")
 
 
+API_PAGES = {
+    "models": ("Model", "load", "Inputs", "Surgery", "Stream", "Design"),
+    "results": ("Run", "load_run", "compare", "report", "card"),
+    "watching": ("watch", "Gauge"),
+}
+"""Public names by page of the API; every other one is a verb."""
+
+
 class ExportedApi(GeneratedTable):
-    """The argument is ``functions`` or ``classes``."""
+    """The public names of one page of the API: a key of :data:`API_PAGES`, or ``verbs``."""
 
     required_arguments = 1
 
     def lines(self) -> list[str]:
         import rankscope
+        from rankscope.extensions import available
+        from rankscope.verbs._spec import VERBS
 
-        values = {name: getattr(rankscope, name) for name in rankscope.__all__}
-        wanted = inspect.isclass if self.arguments[0] == "classes" else inspect.isroutine
-        chosen = [name for name, value in values.items() if wanted(value) and name != "RankscopeError"]
-        kind = "autoclass" if self.arguments[0] == "classes" else "autofunction"
-        body = [line for name in chosen for line in (f".. {kind}:: rankscope.{name}", *self.member_options(), "")]
+        elsewhere = {"METRICS", "RankscopeError", *(name for names in API_PAGES.values() for name in names)}
+        public = [name for name in rankscope.__all__ if not name.startswith("_")]
+        added = {name for extension in available() for name in extension.names}
+        verbs = sorted({*public, *VERBS, *added} - elsewhere)
+        chosen = verbs if self.arguments[0] == "verbs" else API_PAGES[self.arguments[0]]
+        body = [line for name in chosen for line in self.entry(name, getattr(rankscope, name))]
         return ["```{eval-rst}", *body, "```"]
 
-    def member_options(self) -> list[str]:
-        return ["   :members:"] if self.arguments[0] == "classes" else []
+    def entry(self, name: str, value: object) -> list[str]:
+        if inspect.isclass(value):
+            return [f".. autoclass:: rankscope.{name}", "   :members:", ""]
+        return [f".. autofunction:: rankscope.{name}", ""]
 
 
 def setup(app: Sphinx) -> dict[str, object]:

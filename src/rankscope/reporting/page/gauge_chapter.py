@@ -22,7 +22,7 @@ FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", 
 MOST_LINES = 6
 MOST_ALARMS = 60
 MOST_REASONS = 12
-LONGEST_SENTENCE = 600
+LONGEST_TEXT = 2000
 FEWER_COLUMNS = 64
 
 
@@ -74,10 +74,15 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
     return (
         f"{spoken(first.name).capitalize()} at step {first.step}{place}",
         [
-            readable(first.sentence)[:LONGEST_SENTENCE],
+            _ended(readable(first.sentence)),
             f"{count} over {steps}; {after}.",
         ],
     )
+
+
+def _ended(text: str) -> str:
+    """The text, or its first sentences if it is longer than any of ours."""
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT].rpartition(". ")[0] + ". …"
 
 
 def _tiles(record: Record) -> list[tuple[str, str]]:
@@ -117,7 +122,7 @@ def _status(record: Record) -> Iterator[str]:
         for name, reason in told.items() if isinstance(told, Mapping) else ():
             reasons.setdefault(str(reason), []).append(spoken(str(name)))
         for reason, names in list(reasons.items())[:MOST_REASONS]:
-            yield f"{words}: {clipped(', '.join(names), 200)} ({readable(reason)[:LONGEST_SENTENCE]})."
+            yield f"{words}: {clipped(', '.join(names), 200)} ({_ended(readable(reason))})."
 
 
 def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
