@@ -217,7 +217,7 @@ def _alarms(alarms: Sequence[Alarm]) -> Section | None:
             " ".join(str(part) for part in (clipped(alarm.stack or "", 20), alarm.layer) if part not in ("", None)),
             Cell(clipped(spoken(alarm.name), 40), ("bad",) if alarm.state == "raised" else ("good",)),
             alarm.state,
-            readable(alarm.sentence)[:LONGEST_SENTENCE],
+            _ended(readable(alarm.sentence)),
         ]
         for alarm in alarms[:MOST_ALARMS]
     ]
