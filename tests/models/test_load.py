@@ -153,6 +153,14 @@ def test_a_folder_that_lacks_most_weights_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "named"), [("t5-encoder", "T5EncoderModel"), ("siglip-text", "SiglipTextModel")])
+def test_a_folder_of_another_class_names_it_and_loads_with_it(name: str, named: str, tmp_path: Path) -> None:
+    load(f"init:tiny-{name}").model.save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match=f"pass model_class='{named}', which its config.json names"):
+        load(str(tmp_path))
+    assert type(load(str(tmp_path), model_class=named).model).__name__ == named
+
+
 def test_a_config_without_model_type_is_read_from_its_architectures_or_from_model_class(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,8 @@ def refuse_too_large(
     if request.spread is None and not request.placement:
         name = request.model_class or "AutoModel"
         chosen = model_class_named(name)
+        if name == "AutoModel" and not request.trust_remote_code and type(config) not in _bases():
+            raise LoadError(f"AutoModel has no model for a {type(config).__name__}; {_named_class(config)}.")
         build = chosen.from_config if name.startswith("AutoModel") else chosen
         refuse_unaffordable(config, build, request.dtype or dtype, stored=stored)
 
@@ -93,10 +95,24 @@ def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> 
     return model.eval(), notes
 
 
+def _bases() -> Any:
+    import transformers
+
+    return transformers.MODEL_MAPPING
+
+
+def _named_class(config: Any) -> str:
+    """What to pass: the class that the configuration says it was saved from, if transformers has it."""
+    import transformers
+
+    named = [name for name in getattr(config, "architectures", None) or () if hasattr(transformers, str(name))]
+    return f"pass model_class={named[0]!r}, which its config.json names" if named else "pass the right model_class="
+
+
 def _mostly_random(where: str, model: torch.nn.Module, found: int, wanted: int, is_gguf: bool) -> LoadError:
     """An error for a checkpoint that lacks most weights: random numbers would be measured."""
     share = f"Only {found} of the {wanted}" if found else "None of the"
-    remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else "pass the right model_class="
+    remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else _named_class(model.config)
     return LoadError(f"{share} weights of a {type(model).__name__} are in {where}; {remedy}.")
 
 
