@@ -434,6 +434,13 @@ def _nothing_found(
             "real ones (torch.view_as_real(x).flatten(-2)), and pass them to rankscope.judge."
         )
     listing = ", ".join(repr(name) for name in called[:8]) or "none that were called"
+    idle = _lists_of_parts(model, records)
+    if idle is not None and _hidden_modules(model) is None:
+        return DiscoveryError(
+            f"No residual blocks were found in {type(model).__name__}: the modules {idle!r} are never called "
+            "themselves, only their parts are, so that they have no input and no output. Write what the model does "
+            "with the parts of each into its forward, and call it."
+        )
     if blocks is not None:
         return DiscoveryError(
             f"No module called in the forward pass of {type(model).__name__} matches blocks={blocks!r}. "
@@ -456,6 +463,20 @@ def _nothing_found(
         f"Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}. "
         "If it is not a transformer, pass its hidden states to rankscope.judge.",
     )
+
+
+def _lists_of_parts(model: nn.Module, records: list[CallRecord]) -> str | None:
+    """The pattern of the first list of modules that are not called themselves, while their parts are."""
+    names = {record.name for record in records}
+    lists: dict[str, list[str]] = {}
+    for name, _ in model.named_modules():
+        if name.rpartition(".")[2].isdigit():
+            lists.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    for pattern, members in lists.items():
+        inside = tuple(f"{member}." for member in members)
+        if len(members) > 1 and names.isdisjoint(members) and any(name.startswith(inside) for name in names):
+            return pattern
+    return None
 
 
 def _alike(records: list[CallRecord]) -> list[str | list[str]]:

@@ -594,6 +594,8 @@ def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -
     if other is not None and _other_slots(stack, observed_blocks(view, other)[stack.name]) is None:
         return
     taken, message, reads_first = why
+    if not taken:
+        raise LayoutError(message)
     summed = replace(_declared(stack), slot="sum")
     alone = replace(_declared(stack), slot=int(taken) if taken.isdigit() else taken)
     both = _hint(summed, "If it is their sum, as in blocks that pass on (hidden, residual), declare")
@@ -619,6 +621,14 @@ def _other_slots(stack: Stack, seen: SeenStack) -> tuple[str, str, bool] | None:
         taken = sorted({*carried, *after.takes} - {"0"})
         if not taken or not carried:
             continue
+        if len(taken) > 1:
+            spread = (
+                f"{before.name} returns {len(taken) + 1} tensors of one shape, and {after.name} takes them all: the "
+                "residual stream is spread over them, as in a list with one tensor per token. Pass one tensor from "
+                "block to block (torch.stack); or, if one of them is the stream, declare which one: "
+                "stream=rankscope.Stream(slot=1)."
+            )
+            return "", spread, True
         reads_first = "0" in {*carried, *after.takes}
         words = (
             f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "

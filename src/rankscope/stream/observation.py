@@ -285,7 +285,7 @@ class Watch(TorchFunctionMode):
                     )
                 found = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
-                given = tensors_in((args, kwargs))
+                given = tensors_in((args, kwargs), depth=3)
                 passed = {slot: value.shape for slot, tensor in slots.items() for value in given if value is tensor}
                 takes = tuple(slot for slot, shape in passed.items() if shape == first.shape)
                 beside = {slot: shape for slot, shape in passed.items() if shape != first.shape}
