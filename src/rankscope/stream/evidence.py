@@ -614,7 +614,7 @@ def _pairs(seen: SeenStack) -> list[tuple[int, ObservedCall, ObservedCall]]:
 def _other_slots(stack: Stack, seen: SeenStack) -> tuple[str, str, bool] | None:
     """The slot that blocks pass on besides the first tensor of their output, in words, and whether they pass on both.
 
-    None if they pass on nothing else.
+    None if they pass on nothing else; an empty slot if they pass on several.
     """
     for number, before, after in _pairs(seen):
         carried = {mark.slot for mark in after.carries if mark == Mark("out", stack.name, number, mark.slot)}
