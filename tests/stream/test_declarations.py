@@ -260,6 +260,57 @@ class Nested(Net):
         return super().through(torch.nested.nested_tensor(list(x))).to_padded_tensor(0.0)
 
 
+class Jagged(Net):
+    """Attention on jagged tensors turns them into nested ones inside."""
+
+    def through(self, x: Tensor) -> Tensor:
+        x = torch.nested.nested_tensor(list(x), layout=torch.jagged)
+        for block in self.blocks:
+            q = block.norm1(x).unflatten(-1, [HEADS, DIM // HEADS]).transpose(1, 2)
+            x = x + torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(-2)
+            x = x + block.mlp(block.norm2(x))
+        return torch.stack(x.unbind())
+
+
+class PartsOnly(Net):
+    """Blocks whose parts the model calls itself."""
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block.attention(block.norm1(x))
+            x = x + block.mlp(block.norm2(x))
+        return x
+
+
+class OfTokens(nn.Module):
+    """Takes and returns one tensor per token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, xs: list[Tensor]) -> list[Tensor]:
+        return list(self.block(torch.stack(xs, 1)).unbind(1))
+
+
+class ListOfTokens(Net):
+    def __init__(self) -> None:
+        super().__init__(OfTokens)
+
+    def through(self, x: Tensor) -> Tensor:
+        xs = list(x.unbind(1))
+        for block in self.blocks:
+            xs = block(xs)
+        return torch.stack(xs, 1)
+
+
+def test_a_stream_in_a_list_of_tokens_is_not_read_as_its_first_token() -> None:
+    """The hint of the refusal was ``(batch tokens) dim``, which measured token 0 alone."""
+    with pytest.raises(LayoutError, match=r"returns \d+ tensors of one shape.*one tensor per token") as error:
+        rs.measure(rs.Model(ListOfTokens().eval(), blocks="blocks.*"), ids())
+    assert "(batch tokens)" not in str(error.value)
+
+
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*")
 @pytest.mark.parametrize(
     ("build", "why"),
@@ -268,6 +319,8 @@ class Nested(Net):
         (Complex, r"'layers\.\*' take tensors of complex64"),
         (Tangents, r"inside torch\.func"),
         (Nested, "makes nested tensors"),
+        (Jagged, "makes nested tensors"),
+        (PartsOnly, r"'blocks\.\*' are never called themselves, only their parts"),
     ],
 )
 def test_item_4_the_true_reason_is_named(build: Callable[[], nn.Module], why: str) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
+from rankscope.errors import LayoutError
 from rankscope.stream.dispatch import KernelMode
 from rankscope.stream.frames import ByTensor, tensors_in
 from rankscope.stream.operators import NORMS
@@ -249,6 +250,11 @@ class Tape(KernelMode):  # type: ignore[no-untyped-call]
         if func.namespace not in _OWN_NAMESPACES:
             self.operators[f"{func.namespace}::{name}"] = None
         made = tensors_in(out, depth=2)
+        if any(tensor.is_nested for tensor in made):
+            raise LayoutError(
+                "The model makes nested tensors, in which tokens have no axis. Run it on sequences of one length, as "
+                "plain tensors, with a padding mask if they have to be padded."
+            )
         if name not in _CONSTANT or func._schema.is_mutable:
             self._write_down(func, name, args, kwargs, given, before, made)
         return out

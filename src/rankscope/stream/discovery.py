@@ -25,7 +25,7 @@ from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack,
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import JOINS, is_norm
-from rankscope.stream.probe import CallRecord, LongSkips, probe
+from rankscope.stream.probe import CallRecord, LongSkips, ReferencePass, probe
 
 STREAM_AXES = (
     "batch tokens streams dim",
@@ -47,6 +47,7 @@ def discover(
     batch: int,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | None = None,
+    begun: ReferencePass | None = None,
 ) -> ModelView:
     """Find the residual stacks of ``model``.
 
@@ -56,11 +57,12 @@ def discover(
         batch: number of sequences in that input.
         blocks: qualified names or glob patterns of the block modules (``"layers.*"``), if the user named them.
         stream: the layout of the residual stream, if the user declared it.
+        begun: the first pass, if it has run before.
 
     Raises:
         DiscoveryError: nothing in the model looks like a block; the message lists containers to choose from.
     """
-    found = plain = _stacks(model, run, batch, blocks, stream, "plain")
+    found = plain = _stacks(model, run, batch, blocks, stream, "plain", begun=begun)
     if plain.stacks and not _uncut(plain.stacks):
         _refuse_missed(plain.stacks, plain.records, blocks)
         return ModelView(model, plain.stacks)
@@ -209,12 +211,13 @@ def _stacks(
     *,
     long_skips: bool = False,
     settled: Sequence[CallRecord] = (),
+    begun: ReferencePass | None = None,
 ) -> _Found:
     """What a few passes show if sums of these forms are recognised.
 
     With ``long_skips``, the model runs once more with its blocks known.
     """
-    records, tape = probe(model, run, batch, stream, sums, roles=True, settled=settled)
+    records, tape = probe(model, run, batch, stream, sums, roles=True, settled=settled, begun=begun)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
     for record in chosen:
@@ -431,6 +434,13 @@ def _nothing_found(
             "real ones (torch.view_as_real(x).flatten(-2)), and pass them to rankscope.judge."
         )
     listing = ", ".join(repr(name) for name in called[:8]) or "none that were called"
+    idle = _lists_of_parts(model, records)
+    if idle is not None and _hidden_modules(model) is None:
+        return DiscoveryError(
+            f"No residual blocks were found in {type(model).__name__}: the modules {idle!r} are never called "
+            "themselves, only their parts are, so that they have no input and no output. Write what the model does "
+            "with the parts of each into its forward, and call it."
+        )
     if blocks is not None:
         return DiscoveryError(
             f"No module called in the forward pass of {type(model).__name__} matches blocks={blocks!r}. "
@@ -453,6 +463,20 @@ def _nothing_found(
         f"Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}. "
         "If it is not a transformer, pass its hidden states to rankscope.judge.",
     )
+
+
+def _lists_of_parts(model: nn.Module, records: list[CallRecord]) -> str | None:
+    """The pattern of the first list of modules that are not called themselves, while their parts are."""
+    names = {record.name for record in records}
+    lists: dict[str, list[str]] = {}
+    for name, _ in model.named_modules():
+        if name.rpartition(".")[2].isdigit():
+            lists.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    for pattern, members in lists.items():
+        inside = tuple(f"{member}." for member in members)
+        if len(members) > 1 and names.isdisjoint(members) and any(name.startswith(inside) for name in names):
+            return pattern
+    return None
 
 
 def _alike(records: list[CallRecord]) -> list[str | list[str]]:

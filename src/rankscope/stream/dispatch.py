@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
 class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -23,3 +26,10 @@ class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide our own work from every mode."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield

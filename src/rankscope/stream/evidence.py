@@ -1,13 +1,13 @@
 """Checks the axes of the stream against evidence from the input, the attention and the blocks' own maps.
 
 A tensor of shape ``(2, 64, 16)`` can be 64 tokens or 64 channels, and a metric along the wrong axis looks like
-any other number. Two more passes of the probe collect evidence: one observes the blocks, and in the other, one token of
-one sequence is replaced. An assumed order of axes is rejected if something contradicts it.
+any other number. Evidence comes from observing the blocks, and from passes in which one token, or one sequence, is
+replaced. An assumed order of axes is rejected if something contradicts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,9 +20,11 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.stream.observation import (
+    Ends,
     Mark,
     ObservedCall,
     SeenStack,
+    Watch,
     changed_place,
     check_carries_all,
     check_fed,
@@ -91,7 +93,31 @@ class _Facts:
     given: torch.Size | None = None
 
 
-def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = None, measures: bool = True) -> ModelView:
+@dataclass(frozen=True)
+class Known:
+    """What earlier passes on the same inputs showed.
+
+    Attributes:
+        watch: a pass on the inputs as they are.
+        token: what the first block of each list of modules took and returned, by its name, with the middle token of the
+            last sequence replaced; None if there was no such pass.
+        sequence: the same with all tokens of the first sequence replaced.
+    """
+
+    watch: Watch
+    token: Mapping[str | None, Ends] | None = None
+    sequence: Mapping[str | None, Ends] | None = None
+
+
+def agreed(
+    view: ModelView,
+    batch: Batch,
+    rows: int,
+    *,
+    keep: Tensor | None = None,
+    measures: bool = True,
+    known: Known | None = None,
+) -> ModelView:
     """The view with streams that agree with a forward pass, and the evidence for them.
 
     Args:
@@ -100,19 +126,26 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = No
         rows: number of sequences in it.
         keep: which tokens of the last sequence are to be measured; None for all, of every sequence.
         measures: whether tokens will be measured at all.
+        known: what was observed before.
 
     Raises:
         InputError: some tokens are not to be measured, and it is unknown which tokens of the stream these are.
         LayoutError: the stream contradicts the assumed layout; the message says what to declare.
     """
     with without_fastpath():
-        seen = observed_blocks(view, batch)
+        seen = known.watch.of(view) if known is not None else None
+        if seen is None:
+            known, seen = None, observed_blocks(view, batch)
         placed = tuple(_with_argument(stack, seen[stack.name]) for stack in view.stacks)
         if placed != view.stacks:
             view = replace(view, stacks=placed)
-            seen = observed_blocks(view, batch)
-        after = first_calls(view, with_another_token(batch, rows - 1, keep))
-        other = first_calls(view, with_another_sequence(batch, 0))
+            known, seen = None, observed_blocks(view, batch)
+        after = _first_calls(view, None if known is None or not _is_middle(batch, keep) else known.token)
+        if after is None:
+            after = first_calls(view, with_another_token(batch, rows - 1, keep))
+        other = _first_calls(view, None if known is None else known.sequence)
+        if other is None:
+            other = first_calls(view, with_another_sequence(batch, 0))
     stacks = []
     for stack in view.stacks:
         found = seen[stack.name]
@@ -143,6 +176,20 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = No
         if measures:
             _check_length(view, batch, stacks[-1], facts, keep)
     return replace(view, stacks=tuple(stacks))
+
+
+def _is_middle(batch: Batch, keep: Tensor | None) -> bool:
+    """Whether the token that is to be replaced is the middle one of each sequence."""
+    lengths = {value.shape[1 - batch.axis] for value in token_ids(batch)}
+    return all(changed_place(length, keep) == changed_place(length) for length in lengths)
+
+
+def _first_calls(view: ModelView, known: Mapping[str | None, Ends] | None) -> dict[str | None, Ends] | None:
+    """What is known of the first block of each stack; None if not of all."""
+    blocks = {stack.name: stack.calls[0].module_name for stack in view.stacks}
+    if known is None or not all(block in known for block in blocks.values()):
+        return None
+    return {name: known[block] for name, block in blocks.items()}
 
 
 def shows_streams(stack: Stack) -> bool:
@@ -547,6 +594,8 @@ def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -
     if other is not None and _other_slots(stack, observed_blocks(view, other)[stack.name]) is None:
         return
     taken, message, reads_first = why
+    if not taken:
+        raise LayoutError(message)
     summed = replace(_declared(stack), slot="sum")
     alone = replace(_declared(stack), slot=int(taken) if taken.isdigit() else taken)
     both = _hint(summed, "If it is their sum, as in blocks that pass on (hidden, residual), declare")
@@ -565,13 +614,21 @@ def _pairs(seen: SeenStack) -> list[tuple[int, ObservedCall, ObservedCall]]:
 def _other_slots(stack: Stack, seen: SeenStack) -> tuple[str, str, bool] | None:
     """The slot that blocks pass on besides the first tensor of their output, in words, and whether they pass on both.
 
-    None if they pass on nothing else.
+    None if they pass on nothing else; an empty slot if they pass on several.
     """
     for number, before, after in _pairs(seen):
         carried = {mark.slot for mark in after.carries if mark == Mark("out", stack.name, number, mark.slot)}
         taken = sorted({*carried, *after.takes} - {"0"})
         if not taken or not carried:
             continue
+        if len(taken) > 1:
+            spread = (
+                f"{before.name} returns {len(taken) + 1} tensors of one shape, and {after.name} takes them all: the "
+                "residual stream is spread over them, as in a list with one tensor per token. Pass one tensor from "
+                "block to block (torch.stack); or, if one of them is the stream, declare which one: "
+                "stream=rankscope.Stream(slot=1)."
+            )
+            return "", spread, True
         reads_first = "0" in {*carried, *after.takes}
         words = (
             f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "

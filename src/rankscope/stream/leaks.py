@@ -36,7 +36,9 @@ from rankscope.stream.operators import (
     MULTI_HEAD,
     MULTIPLICATIONS,
     NORMS,
+    PRODUCTS,
     QUERIES,
+    SDPA,
     SUMS,
     is_flex,
 )
@@ -47,6 +49,8 @@ _Place = tuple[str | None, int]
 _Change = Literal["nothing", "early", "late", "weights"]
 """What a pass changes: the stream before the last known sum, the stream after it, or what weights return after it."""
 _ROUNDINGS = 64
+_STREAM, _WEIGHTS = 1, 2
+"""Where a tensor comes from without weights in between, as bits."""
 
 
 def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
@@ -66,7 +70,7 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
     if any(stack.long_skips for stack in view.stacks):
         # A long skip brings the changed stream of one block to another, so each is changed alone.
         leaks = {place for place in leaks if place in leaks_of(place)}
-    return replace(view, stacks=tuple(_with(stack, leaks, reference.combined) for stack in view.stacks))
+    return replace(view, stacks=tuple(_with(stack, leaks, reference) for stack in view.stacks))
 
 
 def _run(mode: _Held, run: Callable[[], object]) -> _Held:
@@ -76,7 +80,8 @@ def _run(mode: _Held, run: Callable[[], object]) -> _Held:
     return mode
 
 
-def _with(stack: Stack, leaks: set[_Place], names: Mapping[_Place, str]) -> Stack:
+def _with(stack: Stack, leaks: set[_Place], reference: _Held) -> Stack:
+    names = reference.combined | reference.met
     found = []
     for number, call in enumerate(stack.calls):
         last = call.first_layer + len(call.blocks) - 1
@@ -85,7 +90,17 @@ def _with(stack: Stack, leaks: set[_Place], names: Mapping[_Place, str]) -> Stac
         if (stack.name, number) in leaks and not known:
             operation = names.get((stack.name, number), "an operation that cannot be followed")
             found.append(Carry(call.module_name, operation, call.first_layer, last))
-    return replace(stack, carries=(*stack.carries, *found), cuts_proven=True)
+    renamed = [_first_met(stack, carry, reference) for carry in stack.carries]
+    return replace(stack, carries=(*renamed, *found), cuts_proven=True)
+
+
+def _first_met(stack: Stack, carry: Carry, reference: _Held) -> Carry:
+    """A carry of one block, named after the first unknown sum in it: what follows only passes that on."""
+    places = [(stack.name, number) for number, call in enumerate(stack.calls) if call.module_name == carry.module]
+    alone = sum(other.module == carry.module for other in stack.carries) == 1
+    if not alone or len(places) != 1 or carry.calls_begun is not None:
+        return carry
+    return replace(carry, operation=reference.met.get(places[0], carry.operation))
 
 
 @dataclass
@@ -119,6 +134,7 @@ class _Held(StreamMode):
         opaque: those in which an operator that takes functions runs after the last known sum: it may add what it was
             given to what its functions compute.
         combined: the last operation of each call that may be a sum, as its author wrote it.
+        met: the first one in which the stream meets what passed through weights, and that is not a known sum.
     """
 
     def __init__(self, view: ModelView, kept: _Kept, change: _Change, only: _Place | None = None) -> None:
@@ -129,6 +145,8 @@ class _Held(StreamMode):
         self.weights_at_end: set[_Place] = set()
         self.opaque: set[_Place] = set()
         self.combined: dict[_Place, str] = {}
+        self.met: dict[_Place, str] = {}
+        self._origins = ByTensor[int]()
         self._kept, self._change, self._only = kept, change, only
         self._weights = ByTensor[None]()
         for parameter in view.model.parameters():
@@ -149,6 +167,7 @@ class _Held(StreamMode):
                 self._weights[tensor] = None  # a part or a turn of a matrix is still one
             return out
         ungated = _ungated(call, given) if func in _GAINS else None
+        sums = 0 if call is None else call.adds_seen
         out = super().__torch_function__(func, types, args, kwargs)
         if call is None:
             return out
@@ -165,7 +184,24 @@ class _Held(StreamMode):
             self.opaque.add(_place(call))
         if func not in MOVES and self._open is call and given and not _named(func).startswith("__"):
             self.combined[_place(call)] = _named(func)
+        if call.adds_seen == sums or func in JOINS:
+            self._pass_on(func, call, given, out)
         return out
+
+    def _pass_on(self, func: Callable[..., Any], call: ActiveBlock, given: Sequence[Tensor], out: Any) -> None:
+        """Note what an operation is given of the stream and of what passed through weights."""
+        origin = 0
+        for tensor in given:
+            origin |= _STREAM if call.is_stream(tensor) else self._origins.get(tensor) or 0
+        name = _named(func)
+        if func in PRODUCTS or func is SDPA or is_flex(func):
+            origin = _WEIGHTS if origin & _WEIGHTS else 0  # attention: no token of the stream goes on as it is
+        is_sum = func not in MOVES and func not in JOINS and func not in NORMS and not name.startswith("__")
+        if origin == _STREAM | _WEIGHTS and is_sum:
+            self.met.setdefault(_place(call), name)
+            origin = _STREAM
+        for tensor in tensors_in(out) if origin else ():
+            self._origins[tensor] = origin
 
     def _fixed(self, call: ActiveBlock, out: Any, given: Sequence[Tensor]) -> Any:
         """What passed through weights, replaced by fixed numbers."""
@@ -174,6 +210,7 @@ class _Held(StreamMode):
         with torch._C.DisableTorchFunction():
             changes = self._is_reached(_place(call), given) and self._changes("weights", _place(call))
             for tensor in tensors_in(out):
+                self._origins[tensor] = _WEIGHTS
                 if tensor.is_floating_point():
                     tensor.copy_(_numbers(tensor, 2 if changes else 1))
         return out

@@ -1,14 +1,15 @@
-"""Two passes of the probe that collect evidence about the axes of the stream.
+"""Collects evidence about the axes of the stream: what block calls take and return, and how that changes.
 
-One observes every block call: its tensors, the axes along which its norms and maps act, its attention, and what goes
-around it. In the other, one token of one sequence is replaced. ``evidence`` draws the conclusions.
+``Watch`` observes every block call of a pass: its tensors, the axes along which its norms and maps act, its attention,
+and what goes around it. ``FirstCalls`` keeps what the first block takes and returns in a pass on other inputs.
+``evidence`` draws the conclusions.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import needs_all_ranks
+from rankscope.stream.dispatch import hidden
 from rankscope.stream.frames import ByTensor, by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, QUERIES, SDPA, SOFTMAXES, is_flex
 
@@ -93,6 +95,15 @@ class SeenStack:
     attention: set[tuple[int, int, int]] = field(default_factory=set)
     added_behind: set[Marks] = field(default_factory=set)
 
+    def renamed(self, names: Mapping[str | None, str | None]) -> SeenStack:
+        """The same, with other names of the stacks that marks come from."""
+
+        def with_names(marks: Marks) -> Marks:
+            return frozenset(mark._replace(stack=names[mark.stack]) for mark in marks)
+
+        calls = [replace(call, carries=with_names(call.carries)) for call in self.calls]
+        return replace(self, calls=calls, added_behind=set(map(with_names, self.added_behind)))
+
     def channels(self, stream: Stream) -> int | None:
         """The channel axis; norms take precedence, because a linear map may also mix tokens, and streams."""
         mixed: set[int] = set()
@@ -103,13 +114,32 @@ class SeenStack:
         return next(iter(votes)) if len(votes) == 1 else None
 
 
-class _Watch(TorchFunctionMode):
-    """Follows marks from block to block outside of blocks, and the axes of the stream inside them."""
+class Watched(NamedTuple):
+    """The modules that are the blocks of one stack, and how they hold the stream."""
 
-    def __init__(self, view: ModelView) -> None:
+    name: str | None
+    stream: Stream
+    modules: tuple[str, ...]
+
+
+class Watch(TorchFunctionMode):
+    """Follows marks from block to block outside of blocks, and the axes of the stream inside them.
+
+    Args:
+        stacks: the blocks to observe.
+        is_guess: whether it is not known yet that these are the blocks.
+
+    Attributes:
+        seen: what was observed, by stack.
+    """
+
+    def __init__(self, stacks: Sequence[Watched], *, is_guess: bool = False) -> None:
         super().__init__()
-        self.seen = {stack.name: SeenStack() for stack in view.stacks}
-        self._open: list[tuple[Stack, ObservedCall]] = []
+        self.seen = {stack.name: SeenStack() for stack in stacks}
+        self._stacks = stacks
+        self._is_guess = is_guess
+        self._is_void = False
+        self._open: list[tuple[Watched, ObservedCall]] = []
         self._marks = ByTensor[Marks]()
         self._axes = ByTensor[tuple[int, ...]]()
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
@@ -122,7 +152,7 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if func in QUERIES:
             return out
-        with torch._C.DisableTorchFunction():
+        with hidden():
             inputs = tensors_in((args, kwargs or {}), depth=3)
             if self._open:
                 self._inside(func, args, kwargs or {}, inputs, out)
@@ -206,22 +236,56 @@ class _Watch(TorchFunctionMode):
         elif func is not SDPA and isinstance(out, Tensor) and out.dim() == 4:
             seen.attention.add((out.shape[0], out.shape[-2], out.shape[-1]))
 
-    def enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    @contextmanager
+    def on(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Observe the calls of the blocks, which are among these modules."""
+        with ExitStack() as hooks:
+            for stack in self._stacks:
+                for name in stack.modules:
+                    enter, leave = self._enter(stack, name), self._leave(stack)
+                    hooks.callback(modules[name].register_forward_pre_hook(enter, with_kwargs=True).remove)
+                    hooks.callback(modules[name].register_forward_hook(leave).remove)
+            hooks.enter_context(self)
+            yield
+
+    @property
+    def first_blocks(self) -> list[str]:
+        """The first module of each stack that was called."""
+        return [found.calls[0].name for found in self.seen.values() if found.calls]
+
+    def of(self, view: ModelView) -> dict[str | None, SeenStack] | None:
+        """What was observed of the blocks of each stack of a view; None if others were observed, or more of them."""
+        ran = {name: found for name, found in self.seen.items() if found.calls}
+        names: dict[str | None, str | None] = {}
+        for stack in view.stacks:
+            calls = [call.module_name for call in stack.calls]
+            own = next((name for name, found in ran.items() if [call.name for call in found.calls] == calls), None)
+            if own is None or own in names or replace(stack.stream, axes=None) != Stream():
+                return None
+            names[own] = stack.name
+        if self._is_void or names.keys() != ran.keys():
+            return None
+        return {new: ran[old].renamed(names) for old, new in names.items()}
+
+    def _enter(self, stack: Watched, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """A pre-hook that records the input of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            with torch._C.DisableTorchFunction():
+            with hidden():
                 first, taken = first_tensor(args, kwargs), stream_in(stack.stream, args, kwargs)
                 if first is None or taken is None:
                     return
                 if torch._C._functorch.is_functorch_wrapped_tensor(first):
+                    self._is_void = True
+                    if self._is_guess:
+                        return
                     raise LayoutError(
                         f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
                         "further axes are hidden. Call it on whole batches."
                     )
                 found = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
-                given = tensors_in((args, kwargs))
+                given = tensors_in((args, kwargs), depth=3)
                 passed = {slot: value.shape for slot, tensor in slots.items() for value in given if value is tensor}
                 takes = tuple(slot for slot, shape in passed.items() if shape == first.shape)
                 beside = {slot: shape for slot, shape in passed.items() if shape != first.shape}
@@ -239,11 +303,11 @@ class _Watch(TorchFunctionMode):
 
         return hook
 
-    def leave(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _leave(self, stack: Watched) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         """A hook that records the output of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            with torch._C.DisableTorchFunction():
+            with hidden():
                 if not self._open:
                     return
                 _, call = self._open.pop()
@@ -268,28 +332,31 @@ class _Watch(TorchFunctionMode):
 
 def observed_blocks(view: ModelView, batch: Batch) -> dict[str | None, SeenStack]:
     """What one pass shows of the blocks of each stack."""
-    mode = _Watch(view)
-    with ExitStack() as hooks:
-        for stack, name, module in _blocks_of(view):
-            hooks.callback(module.register_forward_pre_hook(mode.enter(stack, name), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(mode.leave(stack)).remove)
-        _run(view, batch, mode)
-    return mode.seen
+    watch = Watch(
+        [
+            Watched(stack.name, stack.stream, tuple(dict.fromkeys(call.module_name for call in stack.calls)))
+            for stack in view.stacks
+        ]
+    )
+    with watch.on(view.modules()):
+        _run(view, batch)
+    return watch.seen
 
 
-def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
-    modules = view.modules()
-    for stack in view.stacks:
-        for name in dict.fromkeys(call.module_name for call in stack.calls):
-            yield stack, name, modules[name]
+def watch_lists(model: nn.Module) -> Watch:
+    """A watch on the modules in lists, which are most likely the blocks; not on those inside of others."""
+    lists: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        *outer, last = name.split(".")
+        if last.isdigit() and not any(word.isdigit() for word in outer) and any(True for _ in module.children()):
+            lists.setdefault(".".join([*outer, "*"]), []).append(name)
+    return Watch([Watched(key, Stream(), tuple(names)) for key, names in lists.items()], is_guess=True)
 
 
-def _run(view: ModelView, batch: Batch, mode: TorchFunctionMode | None = None) -> Any:
+def _run(view: ModelView, batch: Batch) -> Any:
     """What the model returns in one pass, with the same random numbers each time: some use them in evaluation too."""
-    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if mode is not None:
-            stack.enter_context(mode)
         return batch.run(view.model)
 
 
@@ -386,8 +453,8 @@ def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
             return next(held, None)
 
         with ExitStack() as hooks:
-            for _, _, module in _blocks_of(view):
-                hooks.callback(module.register_forward_hook(leave).remove)
+            for name in dict.fromkeys(call.module_name for own in view.stacks for call in own.calls):
+                hooks.callback(view.modules()[name].register_forward_hook(leave).remove)
             outputs.append(tensors_in(_run(view, given), depth=3))
     one, other = outputs
     if len(one) == len(other) and all(a.shape == b.shape and _agree(a, b) for a, b in zip(one, other, strict=True)):
@@ -413,41 +480,66 @@ class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward
     """The first block of every stack has run."""
 
 
-def first_calls(view: ModelView, batch: Batch) -> dict[str | None, tuple[Tensor, Tensor | None]]:
-    """Input and output of the first block of each stack; the pass ends there."""
-    entries: dict[str | None, Tensor] = {}
-    found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
-    ends_early = not needs_all_ranks(view.model)
+Ends = tuple[Tensor, Tensor | None]
+"""What a block takes as the stream, and what it returns."""
 
-    def enter(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+
+class FirstCalls:
+    """Keeps what the first block of each stack takes and returns in a pass.
+
+    Args:
+        blocks: for each stack its name, its stream and its first block.
+        ends_early: whether the pass ends after them.
+
+    Attributes:
+        found: by stack.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[str | None, Stream, nn.Module]], *, ends_early: bool = False) -> None:
+        self.found: dict[str | None, Ends] = {}
+        self._blocks = blocks
+        self._ends_early = ends_early
+        self._entries: dict[str | None, Tensor] = {}
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Keep them in the pass that runs inside this block."""
+        with ExitStack() as hooks:
+            for name, stream, module in self._blocks:
+                hooks.callback(module.register_forward_pre_hook(self._enter(name, stream), with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(self._leave(name, stream)).remove)
+            with suppress(_AllEntered):
+                yield
+
+    def _enter(self, name: str | None, stream: Stream) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            taken = stream_in(stack.stream, args, kwargs)
+            taken = stream_in(stream, args, kwargs)
             if taken is not None:
-                entries.setdefault(stack.name, taken.clone())
+                self._entries.setdefault(name, taken.clone())
 
         return hook
 
-    def leave(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _leave(self, name: str | None, stream: Stream) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            left = stream_out(stack.stream, output)
-            if stack.stream.takes == "branch" and left is not None:
-                entries[stack.name] = left.clone()
-            if stack.name in entries:
-                found.setdefault(stack.name, (entries[stack.name], None if left is None else left.clone()))
-            if ends_early and len(found) == len(view.stacks):
+            left = stream_out(stream, output)
+            if stream.takes == "branch" and left is not None:
+                self._entries[name] = left.clone()
+            if name in self._entries:
+                self.found.setdefault(name, (self._entries[name], None if left is None else left.clone()))
+            if self._ends_early and len(self.found) == len(self._blocks):
                 raise _AllEntered
 
         return hook
 
+
+def first_calls(view: ModelView, batch: Batch) -> dict[str | None, Ends]:
+    """Input and output of the first block of each stack; the pass ends there."""
     modules = view.modules()
-    with ExitStack() as hooks:
-        for stack in view.stacks:
-            module = modules[stack.calls[0].module_name]
-            hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(leave(stack)).remove)
-        with suppress(_AllEntered):
-            _run(view, batch)
-    return found
+    blocks = [(stack.name, stack.stream, modules[stack.calls[0].module_name]) for stack in view.stacks]
+    calls = FirstCalls(blocks, ends_early=not needs_all_ranks(view.model))
+    with calls.on():
+        _run(view, batch)
+    return calls.found
 
 
 def of_another_length(batch: Batch) -> Batch | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Literal, NamedTuple
@@ -43,6 +43,7 @@ from rankscope.stream.frames import (
     tensors_in,
     with_another,
 )
+from rankscope.stream.observation import watch_lists
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     ADDS,
@@ -110,7 +111,7 @@ class CallRecord:
     """
 
     name: str
-    module: nn.Module
+    _module: weakref.ref[nn.Module]
     parent: CallRecord | None
     input_shape: torch.Size
     output_shape: torch.Size | None = None
@@ -127,6 +128,13 @@ class CallRecord:
     inside: set[int] = field(default_factory=set)
     roles: list[Response | None] = field(default_factory=list)
     occurrence: int = 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that was called."""
+        module = self._module()
+        assert module is not None  # discovery runs while the model is there
+        return module
 
     @property
     def labels(self) -> list[Label]:
@@ -432,13 +440,14 @@ def probe(
     *,
     roles: bool = False,
     settled: Sequence[CallRecord] = (),
+    begun: ReferencePass | None = None,
 ) -> tuple[list[CallRecord], Tape]:
     """Run the model once through ``run``: a record of each module call, in order of entry, and all operations.
 
     ``long_skips`` look for long skips in the same pass, by the number under which the tape records them. With
     ``roles``, it runs a few times more to see which branches mix tokens; otherwise only attention counts as mixing.
     ``settled`` are the calls of an earlier probe that recognised fewer forms of sums: if there are no more adds now,
-    their labels hold.
+    their labels hold. ``begun`` is the first pass, if it has run before.
     """
     if roles and some_mode_is_awake():
         # Under surgery the stream is not what the block made of its input, so roles are those of the model as written.
@@ -448,9 +457,12 @@ def probe(
             written = probe(model, run, batch, stream, sums, roles=True)[0]
         _take_roles(mode.records, written)
         return mode.records, mode.tape
-    trial = TokenTrial(batch, stream) if roles else None
-    mode = _Probe(batch, stream, sums, long_skips or {}, trial)
-    _run_under(model, run, mode, mode.tape)
+    if begun is not None:
+        mode, trial = begun.mode, begun.mode.trial
+    else:
+        trial = TokenTrial(batch, stream) if roles else None
+        mode = _Probe(batch, stream, sums, long_skips or {}, trial)
+        _run_under(model, run, mode, mode.tape)
     if trial is not None and settled and _places(settled) == _places(mode.records):
         _take_roles(mode.records, settled)
     elif trial is not None:
@@ -491,7 +503,41 @@ def _find_roles(
         _settle(record, reference, others)
 
 
+class ReferencePass:
+    """The first pass of a probe that finds plain sums and roles, together with an observation of likely blocks.
+
+    Args:
+        model: the model.
+        batch: number of sequences in its inputs.
+        stream: how the stream is stored, if declared.
+
+    It keeps no module alive, and may wait for the passes that are compared with it.
+    """
+
+    def __init__(self, model: nn.Module, batch: int, stream: Stream | None = None) -> None:
+        self.mode = _Probe(batch, stream, "plain", {}, TokenTrial(batch, stream))
+        self.watch = watch_lists(model)
+
+    @property
+    def bytes_kept(self) -> int:
+        """Size of the tensors that later passes are compared with."""
+        trial = self.mode.trial
+        return 0 if trial is None else sum(value.numel() * value.element_size() for value in trial.kept.values())
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Follow the pass of the model that runs inside this block."""
+        with _following(model, self.mode, self.mode.tape), self.watch.on(dict(model.named_modules())):
+            yield
+
+
 def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: Tape | None = None) -> None:
+    with _following(model, mode, tape):
+        run()
+
+
+@contextmanager
+def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in model.named_modules():
             normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
@@ -501,7 +547,7 @@ def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: 
         if tape is not None:
             stack.enter_context(tape)
         stack.enter_context(mode)
-        run()
+        yield
 
 
 def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> None:
@@ -780,7 +826,7 @@ class _Probe(TorchFunctionMode):
             if entry is not None:
                 parent = next((f.record for f in reversed(self._open) if isinstance(f, ProbeFrame)), None)
                 record = CallRecord(
-                    name, module, parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
+                    name, weakref.ref(module), parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
                 )
                 self.numbers[id(record)] = len(self.records)
                 self.tape.note_edge(len(self.records), name, entry, begins=True)

@@ -17,19 +17,18 @@ the first or last token, each pair of neighbours and three quarters of all other
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from rankscope.errors import SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import Response
+from rankscope.stream.dispatch import hidden
 
 PASSES = 2
 """Number of passes with replaced tokens."""
@@ -72,7 +71,7 @@ class TokenTrial:
         """Keep a value, or compare it; ``shape`` is that of the stream, of which it may be a view."""
         if not _is_plain(value):
             return
-        with _hidden():
+        with hidden():
             if self.is_reference:
                 self.kept[place] = value.detach().clone()
                 return
@@ -86,7 +85,7 @@ class TokenTrial:
 
     def with_other_tokens(self, place: Hashable, shape: torch.Size) -> Tensor | None:
         """The value of the reference pass with some tokens replaced; None if it was not kept."""
-        with _hidden():
+        with hidden():
             before = self.kept.get(place)
             replaced = None if before is None else self._replaced(shape)
             if before is None or replaced is None or before.numel() != replaced.numel():
@@ -176,10 +175,3 @@ def _is_plain(value: Tensor) -> bool:
     """Whether a tensor has memory of its own that can be compared."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
     return type(value) in (Tensor, nn.Parameter) and not is_wrapped and not value.is_meta and value.is_floating_point()
-
-
-@contextmanager
-def _hidden() -> Iterator[None]:
-    """Hide our own work from every mode."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield

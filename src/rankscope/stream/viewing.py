@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, RankscopeError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
 from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.stream import Stream
@@ -22,18 +24,23 @@ from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.models.wrapping import needs_all_ranks, once_more_uncompiled, resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
-from rankscope.stream.evidence import agreed, shows_streams
+from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.leaks import with_leaks
 from rankscope.stream.mixing import adds_only
+from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs
 from rankscope.stream.operators import some_mode_is_awake
 from rankscope.stream.own_tokens import PROBE_TOKENS, counted
+from rankscope.stream.probe import ReferencePass
 
 # Views of one model that are remembered, by what it was run on; a snapshot holds a fact of every tensor.
 _REMEMBERED = 4
 _VIEWS: WeakKeyDictionary[nn.Module, dict[object, tuple[Snapshot, tuple[Stack, ...]]]] = WeakKeyDictionary()
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
+_FIRST: WeakKeyDictionary[nn.Module, _FirstPasses] = WeakKeyDictionary()
+_ROOM = 1 << 28
+"""Bytes that the first passes of a model may take until its structure is found from them."""
 _PROBES: WeakKeyDictionary[nn.Module, Batch] = WeakKeyDictionary()
-_PROVEN: WeakKeyDictionary[nn.Module, tuple[tuple[Stack, ...], tuple[Stack, ...]]] = WeakKeyDictionary()
+_PROVEN: WeakKeyDictionary[nn.Module, tuple[Snapshot, tuple[Stack, ...], tuple[Stack, ...]]] = WeakKeyDictionary()
 
 
 def view_of(
@@ -74,12 +81,22 @@ def _view_of(
         return ModelView(model, stacks)
     with undisturbed(model), adapters_merged(model):
 
-        def settled(blocks: str | Sequence[str] | None = blocks, stream: Stream | None = stream) -> ModelView:
-            found = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
-            return agreed(found, small, sequences, keep=keep, measures=measures)
+        def run() -> object:
+            torch.manual_seed(0)  # some models use random numbers in evaluation too
+            return small.run(model)
+
+        def settled(
+            blocks: str | Sequence[str] | None = blocks,
+            stream: Stream | None = stream,
+            begun: _FirstPasses | None = None,
+        ) -> ModelView:
+            first = None if begun is None else begun.first
+            found = discover(model, run, batch=sequences, blocks=blocks, stream=stream, begun=first)
+            known = None if begun is None else begun.known
+            return agreed(found, small, sequences, keep=keep, measures=measures, known=known)
 
         try:
-            view = settled()
+            view = settled(begun=_FirstPasses.of(model, small, stream) or _begun(model, small, run, stream))
         except DiscoveryError as error:
             found = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
             if found is None:
@@ -94,6 +111,84 @@ def _view_of(
         if len(known) > _REMEMBERED:
             del known[next(iter(known))]
     return view
+
+
+class _FirstPasses:
+    """Passes from which the structure is found, together with the experiment on the axes of the inputs if there is one.
+
+    Args:
+        model: the model.
+        batch: two sequences.
+        stream: how the stream is stored, if declared.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, stream: Stream | None = None) -> None:
+        self.first = ReferencePass(model, batch.sequences, stream)
+        self._model = weakref.ref(model)
+        self._batch = batch
+        self._snapshot: Snapshot | None = None
+        self._changed: dict[int, dict[str | None, Ends]] = {}
+
+    @classmethod
+    def observing(cls, model: nn.Module, batch: Batch) -> _FirstPasses | None:
+        """Observe the passes of an experiment, to be found again by :meth:`of`."""
+        _FIRST.pop(model, None)
+        if some_mode_is_awake():
+            return None
+        found = cls(model, batch)
+        found._snapshot = Snapshot(model)
+        return found
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: Batch, stream: Stream | None) -> _FirstPasses | None:
+        """The passes of an experiment on this batch, once; None if there was none, or the model has changed since."""
+        found = _FIRST.pop(model, None)
+        if found is None or stream is not None or some_mode_is_awake() or not _are_alike(found._batch, batch):
+            return None
+        return found if found._snapshot is not None and found._snapshot.fits(model) else None
+
+    @property
+    def known(self) -> Known:
+        """What they showed of the blocks."""
+        # Vectors are replaced as a whole in the experiment, and one number of them where the axes are in question.
+        ids_only = not any(is_data(name, value) for name, value in named_inputs(self._batch))
+        return Known(
+            self.first.watch,
+            self._changed.get(ONE_TOKEN) if ids_only else None,
+            self._changed.get(FIRST_SEQUENCE) if ids_only else None,
+        )
+
+    @contextmanager
+    def passing(self, number: int) -> Iterator[None]:
+        """Observe the pass of an experiment of this number."""
+        model = self._model()
+        assert model is not None
+        if number == 0:
+            with self.first.on(model):
+                yield
+            return
+        calls = FirstCalls([(name, Stream(), model.get_submodule(name)) for name in self.first.watch.first_blocks])
+        with calls.on():
+            yield
+        self._changed[number] = calls.found
+        if number == FIRST_SEQUENCE and self.first.bytes_kept <= _ROOM:
+            _FIRST[model] = self
+
+
+def _are_alike(one: Batch, other: Batch) -> bool:
+    if (one.sequences, one.axis, one.batch_first) != (other.sequences, other.axis, other.batch_first):
+        return False
+    return digest_of((one.arguments, dict(one.inputs))) == digest_of((other.arguments, dict(other.inputs)))
+
+
+def _begun(model: nn.Module, batch: Batch, run: Callable[[], object], stream: Stream | None) -> _FirstPasses | None:
+    """The first pass, unless surgery is under way: then the model as written is told from the model as it is."""
+    if some_mode_is_awake():
+        return None
+    found = _FirstPasses(model, batch, stream)
+    with found.passing(0):
+        run()
+    return found
 
 
 def _kind_of(
@@ -111,16 +206,16 @@ def with_proven_cuts(view: ModelView) -> ModelView:
 
     Found once for each model, with a few passes on the sequences on which its structure was found.
     """
-    stacks, proven = _PROVEN.get(view.model, ((), ()))
     if all(stack.cuts_proven for stack in view.stacks):
         return view
-    if stacks != view.stacks:
+    before, stacks, proven = _PROVEN.get(view.model, (None, (), ()))
+    if before is None or stacks != view.stacks or not before.fits(view.model):
         probe = _PROBES.get(view.model)
         if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
             return view  # weights that are read block by block: proven before, with stand-ins
         with undisturbed(view.model), adapters_merged(view.model):
             proven = with_leaks(view, lambda: probe.run(view.model)).stacks
-        _PROVEN[view.model] = view.stacks, proven
+        _PROVEN[view.model] = Snapshot(view.model), view.stacks, proven
     return replace(view, stacks=proven)
 
 
@@ -301,3 +396,6 @@ def _are_token_ids(tensors: Sequence[tuple[Tensor, int]]) -> bool:
     if any(value.is_floating_point() or value.dim() != 2 for value, _ in tensors):
         return False
     return len({value.shape[tokens] for value, tokens in tensors}) == 1
+
+
+observe_experiments(_FirstPasses.observing)

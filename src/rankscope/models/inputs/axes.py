@@ -4,23 +4,29 @@ PyTorch's own encoder takes ``(tokens, batch)`` unless told otherwise, everybody
 in a tensor of shape ``(35, 8)`` says which it is. The model does: tokens of one sequence act on each other, sequences
 never do. So parts of the input are replaced, and every tensor that the model computes is compared with what it was.
 Where its entries are does not matter, only which of them change, so that any layout inside the model will do.
+
+Four passes on two sequences: as they are, with one token of the last sequence replaced, with all its other tokens
+replaced, and with the first sequence replaced. None of them can be left out or run as further sequences of another one,
+which would assume what is to be proven. They can be observed: what the structure of the model is needs the first one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rankscope.errors import InputError
 from rankscope.models.inputs.record import AXES, Axes, Batch, is_mask_like
+from rankscope.models.unchanged import Snapshot
 from rankscope.models.wrapping import (
     needs_all_ranks,
     once_more_uncompiled,
@@ -41,7 +47,29 @@ _ROUNDINGS = 16
 _ROOM = 1 << 26
 """Bytes of computed values to compare; the first blocks of a large model show as much as all of them."""
 
-_PROVEN: WeakKeyDictionary[nn.Module, dict[object, int]] = WeakKeyDictionary()
+_PROVEN: WeakKeyDictionary[nn.Module, tuple[Snapshot, dict[object, int]]] = WeakKeyDictionary()
+
+
+class Observer(Protocol):
+    """Observes the passes of the experiment.
+
+    Every pass is made inside ``passing`` with its number, in order. If the first one fails there, it is made once more
+    outside, and the observer is not asked again.
+    """
+
+    def passing(self, number: int) -> AbstractContextManager[None]:
+        """Surrounds the pass of this number."""
+
+
+ONE_TOKEN, FIRST_SEQUENCE = 1, 3
+"""Numbers of the passes in which the middle token of the last sequence, and all of the first sequence, are replaced."""
+
+_OBSERVERS: list[Callable[[nn.Module, Batch], Observer | None]] = []
+
+
+def observe_experiments(observer: Callable[[nn.Module, Batch], Observer | None]) -> None:
+    """Let this function observe all experiments from now on: it is given the model and the inputs of the first pass."""
+    _OBSERVERS.append(observer)
 
 
 @dataclass(frozen=True)
@@ -88,7 +116,11 @@ def sequence_axis(
         InputError: the experiment contradicts the declaration, or there is none and the experiment cannot decide; or
             the model runs on the whole inputs and not on two sequences of them.
     """
-    known = _PROVEN.setdefault(model, {})
+    before, known = _PROVEN.get(model, (None, {}))
+    if before is None or not before.fits(model):
+        # Which axis is which does not depend on weights, and a model that is trained is looked at often.
+        known = {}
+        _PROVEN[model] = Snapshot(model, with_weights=False), known
     if axes is None and key in known:
         return known[key]
     first = 0 if axes is None else AXES.index(axes)
@@ -221,13 +253,24 @@ def _said(error: Exception | None) -> str:
 
 
 def _experiment(model: nn.Module, cut: Cut, axis: int) -> _Finding:
-    """Replace some tokens of the first sequence, then the rest of them, then the second sequence."""
+    """Replace some tokens of the last sequence, then the rest of them, then the first sequence."""
     try:
         batch = _finite(cut(axis))
         plain, *others = once_more_uncompiled(lambda: _passes(model, batch))
-        changes = [_changed(plain, other) for other in others]
+        found = _finding(model, batch, plain, others)
+        if not found.mixes and not found.crosses:
+            # One token may be dropped, or be alone in its window: half of them, drawn at random.
+            some, rest = once_more_uncompiled(lambda: _halves(model, batch))
+            found = _finding(model, batch, plain, [some, rest, others[2]])
     except (InputError, RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
         return _Finding(error=error)
+    return found
+
+
+def _finding(
+    model: nn.Module, batch: Batch, plain: dict[_Place, Tensor], others: Sequence[dict[_Place, Tensor]]
+) -> _Finding:
+    changes = [_changed(plain, other) for other in others]
     mains = [value[..., 0] if value.ndim == 3 else value for value in _mains(batch)]
     entries = sum(value.numel() for value in mains)
     crosses = False
@@ -242,9 +285,39 @@ def _experiment(model: nn.Module, cut: Cut, axis: int) -> _Finding:
 
 
 def _passes(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
-    parts = ((0, (True, False)), (0, (False, True)), (1, (True, True)))
+    def alone(tokens: int) -> Tensor:
+        return torch.arange(tokens) == tokens // 2
+
+    changed = (
+        batch,
+        _with_mains(batch, lambda value: _with_another_middle(value, batch.axis)),
+        _replaced(batch, 1, lambda tokens: ~alone(tokens)),
+        _replaced(batch, 0, lambda tokens: torch.ones(tokens, dtype=torch.bool)),
+    )
     with aside(model):
-        return [_computed(model, one) for one in (batch, *(_replaced(batch, row, part) for row, part in parts))]
+        made = [] if needs_all_ranks(model) else [make(model, batch) for make in _OBSERVERS]
+        observers = [observer for observer in made if observer is not None]
+        found: list[dict[_Place, Tensor]] = []
+        for number, one in enumerate(changed):
+            try:
+                found.append(_computed(model, one, [observer.passing(number) for observer in observers]))
+            except Exception:
+                if number or not observers:
+                    raise
+                observers = []
+                found.append(_computed(model, one))
+        return found
+
+
+def _halves(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
+    """The division is drawn at random: a model may drop every second token, or mix those of a window only."""
+
+    def half(tokens: int) -> Tensor:
+        return torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens)) % 2 == 0
+
+    parts = (half, lambda tokens: ~half(tokens))
+    with aside(model):
+        return [_computed(model, _replaced(batch, 1, part)) for part in parts]
 
 
 def _varying(model: nn.Module, passes: Sequence[Mapping[_Place, Tensor]]) -> str:
@@ -258,20 +331,31 @@ def _mains(batch: Batch) -> list[Tensor]:
     return [*main_tensors(batch.inputs).values(), *(value for value in batch.arguments if value.ndim in (2, 3))]
 
 
-def _replaced(batch: Batch, row: int, part: tuple[bool, bool]) -> Batch:
-    """The batch with other ids or vectors in one sequence, in one or both of two sets that its tokens are divided into.
-
-    The division is drawn at random: a model may drop every second token, or mix those of a window only.
-    """
+def _replaced(batch: Batch, row: int, part: Callable[[int], Tensor]) -> Batch:
+    """The batch with other ids or vectors in one sequence, for a part of its tokens, given their number."""
 
     def changed(value: Tensor) -> Tensor:
         where = torch.zeros(value.shape[:2], dtype=torch.bool, device=value.device)
-        tokens = value.shape[1 - batch.axis]
-        drawn = torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens)).to(value.device) % 2
-        where.select(batch.axis, row)[:] = torch.tensor(part, device=value.device)[drawn]
+        where.select(batch.axis, row)[:] = part(value.shape[1 - batch.axis]).to(value.device)
         return other_entries(value, where)
 
     return _with_mains(batch, changed)
+
+
+def _with_another_middle(value: Tensor, axis: int) -> Tensor:
+    """Ids or vectors with another token in the middle of the second sequence.
+
+    It is one from within that sequence, if there is one: the first and last may be special, and so may others'.
+    """
+    value, place = value.clone(), value.shape[1 - axis] // 2
+    own = value.select(axis, 1)
+    others = [one for one in own[1:-1].tolist() if one != int(own[place])] if own.ndim == 1 else []
+    where = torch.zeros(value.shape[:2], dtype=torch.bool, device=value.device)
+    where.select(axis, 1)[place] = True
+    if not others or value.is_floating_point():
+        return other_entries(value, where)
+    own[place] = others[0]
+    return value
 
 
 def _finite(batch: Batch) -> Batch:
@@ -309,16 +393,25 @@ def other_entries(value: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, known[(place + 1) % len(known)], value)
 
 
-def _computed(model: nn.Module, batch: Batch) -> dict[_Place, Tensor]:
+def _computed(
+    model: nn.Module, batch: Batch, observed: Sequence[AbstractContextManager[None]] = ()
+) -> dict[_Place, Tensor]:
     """Copies of what the modules return, in the order of the pass, while there is room; and of what the model does."""
     found: dict[_Place, Tensor] = {}
     calls: Counter[int] = Counter()
     room = _ROOM
 
     def note(module: nn.Module, arguments: Any, output: Any) -> None:
-        nonlocal room
         calls[id(module)] += 1
-        for number, tensor in enumerate(pytree.tree_leaves(output)):
+        with ExitStack() as hidden:
+            if observed:
+                hidden.enter_context(torch._C.DisableTorchFunction())
+                hidden.enter_context(_disable_current_modes())
+            keep(module, pytree.tree_leaves(output))
+
+    def keep(module: nn.Module, outputs: Sequence[Any]) -> None:
+        nonlocal room
+        for number, tensor in enumerate(outputs):
             if isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 continue  # it exists inside torch.func only
             if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
@@ -331,6 +424,8 @@ def _computed(model: nn.Module, batch: Batch) -> dict[_Place, Tensor]:
         torch.manual_seed(0)
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
+        for context in observed:
+            hooks.enter_context(context)
         batch.call(model)
     return found
 
