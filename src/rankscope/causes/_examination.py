@@ -39,6 +39,7 @@ class ModuleCall:
         module: the module.
         given: its first floating tensor.
         output: the first floating tensor it returned.
+        is_alone: whether ``given`` is the only tensor it was given, so that it can be called again with another.
         is_leaf: whether it holds no other module.
     """
 
@@ -46,6 +47,7 @@ class ModuleCall:
     module: nn.Module
     given: Tensor | None
     output: Tensor | None
+    is_alone: bool = False
 
     @property
     def is_leaf(self) -> bool:
@@ -133,7 +135,8 @@ class Examination:
             for tensor in (given, out):
                 room -= 0 if tensor is None or tensor.is_nested else tensor.numel() * tensor.element_size()
             keep = room > 0 or module is self.model
-            found.append(ModuleCall(names.get(module), module, *(_kept(t) if keep else None for t in (given, out))))
+            kept = [_kept(tensor) if keep else None for tensor in (given, out)]
+            found.append(ModuleCall(names.get(module), module, kept[0], kept[1], len(leaves) == 1))
 
         def registered(module: nn.Module, name: str, parameter: Any) -> None:
             made[type(module).__name__] = None
