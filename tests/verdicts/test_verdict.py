@@ -61,7 +61,7 @@ def test_smollm2_is_one_huge_token() -> None:
     verdict = judge(profile(curves).table(), FLOOR32)
     assert verdict.code == "huge token"
     fooled = "There, relative residual and effective rank describe the huge token"
-    for words in ("One huge token", "blocks 12-24", "97% at block 12", fooled, "no-first"):
+    for words in ("One huge token", "blocks 12-24", "97% (largest token share) at block 12", fooled, "no-first"):
         assert words in verdict.sentence
     first = verdict.evidence[0]
     assert (first["metric"], first["layer"]) == ("largest_token_share", 12)

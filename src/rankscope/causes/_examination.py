@@ -103,6 +103,7 @@ class Examination:
     tell: Callable[[str], None] = lambda _: None
     forward_passes: int = 0
     backward_passes: int = 0
+    _no_gradients: RuntimeError | None = None
 
     # Passes.
 
@@ -408,8 +409,16 @@ class Examination:
 
     @cached_property
     def gradients(self) -> dict[str, Tensor | None]:
-        """Gradient of each parameter, of the loss or of a random projection of the output."""
-        return self.gradients_with({})
+        """Gradient of each parameter, of the loss or of a random projection of the output.
+
+        If the pass fails, it is not tried again for the next cause: some attention has no backward pass here.
+        """
+        if self._no_gradients is None:
+            try:
+                return self.gradients_with({})
+            except RuntimeError as error:
+                self._no_gradients = error
+        raise self._no_gradients
 
     @cached_property
     def output_gradients(self) -> dict[str, Tensor | None]:

@@ -209,8 +209,8 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
         )
         return
     line = (
-        f"Initialise each layer anew: for layer in model.{owner}: for m in layer.modules(): m.reset_parameters() if "
-        "hasattr(m, 'reset_parameters') else m._reset_parameters() if hasattr(m, '_reset_parameters') else None"
+        f"Initialise each layer anew: for m in model.{owner}.modules(): "
+        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()"
     )
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after

@@ -142,7 +142,7 @@ def _huge_token(r: StackReading) -> str:
     share = r.value("token_share", row)
     text = (
         f"One huge token: {r.count()}{r.span(State.HUGE_TOKEN)} a single token carries most of the energy, "
-        f"{percent(share)} at {r.block(row)}{r.name(row, 'token_share')}.{_others_words(r, row)}"
+        f"{percent(share)}{r.name(row, 'token_share')} at {r.block(row)}.{_others_words(r, row)}"
     )
     fooled = [words for part in ("spread", "dimension") if (words := r.metric(part, row))]
     if fooled:
@@ -157,7 +157,7 @@ def _huge_channel(r: StackReading) -> str:
     share = r.value("channel_share", row)
     text = (
         f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries most of the energy, "
-        f"{percent(share)} at {r.block(row)}{r.name(row, 'channel_share')}. "
+        f"{percent(share)}{r.name(row, 'channel_share')} at {r.block(row)}. "
     )
     if r.metric("typical", row):
         text += (

@@ -186,7 +186,7 @@ def _roles(networks: Mapping[str, tuple[AblationArm, StackReading]]) -> list[str
     """What each component alone does."""
     added = {name: network for name, network in networks.items() if name in COMPONENTS}
     kept = [name for name, (_, reading) in added.items() if reading.state < State.COLLAPSING]
-    named = {}
+    named: dict[str, str] = {}
     for name in sorted(added, key=lambda name: name not in kept):
         arm, reading = added[name]
         end = _end(arm) if named else f"relative residual {_end(arm)} after the last block"  # said once
