@@ -18,7 +18,7 @@ from rankscope.linalg import numbered_vectors
 from rankscope.metrics import METRICS
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.run import Run
-from rankscope.verdicts.inputs import averaging_residual
+from rankscope.verdicts.inputs import _with_most_rank, averaging_residual
 from tests.flat_calls import flat
 
 BLOCKS, VOCABULARY, TRAINED = 3, 100, 2
@@ -140,9 +140,9 @@ def test_the_sentence_cites_the_block_it_names() -> None:
     run = rs.measure("init:deep-bert", rs.Inputs(sequences=8, tokens=8))
     values = run.curve("relative_residual", "inputs.mean").mean
     sentence = next(entry["sentence"] for entry in run.extra["axes"] if entry["axis"] == "inputs")
-    value, block = re.search(r"relative residual ([\d.]+);.* at block (\d+)", sentence).groups()  # type: ignore[union-attr]
+    block, value = re.search(r"at block (\d+) .* by (\d+)% of", sentence).groups()  # type: ignore[union-attr]
     assert 0 < int(block) == values.argmin()
-    assert float(value) == pytest.approx(values.min(), abs=5e-4)
+    assert float(value) / 100 == pytest.approx(values.min(), abs=5e-3)
 
 
 def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
@@ -151,7 +151,9 @@ def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
     (last,) = by_hand(model, ids, torch.ones_like(ids), "mean")[-1:]
     got = run.curve("centred_effective_rank", "inputs.mean").mean[-1]
     assert got == pytest.approx(centred_effective_rank_by_hand(last), rel=1e-10)
-    assert "of at most 8" in run.verdict
+    assert _with_most_rank("(centred effective rank 5.47)", run.extra["between_inputs"]) == (
+        "(centred effective rank 5.47 of at most 8)"
+    )
     null = run.extra["between_inputs"]["null"]["centred_effective_rank"]
     assert 7 < null["mean"] < 8, "Gaussian vectors of the same number and width"
 
@@ -216,8 +218,8 @@ def test_inputs_are_judged_by_what_the_model_leaves_of_their_differences(left: f
     assert after == pytest.approx(left * before, rel=0.02)
     assert finding(run)["code"] == code
     if left < 1:
-        assert f"{before:.4f}" in finding(run)["sentence"]
-        assert f"{100 * after / before:.2g}" in finding(run)["sentence"]
+        kept = f"Of what told them apart before the first block, {100 * after / before:.2g}% is left"
+        assert kept in finding(run)["sentence"]
 
 
 def test_averaging_residual_is_that_of_independent_tokens() -> None:

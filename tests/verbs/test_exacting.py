@@ -40,7 +40,7 @@ def test_pure_attention_has_order_three_and_follows_the_law() -> None:
     assert np.abs(curves["exact"].mean - curves["law"].mean)[1:].max() < 1e-5
     cut, _, rest = run.verdict.partition(": ")
     assert cut == "Without skip connections, MLPs and norms"
-    assert rest.startswith("Collapsed in every block, order 3 from block 1 on: each of these cubes the residual;")
+    assert rest.startswith("Collapsed in every block; from block 1 on each cubes what tokens differ by (order 3). ")
     assert "float64 cannot resolve block 2" in run.verdict
 
 

@@ -351,10 +351,7 @@ def test_the_sentence_about_depth() -> None:
         "Depth: collapsed: 3 of 4 blocks change the stream by less than 3%, which is usual"
     )
     (found,) = depth_findings(update_rows([0.9, 0.2, 0.05]))
-    assert (
-        found.sentence
-        == "Depth: a block changes the stream by 20% (median over blocks), from 5% in block 2 to 90% in block 0."
-    )
+    assert found.sentence == "Depth: blocks change the stream by 5% (block 2) to 90% (block 0)."
     assert depth_findings(update_rows([0.5])) == []
     assert depth_findings(update_rows([])) == []
 

@@ -161,8 +161,9 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
     verdict = judge_remedies(entries, None, 2, is_random=True)
     sentence = verdict.sentence
     assert (verdict.code, verdict.evidence[-1]["state"]) == ("mean offset", "collapsed")
-    assert "1 of 3 remedies keep tokens further apart, most of all a (0.500)" in sentence
-    assert "1 bring them closer: c" in sentence
+    assert "1 of 3 remedies keep tokens further apart than without (relative residual 0.100 after 3 blocks" in sentence
+    assert "the furthest first: a (0.500)" in sentence
+    assert "1 bring tokens closer together: c" in sentence
     seen = {"rescued": 3, "trained": 3, "words": "rescued 3 of 3"}
     entries = [
         {**entry("b", 0.4), "trained": seen},
@@ -170,12 +171,13 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
         {**entry("a", 0.5), "trained": {**seen, "rescued": 0}},
     ]
     sentence = judge_remedies(entries, None, 2, is_random=True).sentence
-    assert "1 of 2 remedies keep tokens further apart, best in training first: b (0.400; rescued 3 of 3)" in sentence
-    assert "not suggested, because no training of such networks is known that they rescued: a" in sentence
+    assert "1 of 2 remedies keep tokens further apart than without" in sentence
+    assert "best in training first: b (0.400, rescued 3 of 3)" in sentence
+    assert "Not suggested, because no training of such networks is known that they rescued: a" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
     sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
     assert "cannot be quantified" in sentence
-    assert "none of 1 remedies keeps tokens noticeably further apart" in sentence
+    assert "None of 1 remedies keeps tokens noticeably further apart" in sentence
 
 
 @pytest.mark.slow

@@ -110,8 +110,8 @@ def test_orders_of_some_blocks(orders: list[float], before: int) -> None:
     [
         ([3, 1, 3, 1, 3], "order 3 in blocks 0, 2, 4 and order 1 in blocks 1, 3"),
         ([1, 3, 1, 3, 1], "order 1 in blocks 0, 2, 4 and order 3 in blocks 1, 3"),
-        ([3, 3, 3], "order 3: each block cubes the residual"),
-        ([1, 1], "order 1: each block multiplies the residual, late in depth by 0.5"),
+        ([3, 3, 3], "each block cubes what tokens differ by (order 3)"),
+        ([1, 1], "each block multiplies what tokens differ by, late in depth by 0.5 (order 1)"),
     ],
 )
 def test_orders_in_words(orders: list[int], words: str) -> None:

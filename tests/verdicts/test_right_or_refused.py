@@ -82,7 +82,7 @@ def test_124_identical_tokens_of_128_are_copies() -> None:
     x[:, 4:] = math.sqrt(DIM) * unit()
     run = measured([x] * 3)
     assert run.code == "copies"
-    assert "97% of the tokens are within 3% of one vector" in run.verdict
+    assert "97% of them are within 3% of one vector" in run.verdict
 
 
 def test_copies_beside_one_token_with_two_fifths_of_the_energy() -> None:
@@ -201,7 +201,7 @@ def test_exact_compares_like_with_like() -> None:
     """A rise is called a rise, relative beside relative, and never 10^-0.0."""
     verdict = judge_exact(exact_table(np.array([-0.3, -0.04, -0.01]), np.array([0.1, 1.0, 1.6])), {"float32": 5e-7})
     assert verdict.code == "healthy"
-    assert "after block 2 is 10^0.0 (residual 10^1.6), up from 10^-0.3 after block 0" in verdict.sentence
+    assert "after block 2 is 10^0.0, up from 10^-0.3 after block 0" in verdict.sentence
     assert "down" not in verdict.sentence
     assert "-0.0" not in verdict.sentence
 
@@ -229,7 +229,7 @@ def test_exact_says_what_is_undefined() -> None:
 
 def test_pure_attention_of_gpt2_does_not_keep_its_tokens_apart() -> None:
     run = rs.ablate("init:gpt2", rs.Inputs(sequences=1, tokens=48), variants=["pure", "full"])
-    assert run.verdict.startswith("pure attention collapses: relative residual below 0.03 from block")
+    assert run.verdict.startswith("Pure attention collapses from block")
     assert "apart" not in run.verdict
     assert run.next_steps == ("rankscope exact init:gpt2 --skip 0",)
     states = {item["variant"]: item["state"] for item in run.evidence}

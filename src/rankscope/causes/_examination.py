@@ -39,6 +39,7 @@ class ModuleCall:
         module: the module.
         given: its first floating tensor.
         output: the first floating tensor it returned.
+        is_alone: whether ``given`` is the only tensor it was given, so that it can be called again with another.
         is_leaf: whether it holds no other module.
     """
 
@@ -46,6 +47,7 @@ class ModuleCall:
     module: nn.Module
     given: Tensor | None
     output: Tensor | None
+    is_alone: bool = False
 
     @property
     def is_leaf(self) -> bool:
@@ -101,6 +103,7 @@ class Examination:
     tell: Callable[[str], None] = lambda _: None
     forward_passes: int = 0
     backward_passes: int = 0
+    _no_gradients: RuntimeError | None = None
 
     # Passes.
 
@@ -133,7 +136,8 @@ class Examination:
             for tensor in (given, out):
                 room -= 0 if tensor is None or tensor.is_nested else tensor.numel() * tensor.element_size()
             keep = room > 0 or module is self.model
-            found.append(ModuleCall(names.get(module), module, *(_kept(t) if keep else None for t in (given, out))))
+            kept = [_kept(tensor) if keep else None for tensor in (given, out)]
+            found.append(ModuleCall(names.get(module), module, kept[0], kept[1], len(leaves) == 1))
 
         def registered(module: nn.Module, name: str, parameter: Any) -> None:
             made[type(module).__name__] = None
@@ -405,8 +409,16 @@ class Examination:
 
     @cached_property
     def gradients(self) -> dict[str, Tensor | None]:
-        """Gradient of each parameter, of the loss or of a random projection of the output."""
-        return self.gradients_with({})
+        """Gradient of each parameter, of the loss or of a random projection of the output.
+
+        If the pass fails, it is not tried again for the next cause: some attention has no backward pass here.
+        """
+        if self._no_gradients is None:
+            try:
+                return self.gradients_with({})
+            except RuntimeError as error:
+                self._no_gradients = error
+        raise self._no_gradients
 
     @cached_property
     def output_gradients(self) -> dict[str, Tensor | None]:

@@ -392,7 +392,7 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
     for call in x.base:
         if call.given is None or call.output is None or not call.is_leaf or call.given.shape != call.output.shape:
             continue
-        axis = x.token_axis(call.output)
+        axis = x.token_axis(call.output) if call.is_alone else None
         if axis is None or call.output.ndim != 3 or not _is_normed(call.output, call.given, axis):
             continue
         moved = call.given.clone()

@@ -81,15 +81,17 @@ def idle_blocks(x: Examination) -> Iterator[Finding]:
     idle = []
     for number in range(1, len(states)):
         before, after = states[number - 1].double(), states[number].double()
-        if before.shape == after.shape and float((after - before).norm()) < 0.01 * float(before.norm()):
+        # Token by token: one huge token that stays as it is would hide what happens to all others.
+        if before.shape == after.shape and bool(((after - before).norm(dim=-1) < 0.01 * before.norm(dim=-1)).all()):
             idle.append(number)
     if idle and len(idle) < len(states) - 1:
+        which = f"Block {idle[0]} changes" if len(idle) == 1 else f"Blocks {', '.join(map(str, idle))} change"
         yield Finding(
             "idle_blocks",
-            f"Blocks {', '.join(map(str, idle))} change the stream by less than 1%. At initialisation this is meant "
-            "(zero-initialised or scaled branches); in a trained model they can be removed.",
+            f"{which} every token by less than 1%. At initialisation this is meant (zero-initialised or scaled "
+            "branches); in a trained model such blocks can be removed.",
             "Nothing",
             kind="harmless",
-            measured="number of blocks that change the stream by less than 1%",
+            measured="number of blocks that change every token by less than 1%",
             before=float(len(idle)),
         )

@@ -14,6 +14,7 @@ from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import shuffled
 from rankscope.errors import RankscopeError
+from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
 from rankscope.stream.viewing import undisturbed, with_proven_cuts
 from rankscope.surgery.operating import operating
@@ -123,13 +124,12 @@ def _gains(x: Examination) -> dict[int, float]:
         if not isinstance(seen, Tensor) or ref.stack != name or ref.layer in found:
             return
         if ref.site == "block.in":
-            stream[ref.layer] = seen.detach().double().clone()
+            stream[ref.layer] = seen.detach().clone()
         elif ref.site.endswith(".out"):
-            branch.setdefault(ref.layer, seen.detach().double().clone())
+            branch.setdefault(ref.layer, seen.detach().clone())
         elif ref.layer in stream and ref.layer in branch:
-            carried, one = seen.detach().double() - branch[ref.layer], stream[ref.layer]
-            gain = float((carried * one).sum() / one.square().sum())
-            if float((carried - gain * one).norm()) <= 1e-3 * float(one.norm()):
+            gain = skip_gain(seen.detach(), branch[ref.layer], stream[ref.layer])
+            if math.isfinite(gain):
                 found[ref.layer] = gain
 
     labels = ("attention", "mixer", "mlp", "both")
@@ -209,8 +209,8 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
         )
         return
     line = (
-        f"Initialise each layer anew: for layer in model.{owner}: for m in layer.modules(): m.reset_parameters() if "
-        "hasattr(m, 'reset_parameters') else m._reset_parameters() if hasattr(m, '_reset_parameters') else None"
+        f"Initialise each layer anew: for m in model.{owner}.modules(): "
+        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()"
     )
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after

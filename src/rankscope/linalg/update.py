@@ -194,3 +194,29 @@ def _from_products(products: Products) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _largest(part: Tensor) -> Tensor:
     return part.abs().amax(-1)
+
+
+ROUNDINGS = 16.0
+"""Roundings of the sum that a gain may leave unexplained; more, and it is not that of this stream and branch."""
+LARGEST_ERROR = 0.01
+"""Share of the stream that those roundings may be; more, and the branch hides the stream."""
+
+
+def skip_gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
+    """The factor g of total = g stream + branch, by least squares; NaN if they do not fit.
+
+    Example:
+        >>> stream, branch = torch.eye(3), torch.ones(3, 3)
+        >>> skip_gain(0.5 * stream + branch, branch, stream), skip_gain(branch, branch, stream)
+        (0.5, 0.0)
+    """
+    if not total.shape == branch.shape == stream.shape:
+        return math.nan
+    rounding = ROUNDINGS * torch.finfo(total.dtype).eps
+    total, branch, stream = (tensor.cpu().double() for tensor in (total, branch, stream))
+    carried, size = total - branch, float(stream.norm())
+    error = rounding * float(total.norm() + branch.norm() + stream.norm())
+    if not (size > 0.0 and math.isfinite(error) and error <= LARGEST_ERROR * size):
+        return math.nan
+    gain = float((carried / size * (stream / size)).sum())  # the square of a tiny size would underflow
+    return round(gain, 6) if float((carried - gain * stream).norm()) <= error else math.nan

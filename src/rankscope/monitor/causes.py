@@ -15,6 +15,7 @@ from torch import Tensor
 from rankscope.causes import Finding
 from rankscope.errors import RankscopeError
 from rankscope.linalg.precision import widest
+from rankscope.linalg.update import skip_gain
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
@@ -33,10 +34,6 @@ _BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
 _SITES = ("block.in", "attention.probs", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
 SAME_GAIN = 0.1
 """Change of a gain that is not reported: learned gains move a little between two readings."""
-ROUNDINGS = 16.0
-"""Roundings of the sum that a gain may leave unexplained; more, and it is not that of this stream and branch."""
-LARGEST_ERROR = 0.01
-"""Share of the stream that those roundings may be; more, and the branch hides the stream."""
 CARRIED = 0.5
 """Gain below which a skip no longer carries most of the stream."""
 OTHER_BRANCH = 2.0
@@ -220,24 +217,10 @@ class _StructureReader:
                 _norm(tensor) / self._size if self._size > 0.0 else math.nan  # a stream of zeros: no share of it
             )
         elif self._stream is not None and self._branch is not None:
-            gain = _gain(tensor, self._branch, self._stream)
+            gain = skip_gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
                 self.gains[place] = gain
             self._stream = None
-
-
-def _gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
-    """The factor g of total = g stream + branch, by least squares; NaN if they do not fit."""
-    if not total.shape == branch.shape == stream.shape:
-        return math.nan
-    rounding = ROUNDINGS * torch.finfo(total.dtype).eps
-    total, branch, stream = (tensor.cpu().double() for tensor in (total, branch, stream))
-    carried, size = total - branch, float(stream.norm())
-    error = rounding * float(total.norm() + branch.norm() + stream.norm())
-    if not (size > 0.0 and math.isfinite(error) and error <= LARGEST_ERROR * size):
-        return math.nan
-    gain = float((carried / size * (stream / size)).sum())  # the square of a tiny size would underflow
-    return round(gain, 6) if float((carried - gain * stream).norm()) <= error else math.nan
 
 
 def _norm(tensor: Tensor) -> float:

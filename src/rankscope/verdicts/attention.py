@@ -72,29 +72,33 @@ def _finding(entropy: Heads, sinks: Heads, site: str, name: str, stack: str | No
     if len(uniform) == len(entropy):
         code = State.COLLAPSED
         words = (
-            f"uniform: every head of every block{of} gives all tokens it sees nearly the same weight (relative entropy "
-            f"at least {least:.4f}; 1 is uniform), which is usual at initialisation and, after training, means that "
-            "attention does not depend on the tokens"
+            "uniform: every head of every block gives all tokens it sees nearly the same weight (relative entropy at "
+            f"least {least:.4f}), which is usual at initialisation and, after training, means that attention does not "
+            "depend on the tokens"
         )
     elif len(one_hot) == len(entropy):
         code, value = State.COLLAPSED, most
         words = (
-            f"one-hot: every head of every block{of} gives nearly all weight to one token (relative entropy at most "
-            f"{number(most)}; 0 is one-hot), so that hardly any gradient reaches queries and keys"
+            f"one-hot: every head of every block gives nearly all weight to one token (relative entropy at most "
+            f"{number(most)}), so that hardly any gradient reaches queries and keys"
         )
     else:
         # A head that picks the first token, and nothing else, is a sink.
         picking = [place for place in one_hot if place not in sinking]
-        kinds = {"uniform": uniform, "one-hot": picking, "a sink on the first token": sinking}
+        kinds = {
+            "uniform (the same weight for all tokens)": uniform,
+            "one-hot (nearly all weight on one token)": picking,
+        }
         parts = [f"{kind} {_where(heads, entropy)}" for kind, heads in kinds.items() if heads]
-        often = ", which is usual in trained models" if sinking else ""
-        summary = f"{'; '.join(parts)}{often}" if parts else "neither uniform nor one-hot in any head"
-        words = f"{summary} (relative entropy{of} {number(least)} to {number(most)}; 0 is one-hot, 1 uniform)"
+        if sinking:
+            share = f"{len(sinking)} of {len(entropy)} heads"
+            parts.append(f"a sink on the first token in {share}, which is usual in trained models")
+        words = "; ".join(parts) or "no head is uniform or one-hot"
     place = next(one for one, ends in entropy.items() if value in ends)
     evidence = {"code": code.code, "metric": ENTROPY, "site": site, "stack": stack, "layer": place[0], "head": place[1],
                 "value": value}  # fmt: skip
     usual = code is State.HEALTHY or bool(uniform)
-    return AxisFinding("attention", code.code, f"{name}: {words}.", (evidence,), is_usual_at_first=usual)
+    return AxisFinding("attention", code.code, f"{name}{of}: {words}.", (evidence,), is_usual_at_first=usual)
 
 
 def _where(heads: Sequence[tuple[int, int]], every: Heads) -> str:

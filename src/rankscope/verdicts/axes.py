@@ -62,8 +62,8 @@ class AxisFinding:
 def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     """The verdict on the tokens with the findings along other axes after it; its code remains that of the tokens.
 
-    Each axis has a line. If a collapse was found along another axis than tokens, the first line says along which axes
-    the model collapsed and along which it did not, and the lines of those axes come before the others.
+    Each axis has a line. Lines of axes that collapsed come first, then those that are collapsing. If a collapse was
+    found along another axis than tokens, the first line says along which axes the model collapsed and along which not.
 
     Example:
         >>> tokens = Verdict("No collapse: ...", (), "healthy")
@@ -79,11 +79,13 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     lines = [("tokens", tokens.code, tokens.sentence), *((one.axis, one.code, one.sentence) for one in findings)]
     codes = {"tokens": tokens.code} | {one.axis: one.code for one in findings if not one.is_usual_at_first}
     alarming = [axis for axis, code in codes.items() if code in ALARMING]
+    falling = [axis for axis, code in codes.items() if code == State.COLLAPSING.code]
+    if any(axis != "tokens" for axis in (*alarming, *falling)):
+        lines[0] = ("tokens", tokens.code, f"Tokens: {tokens.sentence}")
+        lines.sort(key=lambda line: 0 if line[0] in alarming else 1 if line[0] in falling else 2)
     if any(axis != "tokens" for axis in alarming):
         others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
         rest = f", not {' or '.join(others)}" if others else ""
-        lines[0] = ("tokens", tokens.code, f"Tokens: {tokens.sentence}")
-        lines.sort(key=lambda line: line[0] not in alarming)
         lines.insert(0, ("", None, f"Collapsed along {' and '.join(alarming)}{rest}."))
     steps = [*tokens.next_steps, *(step for finding in findings for step in finding.next_steps)]
     return replace(

@@ -47,11 +47,10 @@ def _of_stack(line: Curve, stack: str | None) -> AxisFinding:
         )
     else:
         cited = np.array([change.argmin(), change.argmax()])
-        least, most = (f"{_percent(change[[place]])} in block {layers[place]}" for place in cited)
-        sentence = (
-            f"Depth: a block{where} changes the stream by {_percent(np.array([np.median(change)]))} (median over "
-            f"blocks), from {least} to {most}."
-        )
+        least, most = (_percent(change[[place]]) for place in cited)
+        ends = (f"{value} (block {layers[place]})" for value, place in zip((least, most), cited, strict=True))
+        how = f"{least} each" if least == most else " to ".join(ends)
+        sentence = f"Depth: blocks{where} change the stream by {how}."
     idle = int((change < COLLAPSED_RESIDUAL).sum())
     code = State.COLLAPSED if idle >= MAJORITY * change.size else State.HEALTHY
     if code is State.COLLAPSED:

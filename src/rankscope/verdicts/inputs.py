@@ -159,8 +159,9 @@ def _about_entry(r: StackReading, entry: float | None) -> str:
     if entry is None or r.state not in (State.MEAN_OFFSET, State.COLLAPSED, State.FLOOR, State.COLLAPSING):
         return ""
     lowest = r.value("spread", r.worst("spread", list(range(r.battery.layers.size)), highest=False))
-    left = f", so {percent(lowest / entry)} of that is left" if r.state is not State.FLOOR and lowest < entry else ""
-    return f". Before the first block they differ by {number(entry)}{left}"
+    if r.state is not State.FLOOR and lowest < entry:
+        return f". Of what told them apart before the first block, {percent(lowest / entry)} is left"
+    return f". Before the first block they differ by {percent(entry)}"
 
 
 def averaging_residual(residuals: Floats, counts: Floats) -> float:
@@ -244,7 +245,7 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
     at = r.rows(r.state)[0] if r.state is not State.HEALTHY and r.rows(r.state) else lowest
     if r.state in (State.MEAN_OFFSET, State.COLLAPSING):
         at = lowest  # the block these sentences name
-    facts = r.cite_all(at, "spread", "cosine", "centred_dimension")
+    r.cite_all(at, "spread", "cosine", "centred_dimension")
     if r.state is State.VANISHED:
         return f"the pooled vectors are exactly zero {r.span(State.VANISHED)}"
     if r.state in (State.COLLAPSED, State.FLOOR):
@@ -252,17 +253,18 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
         at = r.rows(State.COLLAPSED, State.FLOOR)[0]
         if r.state is State.FLOOR and not r.rows(State.COLLAPSED):
             return f"collapsed {span}: {inputs} inputs{repeated} get the same vector to the last digits of its format"
-        share = r.value("spread", at)
+        r.cite_all(at, "spread", "cosine", "centred_dimension")
         return (
-            f"collapsed {span}: at {r.block(at)}, {inputs} inputs{repeated} differ from their mean by {share:.2g} of "
-            f"their size{_with_most_rank(r.cite_all(at, 'spread', 'cosine', 'centred_dimension'), compared)}"
+            f"collapsed {span}: at {r.block(at)}, {inputs} inputs{repeated} differ from their mean by "
+            f"{percent(r.value('spread', at))} of their size{r.name(at, 'spread')}"
         )
-    facts = _with_most_rank(facts, compared)
+    where = "where they are closest, " if r.battery.layers.size > 1 else ""
+    closest = (
+        f"{where}at {r.block(lowest)}, {inputs} inputs{repeated} differ from their mean by "
+        f"{percent(r.value('spread', lowest))} of their size{r.name(lowest, 'spread')}"
+    )
     if r.state is State.MEAN_OFFSET:
-        return (
-            f"not collapsed: {inputs} inputs{repeated} share a large common vector, which is usual for pooled inputs, "
-            f"and differ around it{facts} at {r.block(lowest)}, the lowest"
-        )
+        return f"not collapsed: {closest}; they share a large common vector, which is usual for pooled inputs"
     if r.state in _SAYS:
         at = r.rows(r.state)[0]
         same = percent(r.value("cluster_share", at))
@@ -271,11 +273,8 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
         mild = "not collapsed, but " if r.state < State.CLUSTERS else ""
         return f"{mild}{words}, {r.span(r.state)}{facts} at {r.block(at)}"
     if r.state is State.COLLAPSING:
-        return f"collapsing: the residual falls block by block{facts} at {r.block(lowest)}, the lowest"
-    return (
-        f"not collapsed: at {r.block(lowest)}, the lowest, {inputs} inputs{repeated} differ from their mean by "
-        f"{r.value('spread', lowest):.0%} of their size{facts}"
-    )
+        return f"collapsing: inputs become alike block by block; {closest}"
+    return f"not collapsed: {closest}"
 
 
 _SAYS: Mapping[State, str] = {

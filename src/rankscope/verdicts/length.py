@@ -154,25 +154,24 @@ def length_finding(
     steepest = max(spread, key=_change, default=None)
     if steepest is not None:
         code = State.HEALTHY
-        sentence = (
-            f"Length: from {short} to {long} tokens the relative residual changes most at block {steepest.layer}, from "
-            f"{number(steepest.means[0])} to {number(steepest.means[-1])} ({_exponent(steepest)})."
-        )
+        sentence = f"Length: no collapse: {_most(steepest, short, long)}."
     if falling:
         code = State.COLLAPSING
-        sentence += f" It falls threefold or more in {len(falling)} of {len(spread)} blocks."
+        steepest = max(falling, key=_change)
+        sentence = (
+            f"Length: tokens become alike as inputs grow, threefold or more in {len(falling)} of {len(spread)} blocks: "
+            f"{_most(steepest, short, long)}."
+        )
     if codes.get(long) in ALARMING and codes.get(short) not in ALARMING:
         code = State.COLLAPSED
-        sentence += f" At {long} tokens the verdict is {codes[long]}, at {short} {codes.get(short)}."
+        most = f": {_most(steepest, short, long)}" if steepest is not None else ""
+        sentence = f"Length: {codes[long]} at {long} tokens, {codes.get(short)} at {short}{most}."
     if pair is not None:
-        sentence += f" {pair['sentence']}"
-        code = State.FLOOR if pair["equal_from"] is not None and code is not State.COLLAPSED else code
-    variance = [one.slope for one in slopes if one.metric == VARIANCE and math.isfinite(one.slope)]
-    if variance:
-        sentence += (
-            f" The variance of the attention output goes as n^{np.median(variance):.2f} (median over blocks; -1 is "
-            "uniform attention to independent values)."
-        )
+        met = pair["equal_from"] is not None
+        rest = sentence.removeprefix("Length: ").removeprefix("no collapse: ")
+        rest = f"{rest[:1].upper()}{rest[1:]}"
+        sentence = f"Length: {pair['sentence']} {rest}" if met else f"{sentence} {pair['sentence']}"
+        code = State.FLOOR if met and code is not State.COLLAPSED else code
     evidence: tuple[dict[str, Any], ...] = ()
     if steepest is not None:
         place = {name: getattr(steepest, name) for name in ("metric", "site", "stack", "layer")}
@@ -187,11 +186,11 @@ def _change(slope: LengthSlope) -> float:
     return math.inf if min(first, last) <= 0 < max(first, last) else abs(math.log(last / first)) if first > 0 else 0.0
 
 
-def _exponent(slope: LengthSlope) -> str:
-    if math.isnan(slope.slope):
-        return "exponent undefined"  # a residual of zero has no logarithm
-    words = f"as n^{slope.slope:.2f}"
-    return words if math.isnan(slope.low) else f"{words} [{slope.low:.2f}, {slope.high:.2f}]"
+def _most(slope: LengthSlope, short: int, long: int) -> str:
+    return (
+        f"from {short} to {long} tokens the relative residual changes most at block {slope.layer}, from "
+        f"{number(slope.means[0])} to {number(slope.means[-1])}"
+    )
 
 
 def _known(means: Sequence[float]) -> bool:

@@ -114,11 +114,26 @@ class StackReading:
         beside = f", same-shape random {number(float(reference['mean']))}" if reference else ""
         return f"{name.replace('_', ' ')} {number(value)}{beside}"
 
+    def metric(self, part: str, row: int) -> str | None:
+        """The metric that measures a part, in words; its value is recorded as evidence. None if it is unknown."""
+        return self.battery.played_by[part].replace("_", " ") if self.cite(part, row) else None
+
+    def name(self, row: int, part: str) -> str:
+        """The metric in brackets, after its value was said in words; empty if it is unknown."""
+        name = self.metric(part, row)
+        if name is None:
+            return ""
+        reference = self.null.get(self.battery.played_by[part]) if part in BESIDE_NULL else None
+        beside = f"; same-shape random {number(float(reference['mean']))}" if reference else ""
+        return f" ({name}{'' if self._is_about_all(row) else ', median of those'}{beside})"
+
+    def _is_about_all(self, row: int) -> bool:
+        return bool((self.those(row) if self.state.is_grave else self.members).all())
+
     def cite_all(self, row: int, *parts: str) -> str:
         """Several parts in brackets, without unknown ones."""
         found = [words for part in parts if (words := self.cite(part, row))]
-        everywhere = (self.those(row) if self.state.is_grave else self.members).all()
-        whose = "" if everywhere else "median of those: "
+        whose = "" if self._is_about_all(row) else "median of those: "
         return f" ({whose}{'; '.join(found)})" if found else ""
 
     def worst(self, part: str, rows: list[int], *, highest: bool) -> int:

@@ -48,10 +48,11 @@ def _collapsed(r: StackReading) -> str:
     rows = r.rows(*SEEN_OR_NOT)
     seen = r.rows(State.COLLAPSED)
     row = r.worst("spread", [row for row in seen if row in rows] or seen, highest=False)
-    whose = "the tokens" if r.is_everywhere else "their tokens"
+    r.cite("cosine", row)
     text = (
-        f"Collapsed {r.count()}{r.span(*SEEN_OR_NOT)}: at {r.block(row)} {whose} differ from their mean by "
-        f"{percent(r.spread()[row])} of their size{_course(r, rows)}{r.cite_all(row, 'spread', 'cosine')}"
+        f"Collapsed {r.count()}{r.span(*SEEN_OR_NOT)}: the tokens of a sequence become nearly equal; at {r.block(row)} "
+        f"they differ from their mean by {percent(r.spread()[row])} of their size{r.name(row, 'spread')}"
+        f"{_course(r, rows)}"
     )
     if r.rows(State.FLOOR):
         text += f"; {r.span(State.FLOOR)} it reaches the {_floor_words(r)}, below which it cannot be measured"
@@ -60,12 +61,11 @@ def _collapsed(r: StackReading) -> str:
 
 def _at_floor(r: StackReading) -> str:
     rows = r.rows(State.FLOOR)
-    row = r.worst("spread", rows, highest=True)
-    values = [words for words in (r.cite("spread", row), _floor_words(r)) if words]
+    r.cite("spread", r.worst("spread", rows, highest=True))
     return (
-        f"At the float floor, cannot tell: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digit of the "
-        f"dtype ({'; '.join(values)}); they have collapsed at least that far, and this precision cannot show how much "
-        f"further. Measure in float64.{_afterwards(r, rows)}"
+        f"At the float floor, cannot tell how far: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digit "
+        f"of their format ({_floor_words(r)}), so they have collapsed at least that far. Measure in float64."
+        f"{_afterwards(r, rows)}"
     )
 
 
@@ -85,41 +85,43 @@ def _collapsing(r: StackReading) -> str:
     r.cite(part, 0)
     r.cite(part, layers.size - 1)
     return (
-        f"Collapsing: {r.count()}the {name} falls by a factor of {factor:.2f} per block over the second half of the "
-        f"blocks, from {number(first)} at block {layers[0]} to {number(last)} at block {layers[-1]}; at this rate the "
-        f"tokens count as collapsed (below {COLLAPSED_RESIDUAL:g}) at block {crossing}. {HARM}"
+        f"Collapsing: {r.count()}the tokens become alike block by block, and at this rate count as collapsed at block "
+        f"{crossing}. Their {name} falls by a factor of {factor:.2f} per block over the second half of the blocks, "
+        f"from {number(first)} at block {layers[0]} to {number(last)} at block {layers[-1]}. {HARM}"
     )
 
 
 def _copies(r: StackReading) -> str:
     row = r.worst("cluster_share", r.rows(State.COPIES), highest=True)
     share = r.value("cluster_share", row)
+    r.cite("distinct", row)
     text = (
-        f"Copies: {r.count()}{r.span(State.COPIES)} tokens are copies of one; at {r.block(row)} {percent(share)} of "
-        f"the tokens are within {percent(COLLAPSED_RESIDUAL)} of one vector"
-        f"{r.cite_all(row, 'cluster_share', 'distinct')}"
+        f"Copies: {r.count()}{r.span(State.COPIES)} many tokens are copies of one: at {r.block(row)}, {percent(share)} "
+        f"of them are within {percent(COLLAPSED_RESIDUAL)} of one vector{r.name(row, 'cluster_share')}"
     )
-    other = r.cite("spread", row, beside_null=False)
-    return f"{text}{f', so {other} describes only the few others' if other else ''}. {HARM}"
+    other = r.metric("spread", row)
+    return f"{text}. {f'The {other} describes only the others. ' if other else ''}{HARM}"
 
 
 def _clusters(r: StackReading) -> str:
     row = r.worst("distinct", r.rows(State.CLUSTERS), highest=False)
     count = r.value("distinct", row)
     number_of = f"{round(count)} distinct vectors" if math.isfinite(count) else "few distinct vectors"
+    r.cite_all(row, "distinct", "copied_share", "cluster_share", "spread")
     return (
         f"Clusters: {r.count()}{r.span(State.CLUSTERS)} nearly every token is a copy of another; at {r.block(row)} "
-        f"there are {number_of}{r.cite_all(row, 'distinct', 'copied_share', 'cluster_share', 'spread')}. {HARM}"
+        f"there are {number_of}. {HARM}"
     )
 
 
 def _same_direction(r: StackReading) -> str:
     part = "direction" if "direction" in r.battery.played_by else "cosine"
     row = r.worst(part, r.rows(State.SAME_DIRECTION), highest=part == "cosine")
+    r.cite_all(row, "direction", "cosine", "spread")
     return (
         f"Same direction: {r.count()}{r.span(State.SAME_DIRECTION)} the tokens point the same way"
         f"{_norm_words(r, row)}; at {r.block(row)} a typical pair of directions differs by "
-        f"{percent(float(_median_direction(r, row)))}{r.cite_all(row, 'direction', 'cosine', 'spread')}. {HARM}"
+        f"{percent(float(_median_direction(r, row)))}{r.name(row, part)}. {HARM}"
     )
 
 
@@ -139,77 +141,79 @@ def _huge_token(r: StackReading) -> str:
     row = r.worst("token_share", r.rows(State.HUGE_TOKEN), highest=True)
     share = r.value("token_share", row)
     text = (
-        f"One huge token: {r.count()}{r.span(State.HUGE_TOKEN)} a single token carries {percent(share)} of the energy "
-        f"(at {r.block(row)}: {r.cite('token_share', row)})"
+        f"One huge token: {r.count()}{r.span(State.HUGE_TOKEN)} a single token carries most of the energy, "
+        f"{percent(share)}{r.name(row, 'token_share')} at {r.block(row)}.{_others_words(r, row)}"
     )
-    fooled = [words for part in ("spread", "dimension") if (words := r.cite(part, row, beside_null=False))]
+    fooled = [words for part in ("spread", "dimension") if (words := r.metric(part, row))]
     if fooled:
         verb = "describes" if len(fooled) == 1 else "describe"
-        text += f", so {' and '.join(fooled)} there {verb} that token, not the others"
-    advice = "Leave it out (tokens policy no-first) to see the rest."
-    return f"{text}.{_others_words(r, row)}{_elsewhere(r, State.HUGE_TOKEN)} {advice}"
+        text += f" There, {' and '.join(fooled)} {verb} the huge token"
+        return f"{text}: leave it out (tokens policy no-first) to see the rest."
+    return f"{text} Leave it out (tokens policy no-first) to see the rest."
 
 
 def _huge_channel(r: StackReading) -> str:
     row = r.worst("channel_share", r.rows(State.HUGE_CHANNEL), highest=True)
     share = r.value("channel_share", row)
-    fooled = r.cite("dimension", row)
     text = (
-        f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries {percent(share)} of the "
-        f"energy (at {r.block(row)}: {r.cite('channel_share', row)})"
+        f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries most of the energy, "
+        f"{percent(share)}{r.name(row, 'channel_share')} at {r.block(row)}. "
     )
-    text += f", so {fooled} there describes that channel" if fooled else ""
-    apart = r.cite("typical", row)
-    if apart:
-        differ = f"with it scaled down to the size of the others, a typical pair of tokens differs by {apart}"
-        return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
-    shared = r.spread()[row] <= SHARED_RESIDUAL
-    differ = "the tokens share most of their energy" if shared else "the tokens still differ"
-    return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
+    if r.metric("typical", row):
+        text += (
+            "With it scaled down to the size of the others, a typical pair of tokens differs by "
+            f"{percent(r.value('typical', row))} of its size{r.name(row, 'typical')}."
+        )
+    else:
+        shared = r.spread()[row] <= SHARED_RESIDUAL
+        differ = "The tokens share most of their energy" if shared else "The tokens still differ"
+        text += f"{differ}{r.cite_all(row, 'spread')}."
+    r.cite("cosine", row)
+    fooled = r.metric("dimension", row)
+    return f"{text} There, {fooled} describes the huge channel." if fooled else text
 
 
 def _mean_offset(r: StackReading) -> str:
     row = r.worst("spread", r.rows(State.MEAN_OFFSET), highest=False)
     common = 1.0 - float(r.spread()[row]) ** 2
+    r.cite_all(row, "spread", "cosine")
     text = (
         f"Mean offset, not collapse: {r.count()}{r.span(State.MEAN_OFFSET)} the tokens share a large common vector; "
-        f"at {r.block(row)} it carries {percent(common)} of the energy{r.cite_all(row, 'spread', 'cosine')}"
+        f"at {r.block(row)} it carries {percent(common)} of the energy"
     )
     around = r.cite("centred_dimension", row)
-    text += f", while around it they stay apart ({around})" if around else ""
-    return f"{text}.{_elsewhere(r, State.MEAN_OFFSET)}"
+    return f"{text}, and around it they stay apart ({around})." if around else f"{text}."
 
 
 def _few_directions(r: StackReading) -> str:
     part = "centred_dimension" if "centred_dimension" in r.battery.played_by else "directions"
     row = r.worst(part, r.rows(State.FEW_DIRECTIONS), highest=False)
+    r.cite_all(row, "spread", "cosine")
+    facts = [w for p in ("centred_dimension", "directions") if (w := r.cite(p, row))]
     return (
         f"Few directions: {r.count()}{r.span(State.FEW_DIRECTIONS)} the tokens differ along a few directions only (at "
-        f"{r.block(row)}: {'; '.join(w for p in ('directions', 'centred_dimension') if (w := r.cite(p, row)))})"
-        f"{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.FEW_DIRECTIONS)}"
+        f"{r.block(row)}: {'; '.join(facts)})."
     )
 
 
 def _healthy(r: StackReading) -> str:
     spread = r.spread()
     rows = r.rows(State.HEALTHY)
-    checks = [
-        words for part in ("token_share", "channel_share") if (words := r.cite(part, r.worst(part, rows, highest=True)))
+    checked = [
+        name
+        for part, name in (("token_share", "token"), ("channel_share", "channel"))
+        if r.cite(part, r.worst(part, rows, highest=True))
     ]
     dominated = np.isin(r.states, (int(State.HUGE_TOKEN), int(State.HUGE_CHANNEL))).any()
-    tail = (
-        f" No token or channel dominates (on average at most {'; '.join(checks)})." if checks and not dominated else ""
-    )
+    tail = f" No {' or '.join(checked)} dominates." if checked and not dominated else ""
     if not np.isfinite(spread).any():
         return f"No sign of collapse in what was measured.{tail}"
     low = int(np.nanargmin(spread))
-    name = r.cite("spread", low) or r.cite("typical", low)
-    first, last = (int(np.flatnonzero(np.isfinite(spread))[end]) for end in (0, -1))
-    begin, end = percent(spread[first]), percent(spread[last])
-    course = f", from {begin} at block {r.battery.layers[first]} to {end} at the last" if begin != end else ""
+    closest = "where they are closest, " if spread.size > 1 else ""
+    name = r.name(low, "spread") or r.name(low, "typical")
     return (
-        f"No collapse: at {r.block(low)}, the lowest, the tokens differ from their mean by {percent(spread[low])} of "
-        f"their size ({name}){course}.{tail}"
+        f"No collapse: {closest}at {r.block(low)}, the tokens differ from their mean by {percent(spread[low])} of "
+        f"their size{name}.{tail}"
     )
 
 
@@ -273,30 +277,16 @@ def _afterwards(r: StackReading, rows: list[int]) -> str:
     return f"{text}."
 
 
-def _elsewhere(r: StackReading, state: State) -> str:
-    spread = r.spread()
-    held = set(r.rows(*(other for other in State if other >= state)))
-    rows = [row for row in range(spread.size) if row not in held and math.isfinite(spread[row])]
-    if not rows:
-        return ""
-    low, high = min(spread[row] for row in rows), max(spread[row] for row in rows)
-    span = percent(low) if percent(low) == percent(high) else f"{percent(low)} to {percent(high)}"
-    return f" Elsewhere the tokens differ from their mean by {span} of their size."
-
-
 def _others_words(r: StackReading, row: int) -> str:
     """What metrics that weight all tokens equally say about the other tokens."""
-    typical = r.cite("typical", row)
-    if typical is not None:
-        return f" The {typical}, which one token cannot move, describes the others."
+    if r.metric("typical", row):
+        apart = percent(r.value("typical", row))
+        return f" The others: a typical pair differs by {apart} of its size{r.name(row, 'typical')}."
     words = r.cite("cosine", row)
     if words is None:
         return ""
-    apart = r.value("cosine", row) < 1.0 - SHARED_RESIDUAL**2
-    return (
-        f" The {words}, which weights all tokens equally, shows that the others "
-        f"{'stay apart' if apart else 'point in similar directions'}."
-    )
+    apart = "stay apart" if r.value("cosine", row) < 1.0 - SHARED_RESIDUAL**2 else "point in similar directions"
+    return f" The others {apart} ({words}, which weights all tokens equally)."
 
 
 def _besides(r: StackReading) -> str:

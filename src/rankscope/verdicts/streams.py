@@ -58,7 +58,7 @@ def _about_streams(line: np.ndarray, layers: np.ndarray, state: State, entry: fl
         since = f", although {starts}" if starts else ""
         return (
             f"the residual streams of a token differ from their mean by {100 * last:.2g}% of their size after the last "
-            f"block (relative residual over streams {last:.3g}){since}{f'; they are equal{whose}' if whose else ''}."
+            f"block (relative residual over streams){since}{f'; they are equal{whose}' if whose else ''}."
         )
     low = np.flatnonzero(line > COLLAPSED_RESIDUAL)
     first = int(layers[low[-1] + 1]) if low.size else int(layers[0])

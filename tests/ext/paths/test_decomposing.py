@@ -68,7 +68,7 @@ def test_saved_and_read_again(run: Run, tmp_path) -> None:
 def test_text_and_figure(run: Run) -> None:
     words = str(run)
     assert "length  paths" in words
-    assert "Sum over lengths" in words
+    assert "All lengths together equal the forward pass to" in words
     assert len(run.plot().axes) == 3
 
 

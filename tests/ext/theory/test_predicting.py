@@ -93,7 +93,7 @@ def test_without_skips_order_three_and_a_depth() -> None:
     assert run.extra["agreement"]["block"] in (2, 3)
     logs = follow(strong(skip_gain=0.0), 0, 16, 6, 6).log10_relative
     assert (logs[6] - logs[5]) / (logs[5] - logs[4]) == pytest.approx(3, abs=0.02)
-    assert run.verdict.startswith("Order 3")
+    assert run.verdict.startswith("Collapsed within 6 blocks: after the last block (5) the relative residual is 10^-")
 
 
 @pytest.mark.slow
@@ -245,9 +245,10 @@ def test_a_context_sampled_in_part_is_not_told_as_the_whole(monkeypatch: pytest.
 def test_no_collapse_is_not_claimed_where_seeds_cannot_tell() -> None:
     agreement = agreement_of([follow(strong(), 0, 16, 2, 2)])
     undecided = predicted_sentence("a design", 2, "no collapse", 0.97, agreement, -0.4, (-0.6, -0.2))
-    assert undecided.startswith("No collapse seen: late factor 0.97 per block, which these seeds cannot tell from 1;")
+    assert "not seen to approach each other: late factor 0.97 per block, which these seeds cannot tell" in undecided
     flat = rankscope.predict(strong(mlp="none"), {"value_std": 0.0}, seeds=1, most_blocks=6)
-    assert flat.verdict.startswith("No collapse seen: late factor 1 per block;")
+    assert flat.verdict.startswith("No collapse within")
+    assert "not seen to approach each other: late factor 1 per block;" in flat.verdict
 
 
 def test_each_block_cubes_only_where_it_does() -> None:
@@ -255,9 +256,9 @@ def test_each_block_cubes_only_where_it_does() -> None:
     run = rankscope.predict(hot.changed(value_std=0.088, output_std=0.088), seeds=3, most_blocks=8)
     assert run.extra["class"]["name"] == "order 3"
     assert run.extra["final"]["mean"] > -1
-    assert "each block cubes" not in run.verdict
-    assert "Order 3 once tokens nearly agree" in run.verdict
-    assert "each block cubes" in rankscope.predict(strong(), {"skip_gain": 0.0}, seeds=3).verdict
+    assert "Each block cubes" not in run.verdict
+    assert "(order 3) once they nearly agree, which they do not" in run.verdict
+    assert "Each block cubes" in rankscope.predict(strong(), {"skip_gain": 0.0}, seeds=3).verdict
 
 
 def test_without_a_norm_nothing_overflows_in_silence() -> None:

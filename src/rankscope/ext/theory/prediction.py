@@ -81,7 +81,9 @@ def predicted_sentence(
     final: float,
     interval: tuple[float, float],
 ) -> str:
-    """One sentence: whether the design collapses, how, and at which depth tokens agree.
+    """What is left after the last block, how tokens approach each other, and at which depth they agree.
+
+    It follows the words that name the state; see :mod:`rankscope.ext.theory.predict.judge`.
 
     Args:
         name: name of the design.
@@ -94,12 +96,13 @@ def predicted_sentence(
     """
     cubing = final <= math.log10(agreement.level)
     words = {
-        "order 3": "Order 3: each block cubes what tokens differ by"
+        "order 3": "Each block cubes what tokens differ by (order 3)"
         if cubing
-        else "Order 3 once tokens nearly agree, which they do not within its blocks",
-        "order 1": f"Order 1: each block multiplies what tokens differ by, late by {factor:.4g}",
-        "slower than exponential": f"Slower than exponential: the factor, {factor:.4g} per block at last, tends to 1",
-        "no collapse": f"No collapse seen: late factor {factor:.4g} per block"
+        else "Blocks cube what tokens differ by (order 3) once they nearly agree, which they do not within its blocks",
+        "order 1": f"Each block multiplies what tokens differ by (order 1), late by {factor:.4g}",
+        "slower than exponential": "Tokens approach each other more slowly than exponentially: the factor per block, "
+        f"{factor:.4g} at last, tends to 1",
+        "no collapse": f"Tokens are not seen to approach each other: late factor {factor:.4g} per block"
         + (", which these seeds cannot tell from 1" if factor < 1 else ""),
     }[kind]
     if agreement.depth is None:
@@ -115,13 +118,13 @@ def predicted_sentence(
         )
     low, high = interval
     within = "" if math.isnan(low) else f" ({_power(low)} to {_power(min(0.0, high))} in 95% of initialisations)"
-    return f"{words}; {when}. After the last block ({depth - 1}) the relative residual is {_power(final)}{within}."
+    return f"after the last block ({depth - 1}) the relative residual is {_power(final)}{within}. {words}; {when}."
 
 
 def _power(log10: float) -> str:
     if log10 == -math.inf:
         return "0"
-    return f"{10**log10:.3g}" if log10 > -4 else f"10^{log10:.1f}"
+    return f"{10**log10:.3g}" if log10 > -4 else f"10^{log10:.1f}" if log10 > -1000 else f"10^{log10:.0f}"
 
 
 def curve_rows(answers: Sequence[OracleAnswer]) -> dict[str, tuple[float, ...]]:

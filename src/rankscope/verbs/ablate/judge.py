@@ -16,7 +16,7 @@ from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import StackReading, read
 from rankscope.verdicts.sentences import in_words
-from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State
+from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
 from rankscope.views import number
 
@@ -167,27 +167,35 @@ def _sentence(
     alone: bool,
 ) -> str:
     where = "" if alone else ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part) + ": "
-    parts = []
+    parts = _roles(networks)
     if "pure" in networks:
-        parts.append(_fate(pure, *networks["pure"], floor))
-    parts += _roles(networks)
+        told = _fate(pure, *networks["pure"], floor)
+        # What prevents a collapse is the answer; if there is nothing to prevent, that is.
+        parts.insert(len(parts) if networks["pure"][1].state >= State.COLLAPSING else 0, told)
     if "full" in networks:
         arm, reading = networks["full"]
         state = ", collapsed" if reading.state is State.COLLAPSED and reading.is_everywhere else _state_words(reading)
         parts.append(f"the whole model ends at {_end(arm)}{state}")
     if not parts:
         parts = [_fate(variant, *network, floor) for variant, network in networks.items()]
-    return f"{where}{'; '.join(parts)}."
+    sentence = "; ".join(parts)
+    return f"{where}{sentence if where else sentence[:1].upper() + sentence[1:]}."
 
 
 def _roles(networks: Mapping[str, tuple[AblationArm, StackReading]]) -> list[str]:
     """What each component alone does."""
     added = {name: network for name, network in networks.items() if name in COMPONENTS}
-    named = {name: f"{COMPONENTS[name]} ({_end(arm)}{_state_words(r)})" for name, (arm, r) in added.items()}
-    keep = [named[name] for name, (_, reading) in added.items() if reading.state < State.COLLAPSING]
-    fall = [named[name] for name, (_, reading) in added.items() if reading.state >= State.COLLAPSING]
+    kept = [name for name, (_, reading) in added.items() if reading.state < State.COLLAPSING]
+    named: dict[str, str] = {}
+    for name in sorted(added, key=lambda name: name not in kept):
+        arm, reading = added[name]
+        end = _end(arm) if named else f"relative residual {_end(arm)} after the last block"  # said once
+        named[name] = f"{COMPONENTS[name]} ({end}{_state_words(reading)})"
+    keep = [named[name] for name in kept]
+    fall = [words for name, words in named.items() if name not in kept]
     if "pure" in networks and networks["pure"][1].state >= State.COLLAPSING:
-        words = (f"{' and '.join(keep)} prevent it", f"{' and '.join(fall)} do not")
+        alone = f"{' and '.join(fall)} do not" if keep else f"{' and '.join(fall)} do not prevent collapse"
+        words = (f"{' and '.join(keep)} prevent collapse", alone)
     else:
         words = (f"with {' or '.join(keep)} they stay apart too", f"with {' or '.join(fall)} it collapses")
     return [sentence for sentence, names in zip(words, (keep, fall), strict=True) if names]
@@ -203,13 +211,9 @@ def _fate(name: str, arm: AblationArm, reading: StackReading, floor: float | Non
     count = reading.count().rstrip()
     count = f" {count}" if count else ""
     if reading.state in (State.FLOOR, State.COLLAPSED):
-        span = reading.span(State.FLOOR, State.COLLAPSED)
-        words = (
-            f"{name} collapses{count}: relative residual below {COLLAPSED_RESIDUAL:g} {span} ({_end(arm)} at the last)"
-        )
-        if floor is not None and bool(arm.line.any_floor[-1]):
-            words += f", and down to the float floor ({number(floor)}) by the last"
-        return words
+        at_floor = floor is not None and bool(arm.line.any_floor[-1])
+        end = f"at the float floor {number(floor)}" if floor is not None and at_floor else _end(arm)
+        return f"{name} collapses{count} {reading.span(State.FLOOR, State.COLLAPSED)} ({end} after the last block)"
     if reading.state is State.VANISHED:
         return f"{name} vanishes{count}: the stream is exactly zero {reading.span(State.VANISHED)}"
     if reading.state is State.COLLAPSING:

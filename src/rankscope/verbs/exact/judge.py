@@ -186,7 +186,7 @@ def _sentence(
     if reading.state is State.COLLAPSED:
         span = reading.span(State.COLLAPSED)
         where = f"{count} {span}{_order_words(*orders_of(table, stack), layers, span)}"
-        return f"Collapsed{where}; {end}.{_zero_words(layers, logs)} {seen}"
+        return f"Collapsed{where}. {end[0].upper()}{end[1:]}.{_zero_words(layers, logs)} {seen}"
     if reading.state is State.COLLAPSING:
         words = in_words(reading)
         return f"{words[0].upper()}{words[1:]}; {end}. {seen}"
@@ -196,16 +196,17 @@ def _sentence(
 
 def _order_words(found: Mapping[int | None, list[int]], factor: float, layers: NDArray[np.int64], said: str) -> str:
     """The order of the blocks below :data:`SMALL`; which blocks have it, unless all do or ``said`` names them."""
-    does = {3: "cubes the residual", 1: f"multiplies the residual, late in depth by {factor:.4g}"}
+    does = {3: "cubes what tokens differ by", 1: f"multiplies what tokens differ by, late in depth by {factor:.4g}"}
     if len(found) == 1:
         (order, places), *_ = found.items()
         span = span_of(places, layers)
-        which = "each block" if len(places) == layers.size else "each of these"
-        where = "" if span == said else f" {span}"
-        return f", of no constant order{where}" if order is None else f", order {order}{where}: {which} {does[order]}"
+        if order is None:
+            return ", of no constant order" + ("" if span == said else f" {span}")
+        which = "each block" if len(places) == layers.size else "each of these blocks"
+        return f"{f': {which}' if span == said else f'; {span} each'} {does[order]} (order {order})"
     parts = [f"{'another order' if o is None else f'order {o}'} {span_of(p, layers)}" for o, p in found.items()]
     words = f", {', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
-    known = [f"order {o} {'cubes' if o == 3 else 'multiplies'} the residual" for o in (3, 1) if o in found]
+    known = [f"order {o} {'cubes' if o == 3 else 'multiplies'} what tokens differ by" for o in (3, 1) if o in found]
     return f"{words}: {', '.join(known)}" if known else words
 
 
@@ -216,8 +217,7 @@ def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs:
     """
     first, last = (_mean(logs[row]) for row in (0, -1))
     line = exact_curves(table, "log10_residual", stack)["exact"]
-    size = f" (residual {_power(float(line.mean[-1]))})" if math.isfinite(line.mean[-1]) else ""
-    end = f"the relative residual after block {layers[-1]} is {_power(last)}{size}"
+    end = f"the relative residual after block {layers[-1]} is {_power(last)}"
     marked = dict(zip(line.layers.tolist(), line.any_floor.tolist(), strict=True))
     lost = [row for row, layer in enumerate(layers.tolist()) if marked.get(layer)]
     known = [row for row in range(len(layers)) if row not in lost and not math.isnan(_mean(logs[row]))]

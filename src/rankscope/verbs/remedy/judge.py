@@ -130,45 +130,46 @@ def judge_remedies(
     others = [entry for entry in entries if entry["name"] != NONE]
     before, state = or_zero(none["residual_last"]), state_of(none)
     blocks = len(none["factors"])
-    parts = [
-        f"without a remedy the relative residual is {_words(none['residual_last'])} after {blocks} blocks "
-        f"({state.code}; mean cosine {_words(none['mean_cosine_last'])}, factor per block {_words(none['factor'])})"
-    ]
-    if none["at_floor"]:
-        parts[0] += ", at the float floor, so the improvement by a remedy cannot be quantified"
+    collapse = "" if state == State.HEALTHY else f", {state.code}"
+    collapse += " at the float floor, so that the gain cannot be quantified" if none["at_floor"] else ""
+    now = f"(relative residual {_words(none['residual_last'])} after {blocks} blocks{collapse})"
     apart = [
         entry for entry in others if or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
     ]
     if state == State.HEALTHY:
-        parts.append(f"tokens stay apart, so that none of the {len(others)} remedies is ranked or suggested")
         apart = []
     higher = [entry for entry in apart if not never_helped(entry)]
     lower = [entry for entry in others if or_zero(entry["residual_last"]) < before / NOTICEABLE]
-    if higher:
+    if state == State.HEALTHY:
+        first = f"No remedy needed: tokens stay apart as it is {now}, so that none of the {len(others)} is ranked"
+    elif higher:
         best = ", ".join(_named(entry) for entry in higher[:3])
         still = sum(state_of(entry) >= State.COLLAPSING for entry in higher)
         most = f"; with {still} of these the tokens still collapse" if still else ""
-        first = "best in training first:" if higher[0].get("trained") else "most of all"
-        parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, {first} {best}{most}")
-    elif not apart and state != State.HEALTHY:
-        parts.append(f"none of {len(others)} remedies keeps tokens noticeably further apart")
+        order = "best in training first" if higher[0].get("trained") else "the furthest first"
+        many = f"{len(higher)} of {len(others)} remedies keep tokens further apart"
+        first = f"{many} than without {now}, {order}: {best}{most}"
+    elif apart:
+        first = f"No remedy to suggest for this model {now}"
+    else:
+        first = f"None of {len(others)} remedies keeps tokens noticeably further apart than without {now}"
+    parts = [first]
     if len(apart) > len(higher):
         names = ", ".join(entry["name"] for entry in apart if never_helped(entry))
-        parts.append(f"not suggested, because no training of such networks is known that they rescued: {names}")
+        parts.append(f"Not suggested, because no training of such networks is known that they rescued: {names}")
     if lower:
-        parts.append(f"{len(lower)} bring them closer: {', '.join(entry['name'] for entry in lower[:4])}")
+        parts.append(f"{len(lower)} bring tokens closer together: {', '.join(entry['name'] for entry in lower[:4])}")
     parts += _gradient_words(none, higher)
     weights = "one random initialisation" if is_random else "the given weights, as they are"
     basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training of this model"
-    sentence = "; ".join(parts)
-    verdict = f"{sentence[0].upper()}{sentence[1:]}. Based on {basis}; it does not show which remedy trains best."
+    verdict = f"{'. '.join(parts)}. Based on {basis}; it does not show which remedy trains best."
     keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters", "time_ratio")
     evidence = tuple({**{key: entry[key] for key in keys}, "state": state_of(entry).code} for entry in entries)
     return Verdict(verdict, evidence, state.code)
 
 
 def _named(entry: Mapping[str, Any]) -> str:
-    seen = f"; {entry['trained']['words']}" if entry.get("trained") else ""
+    seen = f", {entry['trained']['words']}" if entry.get("trained") else ""
     return f"{entry['name']} ({number(entry['residual_last'])}{seen})"
 
 
@@ -181,12 +182,11 @@ def state_of(entry: Mapping[str, Any]) -> State:
 
 
 def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = [entry for entry in higher[:3] if entry["qk_over_v"] is not None]
+    known = [entry for entry in higher[:1] if entry["qk_over_v"] is not None]
     if none["qk_over_v"] is None or not known:
         return []
-    after = ", ".join(f"{number(entry['qk_over_v'])} with {entry['name']}" for entry in known)
-    ratio = "the ratio of query and key gradients to value gradients is"
-    return [f"{ratio} {number(none['qk_over_v'])} without a remedy, {after}"]
+    after = f"{number(known[0]['qk_over_v'])} with {known[0]['name']} and {number(none['qk_over_v'])} without a remedy"
+    return [f"Gradients of queries and keys, relative to those of values, are {after}"]
 
 
 def _words(value: float | None) -> str:

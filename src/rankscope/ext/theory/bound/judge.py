@@ -154,11 +154,10 @@ def judge_bounds(
     A violation comes first.
     """
     holding = [name for name, holds in applies.items() if holds]
-    said = [alarm(violations)] if violations else []
-    said += [
-        f"{len(holding)} of {len(applies)} theorems apply to this network with every hypothesis met"
-        + (f": {', '.join(holding)}." if holding else ".")
-    ]
+    apply = f"{len(holding)} of {len(applies)} theorems apply to this network with every hypothesis met" + (
+        f" ({', '.join(holding)})" if holding else ""
+    )
+    said = [alarm(violations), f"{apply}."] if violations else [f"No violation: {apply}."]
     evidence: list[Mapping[str, Any]] = [asdict(violation) for violation in violations]
     for name in (PUBLISHED, OURS):
         grids = [grid_of(table, name, stack=stack) for stack in stacks_of(table)] if name in applies else []
@@ -178,17 +177,17 @@ def _ours(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:
     width = _pooled(grids, "log10_width")
     open_ended = f", with a lower end of zero in {int(np.isinf(width).sum())}" if np.isinf(width).any() else ""
     return (
-        f"The interval from the layer's own attention and values contains the measured contraction in "
-        f"{int(inside.sum())} of {inside.size} cases (layers x sequences), its upper end {spread(slack)} above and its "
-        f"width {spread(width)}{open_ended}."
+        f"The interval of {OURS}, from the layer's own attention and values, contains the measured factor in "
+        f"{int(inside.sum())} of {inside.size} cases (layers x sequences); its upper end is {spread(slack)} times that "
+        f"factor and {spread(width)} times its lower end{open_ended}."
     )
 
 
 def _published(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:
     met, layers = (sum(numbers) for numbers in zip(*((_met(grid), grid.layers.size) for grid in grids), strict=True))
     return (
-        f"The bound of {PUBLISHED} lies {spread(slack)} above the measured residual of a layer, with the hypotheses on "
-        f"the layer met in {met} of {layers} layers."
+        f"The published bound ({PUBLISHED}) is {spread(slack)} times what tokens really differ by after a layer; "
+        f"{met} of {layers} layers meet its hypotheses."
     )
 
 

@@ -145,8 +145,8 @@ def _late(graph: MaskGraph) -> str:
         return "the late factor was not found"
     gap = graph.spectral_gap if graph.spectral_gap is not None else 1 - graph.lambda_2
     factor = f"{graph.lambda_2:.6g}" if gap > 1e-5 else f"1 - {gap:.3g}"
-    before = "" if not graph.transient else f" after a transient of {graph.transient:,}"
-    return f"late in depth each layer multiplies their differences by {factor}{before}"
+    when = f"after the first {graph.transient:,} layers each" if graph.transient else "each layer"
+    return f"{when} multiplies their differences by {factor}"
 
 
 def count_words(value: float | None) -> str:

@@ -28,7 +28,9 @@ def with_state(run: Run, depth: int) -> Run:
     state = in_words(reading).replace("sequences", "seeds")  # one sequence per seed
     name = "CONFIG" if run.provenance.model == "a design" else shlex.quote(run.provenance.model)
     steps = (f"rankscope predict {name} --remedies all",) if reading.state >= State.COLLAPSING else ()
-    words = f"{run.verdict} State within {depth} blocks: {state}."
+    if State.HEALTHY < reading.state < State.COLLAPSING:
+        state = f"no collapse, {state},"
+    words = f"{state[0].upper()}{state[1:]} within {depth} blocks: {run.verdict}"
     return replace(run, verdict=words, code=reading.state.code, next_steps=steps)
 
 
