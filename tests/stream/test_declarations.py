@@ -282,6 +282,22 @@ class PartsOnly(Net):
         return x
 
 
+class Functional(nn.Module):
+    """No modules but one embedding: blocks are functions of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.weight = nn.Embedding(40, DIM), nn.Parameter(torch.randn(2, DIM, DIM))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for weight in self.weight:
+            x = x + (x @ weight @ x.mT).softmax(-1) @ x
+            x = x + torch.relu(x @ weight)
+        return x
+
+
 class OfTokens(nn.Module):
     """Takes and returns one tensor per token."""
 
@@ -320,6 +336,7 @@ def test_a_stream_in_a_list_of_tokens_is_not_read_as_its_first_token() -> None:
         (Tangents, r"inside torch\.func"),
         (Nested, "makes nested tensors"),
         (Jagged, "makes nested tensors"),
+        (Functional, r"A block has to be a module that is called.*nn\.ModuleList"),
         (PartsOnly, r"'blocks\.\*' are never called themselves, only their parts"),
     ],
 )

@@ -461,7 +461,10 @@ def _nothing_found(
             for named in _alike(records)
         ],
         f"Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}. "
-        "If it is not a transformer, pass its hidden states to rankscope.judge.",
+        "If it is not a transformer, pass its hidden states to rankscope.judge."
+        if called
+        else "A block has to be a module that is called, and no modules in lists are: write each block as a module, in "
+        "an nn.ModuleList, or pass the hidden states to rankscope.judge.",
     )
 
 

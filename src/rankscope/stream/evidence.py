@@ -20,11 +20,11 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.stream.observation import (
+    BlockWatch,
     Ends,
     Mark,
     ObservedCall,
     SeenStack,
-    Watch,
     changed_place,
     check_carries_all,
     check_fed,
@@ -104,7 +104,7 @@ class Known:
         sequence: the same with all tokens of the first sequence replaced.
     """
 
-    watch: Watch
+    watch: BlockWatch
     token: Mapping[str | None, Ends] | None = None
     sequence: Mapping[str | None, Ends] | None = None
 

@@ -1,8 +1,8 @@
 """Collects evidence about the axes of the stream: what block calls take and return, and how that changes.
 
-``Watch`` observes every block call of a pass: its tensors, the axes along which its norms and maps act, its attention,
-and what goes around it. ``FirstCalls`` keeps what the first block takes and returns in a pass on other inputs.
-``evidence`` draws the conclusions.
+``BlockWatch`` observes every block call of a pass: its tensors, the axes along which its norms and maps act, its
+attention, and what goes around it. ``FirstCalls`` keeps what the first block takes and returns in a pass on other
+inputs. ``evidence`` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SeenStack:
         return next(iter(votes)) if len(votes) == 1 else None
 
 
-class Watched(NamedTuple):
+class WatchedBlocks(NamedTuple):
     """The modules that are the blocks of one stack, and how they hold the stream."""
 
     name: str | None
@@ -122,7 +122,7 @@ class Watched(NamedTuple):
     modules: tuple[str, ...]
 
 
-class Watch(TorchFunctionMode):
+class BlockWatch(TorchFunctionMode):
     """Follows marks from block to block outside of blocks, and the axes of the stream inside them.
 
     Args:
@@ -133,13 +133,13 @@ class Watch(TorchFunctionMode):
         seen: what was observed, by stack.
     """
 
-    def __init__(self, stacks: Sequence[Watched], *, is_guess: bool = False) -> None:
+    def __init__(self, stacks: Sequence[WatchedBlocks], *, is_guess: bool = False) -> None:
         super().__init__()
         self.seen = {stack.name: SeenStack() for stack in stacks}
         self._stacks = stacks
         self._is_guess = is_guess
         self._is_void = False
-        self._open: list[tuple[Watched, ObservedCall]] = []
+        self._open: list[tuple[WatchedBlocks, ObservedCall]] = []
         self._marks = ByTensor[Marks]()
         self._axes = ByTensor[tuple[int, ...]]()
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
@@ -267,7 +267,7 @@ class Watch(TorchFunctionMode):
             return None
         return {new: ran[old].renamed(names) for old, new in names.items()}
 
-    def _enter(self, stack: Watched, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def _enter(self, stack: WatchedBlocks, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """A pre-hook that records the input of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -303,7 +303,7 @@ class Watch(TorchFunctionMode):
 
         return hook
 
-    def _leave(self, stack: Watched) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def _leave(self, stack: WatchedBlocks) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         """A hook that records the output of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -332,9 +332,9 @@ class Watch(TorchFunctionMode):
 
 def observed_blocks(view: ModelView, batch: Batch) -> dict[str | None, SeenStack]:
     """What one pass shows of the blocks of each stack."""
-    watch = Watch(
+    watch = BlockWatch(
         [
-            Watched(stack.name, stack.stream, tuple(dict.fromkeys(call.module_name for call in stack.calls)))
+            WatchedBlocks(stack.name, stack.stream, tuple(dict.fromkeys(call.module_name for call in stack.calls)))
             for stack in view.stacks
         ]
     )
@@ -343,14 +343,14 @@ def observed_blocks(view: ModelView, batch: Batch) -> dict[str | None, SeenStack
     return watch.seen
 
 
-def watch_lists(model: nn.Module) -> Watch:
+def watch_lists(modules: Mapping[str, nn.Module]) -> BlockWatch:
     """A watch on the modules in lists, which are most likely the blocks; not on those inside of others."""
     lists: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         *outer, last = name.split(".")
         if last.isdigit() and not any(word.isdigit() for word in outer) and any(True for _ in module.children()):
             lists.setdefault(".".join([*outer, "*"]), []).append(name)
-    return Watch([Watched(key, Stream(), tuple(names)) for key, names in lists.items()], is_guess=True)
+    return BlockWatch([WatchedBlocks(key, Stream(), tuple(names)) for key, names in lists.items()], is_guess=True)
 
 
 def _run(view: ModelView, batch: Batch) -> Any:

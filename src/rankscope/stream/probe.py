@@ -516,7 +516,7 @@ class ReferencePass:
 
     def __init__(self, model: nn.Module, batch: int, stream: Stream | None = None) -> None:
         self.mode = _Probe(batch, stream, "plain", {}, TokenTrial(batch, stream))
-        self.watch = watch_lists(model)
+        self.watch = watch_lists(dict(model.named_modules()))
 
     @property
     def bytes_kept(self) -> int:
