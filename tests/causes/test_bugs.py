@@ -12,6 +12,7 @@ from benchmarks.threads.parts import Block, Case, Classifier, LanguageModel, enc
 from benchmarks.threads.patterns import experts, logits, pairs, raman, seeded, uniform
 from torch import Tensor, nn
 
+import rankscope as rs
 from rankscope.causes import CAUSES, Diagnosis, examine, find
 from rankscope.models.inputs import Inputs
 from rankscope.models.model import as_model
@@ -301,3 +302,10 @@ def test_declarations_are_complete() -> None:
         assert spec.proof, code
         assert spec.change, code
         assert spec.title.endswith("."), code
+
+
+def test_random_numbers_of_a_training_are_not_drawn() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).train()
+    state = torch.get_rng_state()
+    rs.doctor(model, torch.ones(2, 5, 16))
+    assert torch.equal(torch.get_rng_state(), state)

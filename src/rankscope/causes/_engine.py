@@ -82,6 +82,11 @@ def find(examination: Examination, tell: Callable[[str], None] = lambda _: None)
         examination: of a model.
         tell: called with the title of each cause before it is looked for.
     """
+    with torch.random.fork_rng(devices=[]):  # a model in training draws random numbers in each pass
+        return _found(examination, tell)
+
+
+def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     has = {
         "structure": examination.stack is not None,
         "loss": examination.loss is not None,

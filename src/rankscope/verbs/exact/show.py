@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.runs.curves import Curve
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.summary import shown_lines, stacks_of
-from rankscope.verbs.exact.judge import SMALL, exact_curves, order_of
+from rankscope.verbs.exact.judge import exact_curves, order_of
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Note, Plot, Row, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, GREEN, INK, PURPLE, VERMILION
 
@@ -29,6 +29,8 @@ DEEPEST_SHOWN = -40.0
 DECIMALS = {"order": 4, "factor": None, "linear_factor": None}
 """Decimals of the columns that are not logarithms; logarithms have three."""
 
+CLOSE = -1.0
+"""log10 of the relative residual below which an order is shown."""
 FLOOR = "* at the float floor of its format"
 
 
@@ -45,7 +47,7 @@ def exact_table(run: Run, stack: str | None) -> Table:
     lines = {name: residuals[name] for name in dict.fromkeys((*first, *residuals))}
     lines["relative"] = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
     # Far from collapse the slope is that of no power: it would be printed as an order of, say, -29.
-    met = lines["relative"].mean < SMALL
+    met = lines["relative"].mean < CLOSE
     for name in ("order", "factor", "linear_factor"):
         if met.any() and (line := exact_curves(run.table, name, stack).get("exact")) is not None:
             kept = np.isin(line.layers, lines["relative"].layers[met])
