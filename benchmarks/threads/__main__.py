@@ -1,6 +1,7 @@
 """Ask the doctor about every report and its healthy twin, apply the printed fix, and write what came of it.
 
-``python -m benchmarks.threads --write`` records the results in ``docs/data/threads.json`` and the table of the docs.
+``python -m benchmarks.threads --write`` records the results in ``docs/data/threads.json`` and the table of the docs;
+``--draw`` draws the recorded curves before and after the change.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from rankscope.causes import Finding
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "data" / "threads.json"
 TABLE = ROOT / "docs" / "data" / "threads.inc"
+FIGURE = ROOT / "docs" / "_static" / "figures" / "solved_reports.png"
+DRAWN = ("2", "3", "6", "23")
+"""Reports whose curves are drawn: those that are about how much tokens differ, one for each cause."""
 
 
 def asked(case: Case) -> Any:
@@ -62,6 +66,7 @@ def tried(pattern: Pattern) -> dict[str, Any]:
         "right": right,
         "has_fault": bool(pattern.codes),
         "symptom": [before, after],
+        "curves": [list(curve) for curve in report.faults[0].curves or ()] if report.faults else [],
         "fixed": after is not None and not pattern.gone(before) and pattern.gone(after),
         "twin": shown(twin.findings),
         "twin_possible": [one.code for one in twin.faults if one.certainty == "possible"],
@@ -103,15 +108,36 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(rows: list[dict[str, Any]]) -> None:
+    """How much tokens differ after each block, as it is and with the intervention that proves the cause."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(DRAWN), figsize=(13, 3.6), layout="constrained", sharey=True)
+    chosen = {row["number"]: row for row in rows}
+    for axis, number in zip(axes, DRAWN, strict=True):
+        row = chosen[number]
+        for curve, colour, name in zip(row["curves"], ("#d55e00", "#0072b2"), ("as it is", "changed"), strict=True):
+            axis.semilogy(range(len(curve)), curve, color=colour, marker="o", markersize=3, label=name)
+        axis.set(xlabel="block")
+        axis.set_title(f"{row['first']}\n{row['thread']}", fontsize=9)
+    axes[0].set_ylabel("how much tokens differ\n(relative residual)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(FIGURE, dpi=120)
+
+
 def main() -> None:
     """Run the reports that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("numbers", nargs="*")
     parser.add_argument("--further", action="store_true", help="the ten reports that were written last")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draw", action="store_true", help="only draw the recorded curves")
     parser.add_argument("--record", type=Path, default=RECORD, help="where to write")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    if given.draw:
+        draw(json.loads(given.record.read_text())["reports"]["rows"])
+        return
     chosen = FURTHER if given.further else PATTERNS
     rows = []
     for pattern in chosen:

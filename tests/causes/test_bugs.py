@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmarks.threads.parts import Block, Case, Classifier, LanguageModel, encoder, next_token, signals, text
-from benchmarks.threads.patterns import experts, logits, pairs, raman, seeded, uniform
+from benchmarks.threads.patterns import experts, logits, nano, pairs, raman, seeded, uniform
 from torch import Tensor, nn
 
 import rankscope as rs
@@ -264,6 +264,16 @@ def test_two_causes_at_once_are_both_found() -> None:
     torch.manual_seed(0)
     case = Case(encoder(64, 4, 24), torch.randn(8, 32, 64))
     assert shown(diagnosed(case)) == ["cloned_layers", "deep_post_norm"]
+
+
+def test_faults_that_do_not_explain_each_other_are_both_found() -> None:
+    """A mask and the loss, and a stack and its optimizer."""
+    case = language(causal=False)()
+    case.model = Probabilities(case.model, softmax=True)
+    assert shown(diagnosed(case)) == ["causal_mask", "double_softmax"]
+    case = nano("none", 12)
+    case.optimizer = lambda _: torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    assert shown(diagnosed(case)) == ["optimizer_misses", "no_skips"]
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,11 +72,19 @@ def examine(
     return Examination(model, batch, view, why, loss, labels, optimizer, history or {})
 
 
+HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: (4, 6, 7, 8)}
+"""The steps of causes that a shown fault hides, by its own step (``order // 10``); all later ones unless given here.
+
+Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks return, and neither what is registered
+or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
+(3) can be judged; and a collapse in the stack says nothing about the loss."""
+
+
 def find(examination: Examination, tell: Callable[[str], None] = lambda _: None) -> Diagnosis:
     """Ask every cause, in the order in which they explain each other.
 
-    A fault of wiring or of numbers makes the measurements of later causes meaningless. So once a fault is shown, causes
-    that come two or more steps later are not looked for.
+    Once a fault is shown, causes of later steps whose measurements it makes meaningless are not looked for; see
+    :data:`HIDES`.
 
     Args:
         examination: of a model.
@@ -95,13 +103,13 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     }
     found: list[Finding] = []
     skipped: dict[str, str] = {}
-    shown: int | None = None
+    shown: set[int] = set()
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"
             continue
-        if shown is not None and spec.order // 10 > shown // 10:
+        if any(spec.order // 10 in HIDES.get(step, range(step + 1, 10)) for step in shown):
             skipped[spec.code] = "an earlier fault would explain it"
             continue
         tell(spec.title)
@@ -113,7 +121,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
             continue
         found += new
         if any(one.kind == "fault" and one.certainty == "shown" for one in new):
-            shown = spec.order if shown is None else shown
+            shown.add(spec.order // 10)
     order = {code: spec.order for code, spec in CAUSES.items()}
     found.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
     return Diagnosis(tuple(found), skipped, examination.forward_passes, examination.backward_passes)
