@@ -77,7 +77,7 @@ def predict(
     """Predict how the tokens of a design evolve at initialisation, block by block.
 
     The sampled curve is exact in distribution at the design's full width: weights are Gaussian and used once, so their
-    effect on a few tokens can be sampled without sampling the weights (:mod:`rankscope.ext.theory.sampling`). The
+    effect on a few tokens can be sampled without sampling the weights (``rankscope.ext.theory.sampling``). The
     curves of theory (oracles) are added if their assumptions hold.
 
     Args:
