@@ -12,7 +12,7 @@ from tests.hostile import twin as plain
 from tests.hostile.case import ALL, block_case, case
 from tests.hostile.parts import DIM, Attention, Block, Net
 from tests.hostile.skips import PostNorm
-from tests.hostile.twin import Cut
+from tests.hostile.twin import Cut, Twin
 
 CORE = {"norm", "exact", "ablate"}
 put = partial(case, core=CORE)
@@ -310,6 +310,47 @@ class NormedEmbedding(Net):
         return plain.norm(self.first, super().start_twin(ids))
 
 
+class Unrolled(nn.Module):
+    """All sub-layers in one module, which ends with something that is not recognised as a norm."""
+
+    def __init__(self, blocks: nn.ModuleList, ending: nn.Module) -> None:
+        super().__init__()
+        parts = ([b.norm1, b.attention] if first else [b.norm2, b.mlp] for b in blocks for first in (True, False))
+        self.layers = nn.ModuleList(nn.ModuleList(part) for part in parts)
+        self.ending = ending
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, branch in self.layers:
+            x = x + branch(norm(x))
+        return self.ending(x)
+
+
+class UnrolledNet(Net):
+    """x-transformers with ``use_dynamic_tanh``: the last block ends with its sum, not with what the module returns."""
+
+    def __init__(self, ending: nn.Module) -> None:
+        super().__init__()
+        self.stack = Unrolled(self.blocks, ending)
+        del self.blocks
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        layers = list(self.stack.layers)
+        for layer, ((norm1, attention), (norm2, mlp)) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
+            here = cut.at(layer)
+            x = here.skip * x + attention.by_hand(plain.norm(norm1, x, here), here, None)
+            if here.mlp:
+                x = here.skip * x + mlp.by_hand(plain.norm(norm2, x, here))
+            states.append(x)
+        ending = self.stack.ending
+        return Twin(
+            self.close_twin(ending.by_hand(x) if isinstance(ending, TanhNorm) else plain.linear(ending, x)), states
+        )
+
+
 put_block("rms_eps_none", RmsEpsNone)
 put_block("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
 put("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
@@ -333,3 +374,5 @@ put_block("tanh_norm", Tanh, equal=BUT_NORM)
 put_block("qk_norm", QkNorm)
 put_block("sub_norm", SubNorm, equal=BUT_NORM)
 put("normed_embedding", NormedEmbedding)
+put("unrolled_with_tanh_at_the_end", lambda: UnrolledNet(TanhNorm()))
+put("unrolled_with_projection_at_the_end", lambda: UnrolledNet(nn.Linear(DIM, DIM)))
