@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope import load
+from rankscope.models.presets import PRESETS, TINY_PRESETS
+
 BATCH, TOKENS, LAYERS, WIDTH, HEADS, VOCABULARY = 3, 11, 4, 32, 4, 120
 LARGEST = 60_000_000
 """Parameters of the largest model that is run."""
@@ -266,7 +269,7 @@ def model_class(model_type: str) -> Any:
 
 
 def transformers_model(model_type: str) -> Built:
-    """A model type at tiny size."""
+    """A model type at tiny size; those that need more than sizes as rankscope's own preset has them."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind, last = model_class(model_type), None
@@ -284,6 +287,11 @@ def transformers_model(model_type: str) -> Built:
             last = last or error
         else:
             return Built(model, inputs, frozenset(layers_in(config)))
+    same = [name for name in TINY_PRESETS if PRESETS[name].model_type.replace("-", "_") == model_type.replace("-", "_")]
+    if same:
+        model = seeded(lambda: load(f"init:{same[0]}").model)
+        inputs = accepted(model, transformers_inputs(model, model.config))
+        return Built(model, inputs, frozenset(layers_in(model.config)))
     raise NotBuilt(f"{type(last).__name__}: {last}")
 
 
@@ -551,7 +559,7 @@ def x_model(name: str) -> Built:
 
     kind, _, option = name.partition(": ")
     words = dict(_X[option])
-    layers = getattr(x_transformers, kind)
+    stack = getattr(x_transformers, kind)
     allowed = set(inspect.signature(x_transformers.x_transformers.AttentionLayers.__init__).parameters)
     of_attention = set(inspect.signature(x_transformers.x_transformers.Attention.__init__).parameters)
     of_feedforward = set(inspect.signature(x_transformers.x_transformers.FeedForward.__init__).parameters)
@@ -564,10 +572,12 @@ def x_model(name: str) -> Built:
             lambda: x_transformers.TransformerWrapper(
                 num_tokens=VOCABULARY,
                 max_seq_len=64,
-                attn_layers=layers(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=8, **words),
+                attn_layers=stack(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=8, **words),
             )
         )
-        return Built(model, accepted(model, iter([token_ids()])), frozenset({LAYERS}))
+        # Sub-layers in another order than attention and MLP in turn are no fixed number of blocks.
+        layers = frozenset() if {"sandwich_coef", "custom_layers"} & set(words) else frozenset({LAYERS})
+        return Built(model, accepted(model, iter([token_ids()])), layers)
     except Exception as error:  # noqa: BLE001 (options refuse each other in many ways)
         raise NotBuilt(f"{type(error).__name__}: {error}") from None
 

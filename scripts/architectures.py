@@ -49,6 +49,7 @@ from scripts.architecture_models import BATCH, BUILD, NAMES, Built, NotBuilt, de
 from torch import Tensor, nn
 
 import rankscope as rs
+from rankscope.models.view import BlockCall
 from rankscope.stream.viewing import known_view
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,7 +123,7 @@ def checked(run: rs.Run, built: Built) -> dict[str, Any]:
                 ends = {layer - 1: places[number]}
             else:
                 first = layer - len(call.blocks)
-                ends = {first + n: end for n, end in enumerate(inner_ends(built, call.module_name, len(call.blocks)))}
+                ends = {first + n: end for n, end in enumerate(inner_ends(built, call))}
             for at, end in ends.items():
                 want = ours[str(stack.name), at]
                 reading = agreeing(end, want)
@@ -141,17 +142,19 @@ def checked(run: rs.Run, built: Built) -> dict[str, Any]:
     return {**found, "kind": "measured", "detail": ""}
 
 
-def inner_ends(built: Built, name: str, blocks: int) -> list[tuple[list[Tensor], list[Tensor]]]:
+def inner_ends(built: Built, call: BlockCall) -> list[tuple[list[Tensor], list[Tensor]]]:
     """What ends each block inside one module, as in x-transformers: its list ``layers`` holds norms, branch and sum.
 
-    Empty for a module that is not built in this way.
+    All blocks have the same number of these layers, unless the configuration names no number of blocks: then each has
+    as many as sums were found. Empty for a module that is not built in this way.
     """
+    name, blocks = call.module_name, len(call.blocks)
     layers = getattr(dict(built.model.named_modules())[name], "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) % blocks:
+    if not isinstance(layers, nn.ModuleList) or (built.layers and len(layers) % blocks):
         return []
-    each = len(layers) // blocks
+    each = [len(layers) // blocks if built.layers else len(plan.adds) for plan in call.blocks]
     ends: list[tuple[list[Tensor], list[Tensor]]] = []
-    for last in range(each - 1, len(layers), each):
+    for last in (int(stop) - 1 for stop in np.cumsum(each)):
         inside = {n for n, _ in layers[last].named_modules(prefix=f"{name}.layers.{last}")}
         kept = hidden_states(built.model, built.inputs, inside)
         ends.append(([], [x for calls in kept.values() for _, returned in calls for x in returned][::-1]))
@@ -241,7 +244,7 @@ def agreeing(place: tuple[list[Tensor], list[Tensor]], want: np.ndarray) -> str 
 
 def reason(error: Exception, model: nn.Module) -> str:
     """Class and first sentence of a refusal, without the names and numbers of this model."""
-    words = " ".join(str(error).split())
+    words = re.sub(r"^[\w.*]+: ", "", " ".join(str(error).split()))
     words = re.sub(r"'[^']*'|\"[^\"]*\"|`[^`]*`", "…", words)
     words = re.sub(r"(?<![\w.])[a-z_]\w*(\.\w+)+", "…", words)
     words = re.sub(r"\b[A-Z]\w*[a-z][A-Z]\w*", "…", words)

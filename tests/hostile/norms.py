@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.hostile import twin as plain
 from tests.hostile.case import ALL, block_case, case
-from tests.hostile.parts import DIM, Attention, Block, Net
+from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
 from tests.hostile.skips import PostNorm
 from tests.hostile.twin import Cut, Twin
 
@@ -351,6 +351,74 @@ class UnrolledNet(Net):
         )
 
 
+class UnrolledMacaron(Net):
+    """MLP, attention, MLP, all in one module: the sums alone do not say which MLP ends a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = Unrolled(self.blocks, nn.LayerNorm(DIM))
+        del self.blocks
+        parts = list(self.stack.layers)
+        for place in (4, 2, 0):
+            parts.insert(place, nn.ModuleList([nn.LayerNorm(DIM), Mlp(DIM)]))
+        self.stack.layers = nn.ModuleList(parts)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            here = cut.at(number // 3)
+            read = plain.norm(norm, x, here)
+            if number % 3 == 1:
+                x = here.skip * x + branch.by_hand(read, here, None)
+            elif here.mlp:
+                x = here.skip * x + branch.by_hand(read)
+            if number % 3 == 2:
+                states.append(x)
+        return Twin(self.close_twin(plain.norm(self.stack.ending, x)), states)
+
+
+class UnrolledUnet(Net):
+    """All in one module, and halfway the stream goes through a matrix, together with an earlier state."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=4)
+        self.stack = Unrolled(self.blocks, nn.LayerNorm(DIM))
+        self.stack.combine = nn.Linear(2 * DIM, DIM, bias=False)
+        self.stack.forward = self.through
+        del self.blocks
+
+    def through(self, x: Tensor) -> Tensor:
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            if number == 2:
+                early = x
+            if number == 4:
+                x = self.stack.combine(torch.cat([x, early], dim=-1))
+            x = x + branch(norm(x))
+        return self.stack.ending(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            here = cut.at(number // 2)
+            if number == 2:
+                early = x
+            if number == 4:
+                x = plain.linear(self.stack.combine, torch.cat([x, early], dim=-1))
+            read = plain.norm(norm, x, here)
+            if number % 2 == 0:
+                x = here.skip * x + branch.by_hand(read, here, None)
+            else:
+                x = here.skip * x + branch.by_hand(read) if here.mlp else x
+                states.append(x)
+        return Twin(self.close_twin(plain.norm(self.stack.ending, x)), states)
+
+
 put_block("rms_eps_none", RmsEpsNone)
 put_block("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
 put("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
@@ -375,4 +443,6 @@ put_block("qk_norm", QkNorm)
 put_block("sub_norm", SubNorm, equal=BUT_NORM)
 put("normed_embedding", NormedEmbedding)
 put("unrolled_with_tanh_at_the_end", lambda: UnrolledNet(TanhNorm()))
+put("unrolled_macaron", UnrolledMacaron)
+put("unrolled_unet", UnrolledUnet, equal=frozenset())
 put("unrolled_with_projection_at_the_end", lambda: UnrolledNet(nn.Linear(DIM, DIM)))
