@@ -218,7 +218,8 @@ def by_hand(place: tuple[list[Tensor], list[Tensor]]) -> Iterator[tuple[str, np.
             centred = arranged - arranged.mean(1, keepdims=True)
             size = np.sqrt((arranged**2).sum((1, 2)))
             with np.errstate(all="ignore"):
-                yield f"{words}{order}", np.sqrt((centred**2).sum((1, 2))) / size
+                alone = arranged.shape[1] == 1  # one token has no residual
+                yield f"{words}{order}", np.sqrt((centred**2).sum((1, 2))) / (np.nan if alone else size)
 
 
 def arrangements(states: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -226,6 +227,11 @@ def arrangements(states: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     if states.ndim >= 3 and states.shape[0] == BATCH:
         yield "", states.reshape(BATCH, -1, states.shape[-1])
         yield ", channels second", np.moveaxis(states, 1, -1).reshape(BATCH, -1, states.shape[1])
+    if states.ndim == 4 and states.shape[0] == BATCH:
+        yield ", streams side by side", states.reshape(BATCH, states.shape[1], -1)
+    if states.ndim == 4 and states.shape[1] == BATCH != states.shape[0]:
+        joined = np.moveaxis(states, 0, 2).reshape(BATCH, states.shape[2], -1)
+        yield ", streams first, side by side", joined
     if states.ndim == 3 and states.shape[1] == BATCH:
         yield ", tokens first", np.moveaxis(states, 1, 0)
     if states.shape[0] % BATCH == 0 and states.shape[0] > BATCH:
@@ -237,7 +243,7 @@ def arrangements(states: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 def agreeing(place: tuple[list[Tensor], list[Tensor]], want: np.ndarray) -> str | None:
     """The first reading that gives these numbers."""
     for reading, hand in by_hand(place):
-        if hand.shape == want.shape and np.all(np.abs(hand - want) <= TOLERANCE * np.abs(hand) + 1e-30):
+        if hand.shape == want.shape and np.allclose(want, hand, rtol=TOLERANCE, atol=1e-30, equal_nan=True):
             return reading
     return None
 
@@ -376,7 +382,8 @@ def table(by_library: Mapping[str, Counter[str]]) -> str:
     total: Counter[str] = Counter()
     for library, counts in by_library.items():
         total.update(counts)
-        lines.append(_row(library, counts, shown))
+        if counts:
+            lines.append(_row(library, counts, shown))
     return "\n".join([*lines, _row("**all**", total, shown)]) + "\n"
 
 

@@ -387,7 +387,8 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
     for start, stop in pairwise([*starts, len(record.adds)]):
         last = start == starts[-1]
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
-        adds, joins, roles = (tuple(facts[start:stop]) for facts in (record.adds, record.joins, record.roles))
+        adds = tuple(record.adds[start:stop])
+        joins, roles = tuple(record.joins[start:stop]), tuple(record.roles[start:stop])
         plans.append(BlockPlan(adds, attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles))
     return tuple(plans)
 
