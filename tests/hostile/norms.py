@@ -325,6 +325,10 @@ class Unrolled(nn.Module):
         return self.ending(x)
 
 
+class Squash(TanhNorm):
+    """Not even named like a norm."""
+
+
 class UnrolledNet(Net):
     """x-transformers with ``use_dynamic_tanh``: the last block ends with its sum, not with what the module returns."""
 
@@ -442,7 +446,7 @@ put_block("tanh_norm", Tanh, equal=BUT_NORM)
 put_block("qk_norm", QkNorm)
 put_block("sub_norm", SubNorm, equal=BUT_NORM)
 put("normed_embedding", NormedEmbedding)
-put("unrolled_with_tanh_at_the_end", lambda: UnrolledNet(TanhNorm()))
+put("unrolled_with_tanh_at_the_end", lambda: UnrolledNet(Squash()))
 put("unrolled_macaron", UnrolledMacaron)
 put("unrolled_unet", UnrolledUnet, equal=frozenset())
 put("unrolled_with_projection_at_the_end", lambda: UnrolledNet(nn.Linear(DIM, DIM)))
