@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tests.hostile import twin as plain
 from tests.hostile.case import ALL, block_case, case
-from tests.hostile.parts import DIM, Attention, Block, Net
+from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
 from tests.hostile.skips import PostNorm
-from tests.hostile.twin import Cut
+from tests.hostile.twin import Cut, Twin
 
 CORE = {"norm", "exact", "ablate"}
 put = partial(case, core=CORE)
@@ -310,6 +310,119 @@ class NormedEmbedding(Net):
         return plain.norm(self.first, super().start_twin(ids))
 
 
+class Unrolled(nn.Module):
+    """All sub-layers in one module, which ends with something that is not recognised as a norm."""
+
+    def __init__(self, blocks: nn.ModuleList, ending: nn.Module) -> None:
+        super().__init__()
+        parts = ([b.norm1, b.attention] if first else [b.norm2, b.mlp] for b in blocks for first in (True, False))
+        self.layers = nn.ModuleList(nn.ModuleList(part) for part in parts)
+        self.ending = ending
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, branch in self.layers:
+            x = x + branch(norm(x))
+        return self.ending(x)
+
+
+class Squash(TanhNorm):
+    """Not even named like a norm."""
+
+
+class UnrolledNet(Net):
+    """x-transformers with ``use_dynamic_tanh``: the last block ends with its sum, not with what the module returns."""
+
+    def __init__(self, ending: nn.Module) -> None:
+        super().__init__()
+        self.stack = Unrolled(self.blocks, ending)
+        del self.blocks
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        layers = list(self.stack.layers)
+        for layer, ((norm1, attention), (norm2, mlp)) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
+            here = cut.at(layer)
+            x = here.skip * x + attention.by_hand(plain.norm(norm1, x, here), here, None)
+            if here.mlp:
+                x = here.skip * x + mlp.by_hand(plain.norm(norm2, x, here))
+            states.append(x)
+        ending = self.stack.ending
+        return Twin(
+            self.close_twin(ending.by_hand(x) if isinstance(ending, TanhNorm) else plain.linear(ending, x)), states
+        )
+
+
+class UnrolledMacaron(Net):
+    """MLP, attention, MLP, all in one module: the sums alone do not say which MLP ends a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = Unrolled(self.blocks, nn.LayerNorm(DIM))
+        del self.blocks
+        parts = list(self.stack.layers)
+        for place in (4, 2, 0):
+            parts.insert(place, nn.ModuleList([nn.LayerNorm(DIM), Mlp(DIM)]))
+        self.stack.layers = nn.ModuleList(parts)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            here = cut.at(number // 3)
+            read = plain.norm(norm, x, here)
+            if number % 3 == 1:
+                x = here.skip * x + branch.by_hand(read, here, None)
+            elif here.mlp:
+                x = here.skip * x + branch.by_hand(read)
+            if number % 3 == 2:
+                states.append(x)
+        return Twin(self.close_twin(plain.norm(self.stack.ending, x)), states)
+
+
+class UnrolledUnet(Net):
+    """All in one module, and halfway the stream goes through a matrix, together with an earlier state."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=4)
+        self.stack = Unrolled(self.blocks, nn.LayerNorm(DIM))
+        self.stack.combine = nn.Linear(2 * DIM, DIM, bias=False)
+        self.stack.forward = self.through
+        del self.blocks
+
+    def through(self, x: Tensor) -> Tensor:
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            if number == 2:
+                early = x
+            if number == 4:
+                x = self.stack.combine(torch.cat([x, early], dim=-1))
+            x = x + branch(norm(x))
+        return self.stack.ending(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.stack(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for number, (norm, branch) in enumerate(self.stack.layers):
+            here = cut.at(number // 2)
+            if number == 2:
+                early = x
+            if number == 4:
+                x = plain.linear(self.stack.combine, torch.cat([x, early], dim=-1))
+            read = plain.norm(norm, x, here)
+            if number % 2 == 0:
+                x = here.skip * x + branch.by_hand(read, here, None)
+            else:
+                x = here.skip * x + branch.by_hand(read) if here.mlp else x
+                states.append(x)
+        return Twin(self.close_twin(plain.norm(self.stack.ending, x)), states)
+
+
 put_block("rms_eps_none", RmsEpsNone)
 put_block("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
 put("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
@@ -333,3 +446,7 @@ put_block("tanh_norm", Tanh, equal=BUT_NORM)
 put_block("qk_norm", QkNorm)
 put_block("sub_norm", SubNorm, equal=BUT_NORM)
 put("normed_embedding", NormedEmbedding)
+put("unrolled_with_tanh_at_the_end", lambda: UnrolledNet(Squash()))
+put("unrolled_macaron", UnrolledMacaron)
+put("unrolled_unet", UnrolledUnet, equal=frozenset())
+put("unrolled_with_projection_at_the_end", lambda: UnrolledNet(nn.Linear(DIM, DIM)))

@@ -1,10 +1,15 @@
-"""Every attention metric straight from its definition, row by row in plain Python."""
+"""Every attention metric straight from its definition: row by row, and without a mask in many digits."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+from mpmath import mp, mpf
+
+from tests.reference.metrics import Rows, centre, frobenius, singular_values
+from tests.reference.sides import entropy as entropy_of_row
 
 
 def entropy(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
@@ -50,4 +55,16 @@ REFERENCE = {
     "attention_contraction": contraction,
     "attention_contraction_bound": contraction,
     "attention_rank_one_distance": rank_one_distance,
+}
+
+
+EXACT: dict[str, Callable[[Rows], mpf]] = {
+    "diagonal_mass": lambda p: sum(p[i][i] for i in range(len(p))) / len(p),
+    "attention_entropy": lambda p: (
+        sum(entropy_of_row([v / sum(r) for v in r]) for r in p) / (len(p) * mp.log(len(p[0])))
+    ),
+    "first_token_sink_rate": lambda p: sum(row[0] for row in p) / len(p),
+    "attention_contraction": lambda p: singular_values(centre(p))[0],
+    "attention_contraction_bound": lambda p: singular_values(centre(p))[0],
+    "attention_rank_one_distance": lambda p: frobenius(centre(p)) / frobenius(p),
 }

@@ -98,6 +98,8 @@ def affine_rank(rows: Rows):
 
 def energy_rank_99(s):
     total, held = sum(v**2 for v in s), mpf(0)
+    if not total:
+        return mp.nan
     for k, v in enumerate(s, start=1):
         held += v**2
         if held >= mpf(99) / 100 * total:

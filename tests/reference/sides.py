@@ -77,6 +77,15 @@ def outside_span_share(x: Rows, y: Rows) -> mpf:
     return 1 - inside / total if 0 < len(basis) < len(x[0]) and total else mp.nan
 
 
+def outside_span_above(floor: float, x: Rows, y: Rows) -> mpf:
+    """The same, with a span of the directions of X whose singular value is above the floor."""
+    _, s, V = mp.svd_r(mp.matrix(x), full_matrices=False)
+    basis = [list(V[k, :]) for k in range(len(s)) if s[k] > floor * s[0]]
+    inside = sum(dot(row, b) ** 2 for row in y for b in basis)
+    total = sum(dot(row, row) for row in y)
+    return 1 - inside / total if 0 < len(basis) < len(x[0]) and total else mp.nan
+
+
 def entropy(p) -> mpf:
     return -sum(v * mp.log(v) for v in p if v > 0)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.precision import float_floor
+from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 
 
@@ -57,23 +58,33 @@ class Branch:
         """Whether every entry that counts is a finite number."""
         return self._read.finite & self._added.finite
 
-    @cached_property
+    @property
     def energy_outside(self) -> Float[Tensor, " sequences"]:
         """Share of the energy of what was added that is orthogonal to the span of the tokens read.
 
         NaN if nothing was added, if nothing was read, or if the tokens read span all channels.
         """
-        share = self._read.zeros() + math.nan
-        for sequence in self.finite.nonzero().flatten().tolist() if self._read.tokens else []:
-            share[sequence] = self._outside_of_one(slice(sequence, sequence + 1))
-        return share
+        return self._outside[:, 0]
 
-    def _outside_of_one(self, sequence: slice) -> float:
+    @property
+    def is_span_uncertain(self) -> Bool[Tensor, " sequences"]:
+        """Whether a direction of the span is so small that rounding leaves it fewer than six digits."""
+        return self._outside[:, 1] < least_with_six_digits(torch.float64)  # its SVD is that of X, not of a Gram matrix
+
+    @cached_property
+    def _outside(self) -> Float[Tensor, "sequences 2"]:
+        found = self._read.zeros(2) + math.nan
+        for sequence in self.finite.nonzero().flatten().tolist() if self._read.tokens else []:
+            found[sequence] = found.new_tensor(self._outside_of_one(slice(sequence, sequence + 1)))
+        return found
+
+    def _outside_of_one(self, sequence: slice) -> tuple[float, float]:
+        """Share of the energy outside, and the least singular value of the span relative to the largest."""
         X, Y = (tokens.piece(sequence, slice(None))[0] for tokens in (self._read, self._added))
         _, sizes, directions = torch.linalg.svd(X, full_matrices=False)
         # A rounding error in every entry changes each singular value by less than the floor times the largest one.
         span = directions[sizes > float_floor(self._read.dtype) * sizes[0]]
         if len(span) in (0, X.shape[-1]):
-            return math.nan
+            return math.nan, math.nan
         outside: Tensor = Y - Y @ span.T @ span
-        return float(outside.square().sum() / Y.square().sum())
+        return float(outside.square().sum() / Y.square().sum()), float(sizes[len(span) - 1] / sizes[0])

@@ -12,6 +12,7 @@ from torch import Tensor
 from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.branch import Branch
 from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
@@ -198,6 +199,8 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
     if isinstance(view, Tokens) and view.has_estimated_spectra:
         estimated = declared([spec.estimate is not None for spec in specs])
         statuses.masked_fill_(estimated, _CODE[Status.ESTIMATE])
+    if isinstance(view, Branch):
+        statuses.masked_fill_(view.is_span_uncertain.reshape(view.batch_shape), _CODE[Status.ESTIMATE])
     if isinstance(view, (Tokens, AttentionView)):
         floors_itself = declared([spec.floors_itself for spec in specs])
         if isinstance(view, Tokens) and any(spec.floors_itself for spec in specs):

@@ -26,7 +26,8 @@ def effective_rank(tokens: Tokens) -> Tensor:
     r"""Exponential of the entropy of the singular values, :math:`e^{H(p)}`, :math:`p_i = s_i/\sum_j s_j`.
 
     **Exact.** Singular values themselves, not their squares. 1 at rank one, rank(X) when all are equal.
-    Undefined for X = 0.
+    Undefined for X = 0. For float32 and narrower input the smallest singular values come from a Gram matrix; near
+    collapse that adds a relative error of up to 5e-8 min(n, d).
     ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:

@@ -23,7 +23,9 @@ def outside_span_share(branch: Branch) -> Tensor:
 
     **Exact.** :math:`P_X` projects onto the span of the tokens X that the branch reads, and Y is what it adds to the
     stream. 0 if every output is a combination of the inputs of the same sequence, 1 if all of it is new; a random
-    output has 1 - r/d, with r the rank of X. Directions of X below the float floor of its format do not count.
+    output has 1 - r/d, with r the rank of X. Directions of X below the float floor of its format do not count. If the
+    smallest that counts is below 9e-10 of the largest, rounding leaves fewer than six digits, and the status is
+    ``estimated``.
     Undefined if X spans all channels, as d tokens or more usually do, because then nothing can lie outside: measure
     shorter inputs. Undefined for X = 0 or Y = 0.
 

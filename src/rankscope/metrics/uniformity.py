@@ -33,8 +33,9 @@ def uniformity(tokens: Tokens) -> Tensor:
 
     **Exact**, over all pairs, for up to 2,048 tokens; longer sequences use 2,048 evenly spaced ones. With
     :math:`u_i = x_i/\|x_i\|`. 0 when all tokens point the same way, about -4 for random directions in many dimensions,
-    at least -8. Zero tokens have no direction and are excluded; undefined with fewer than two others,
-    and if a token is so much smaller than the largest (2^1022) that float64 cannot represent both.
+    at least -8. Its rounding error is absolute, below 1e-14: nearer to 0 than that, only the nearness is known. Zero
+    tokens have no direction and are excluded; undefined with fewer than two others, and if a token is so much smaller
+    than the largest (2^1022) that float64 cannot represent both.
 
     Example:
         >>> import torch

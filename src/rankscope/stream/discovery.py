@@ -21,7 +21,7 @@ from torch import nn
 
 from rankscope.errors import DiscoveryError, SiteError
 from rankscope.models.stream import Stream
-from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
+from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import JOINS, is_norm
@@ -37,6 +37,7 @@ STREAM_AXES = (
 """How several streams per token can lie."""
 _HINTS = 2
 """How many guesses are tried on a model in which no blocks were found."""
+_MIXING = ("attention", "mixer", "both")
 _STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
 
 
@@ -77,6 +78,8 @@ def discover(
     if not found.stacks:
         raise _nothing_found(model, run, plain.records, blocks)
     _refuse_missed(found.stacks, plain.records, blocks)
+    if blocks is None:
+        _refuse_lost_attention(found.stacks, found.records)
     if _uncut(found.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
         sums = found.stacks[0].sums
@@ -132,6 +135,29 @@ def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: s
             [({"blocks": named}, f"Name those that are blocks: blocks={named!r}.")],
             "Name those that are blocks, e.g. blocks='layers.*'.",
         )
+
+
+def _refuse_lost_attention(stacks: Sequence[Stack], records: list[CallRecord]) -> None:
+    """Refuse to read only some of the blocks that are in one module, because the stream of the others is not followed.
+
+    What attention returns is then added to something that is not the stream: within what was taken for one block, or
+    after the last sum. There, attention alone proves nothing, as it may pool tokens: something else carries the stream.
+    """
+    for stack in stacks:
+        call = stack.calls[0]
+        if len(stack.calls) > 1 or _uncut((stack,)) == 0:
+            continue
+        record = next(record for record in records if record.name == call.module_name)
+        ran = [before for before, kind in record.attention if kind == "attention"]
+        lost = [n for n in ran if n >= len(record.adds) or (stack.depth == 1 and record.adds[n] is None)]
+        if len(ran) > 1 and lost:
+            raise DiscoveryError(
+                f"{record.name or 'the model itself'}: attention ran {len(ran)} times in it, and what {len(lost)} of "
+                "them return is not added to the stream as far as it can be followed, so that only some of the "
+                "blocks would be read.",
+                [],
+                "Give each block a module of its own, and name them, e.g. blocks='layers.*'.",
+            )
 
 
 def with_streams(
@@ -356,33 +382,50 @@ def _layout(record: CallRecord, batch: int) -> str:
 
 
 def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
-    """Split the adds of one call into blocks: a new block begins when mixing follows mixing and then an MLP.
+    """Split the adds of one call into blocks."""
+    starts = _repeats(record) or _starts_of_blocks(record)
+    plans = []
+    is_stack = len(starts) > 1 and record.ends_with_norm
+    has_norm = any(not is_stack or before < len(record.adds) for before in record.norms_at)
+    for start, stop in pairwise([*starts, len(record.adds)]):
+        last = start == starts[-1]
+        attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
+        adds = tuple(record.adds[start:stop])
+        joins, roles = tuple(record.joins[start:stop]), tuple(record.roles[start:stop])
+        plans.append(BlockPlan(adds, attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles))
+    return tuple(plans)
+
+
+def _starts_of_blocks(record: CallRecord) -> list[int]:
+    """A new block begins when mixing follows mixing and then an MLP.
 
     An MLP that comes first belongs to the block, as in Conformers: mlp, attention, mixer, mlp.
     """
-    groups: list[list[Label | None]] = [[]]
     starts = [0]
     has_mixed = is_whole = False
     # attention, mlp | attention, mlp | ...; a joining add belongs to the block whose branch it is parallel to.
     for position, label in enumerate(record.adds):
-        mixes = label in ("attention", "mixer", "both")
+        mixes = label in _MIXING
         if mixes and not record.joins[position] and is_whole:
-            groups.append([])
             starts.append(position)
             has_mixed = is_whole = False
-        groups[-1].append(label)
         has_mixed |= mixes
         is_whole |= label == "both" or (has_mixed and label == "mlp")
-    plans = []
-    is_stack = len(groups) > 1 and record.ends_with_norm
-    has_norm = any(not is_stack or before < len(record.adds) for before in record.norms_at)
-    for group, start in zip(groups, starts, strict=True):
-        stop = start + len(group)
-        last = start == starts[-1]
-        attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
-        joins, roles = tuple(record.joins[start:stop]), tuple(record.roles[start:stop])
-        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles))
-    return tuple(plans)
+    return starts
+
+
+def _repeats(record: CallRecord) -> list[int]:
+    """Where a sequence of adds that begins with an MLP repeats: mlp, attention, mlp | mlp, attention, mlp | ...
+
+    The MLPs alone do not say which of them end a block and which begin one. Empty if nothing is repeated.
+    """
+    adds = list(zip(record.adds, record.joins, strict=True))
+    if not adds or adds[0][0] != "mlp":
+        return []
+    for period in range(2, len(adds) // 2 + 1):
+        if adds[:period] * (len(adds) // period) == adds and any(label in _MIXING for label, _ in adds[:period]):
+            return list(range(0, len(adds), period))
+    return []
 
 
 def _hidden_modules(model: nn.Module) -> str | None:

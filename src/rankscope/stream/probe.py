@@ -101,7 +101,8 @@ class CallRecord:
         joins: for each of these, whether its branch was computed before the previous add.
         attention: for each attention call, how many adds came before it, and its kind.
         norms_at: for each norm of the stream or of a branch, how many adds came before it.
-        ends_with_norm: whether the call ends with a final norm that the skips inside do not go through.
+        ends_with_norm: whether the call ends with a final norm, or something else, that the skips inside do not go
+            through.
         post_norm: whether a branch is added to a norm of the stream.
         fed_by: the calls that returned the exact tensor that this one received.
         is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
@@ -882,7 +883,9 @@ class _Probe(TorchFunctionMode):
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
-                    frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
+                    # A final norm may be one that is not recognised (a tanh in its place), or a projection.
+                    after_sums = frame.is_normed(out) or not frame.is_stream(out)
+                    frame.record.ends_with_norm = after_sums and not frame.adds_to_normed
                     if normalises:
                         self._note_norm(name, entry, out)
                     self._returned[out] = [*self._givers_of(out), frame.record]
