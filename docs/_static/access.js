@@ -1,5 +1,5 @@
 // What the generated pages lack for a keyboard and a screen reader: a level on the captions of the menu, a way to
-// reach regions that scroll sideways, and a way to stop the moving picture.
+// reach regions that scroll sideways, and a way to stop the moving picture. And what wraps on a narrow screen.
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll('p.caption[role="heading"]').forEach((caption) => caption.setAttribute("aria-level", "2"));
   document.querySelectorAll("figure.landing button.pause").forEach((button) => {
@@ -10,6 +10,10 @@ document.addEventListener("DOMContentLoaded", () => {
       pictures.forEach((picture) => (resume ? picture.unpauseAnimations() : picture.pauseAnimations()));
       button.textContent = resume ? "Pause" : "Play";
     });
+  });
+  // On a narrow screen sentences wrap; tables and code scroll.
+  document.querySelectorAll("div.highlight-output pre, div.highlight-console pre, div.highlight-text pre").forEach((pre) => {
+    if (!/---|──|│/.test(pre.textContent)) pre.classList.add("sentences");
   });
   document.querySelectorAll("pre, .table-wrapper, .rankscope, div.math").forEach((region) => {
     if (!region.hasAttribute("tabindex")) region.setAttribute("tabindex", "0");
