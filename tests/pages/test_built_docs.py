@@ -114,7 +114,7 @@ SEARCHES = {
     "cuda": "howto/accelerators.html",
     "out of memory": "howto/stream.html",
     "compare two runs": "howto/compare.html",
-    "causal mask": "howto/masks.html",
+    "causal mask": "howto/graph.html",
     "own metric": "adding.html",
     "skip connections": "howto/ablate.html",
     "padding": "howto/measure.html",
