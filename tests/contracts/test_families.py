@@ -37,7 +37,9 @@ def test_transformers_family(name: str) -> None:
     compare(name, report)
     if name in NOT_FOUND:
         assert not report.passed
-        assert "Name the blocks yourself" in report["blocks"].detail
+        assert any(
+            words in report["blocks"].detail for words in ("Name the blocks yourself", "are never called themselves")
+        )
         return
     assert report.passed, str(report)
     assert report["parity"].status == "pass"
