@@ -163,7 +163,8 @@ def _names(code: CodeType) -> Iterator[str]:
 def _numbers(tensor: Tensor) -> object:
     """Sums of all bits along the rows and columns of a tensor, with weights; its version if it has no plain memory."""
     if hasattr(tensor, "__tensor_flatten__"):
-        return tuple(_numbers(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return tuple(_numbers(part) for part in parts if isinstance(part, Tensor))  # one of a DTensor is its mesh
     if not tensor.numel():
         return None
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:

@@ -26,6 +26,7 @@ from torch._ops import HigherOrderOperator
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.view import Carry, Label, ModelView, Stack
+from rankscope.stream.dispatch import hidden
 from rankscope.stream.frames import ByTensor, first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
 from rankscope.stream.operators import (
@@ -75,7 +76,8 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
 
 def _run(mode: _Held, run: Callable[[], object]) -> _Held:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), mode.active():
-        torch.manual_seed(0)
+        with hidden():
+            torch.manual_seed(0)
         run()
     return mode
 
