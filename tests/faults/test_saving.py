@@ -84,13 +84,13 @@ def test_writers_and_a_reader_in_one_folder(warm: Warm, tmp_path: Path) -> None:
 
 @fault(
     "file size limit",
-    done="`measure --out` where no file may grow beyond 512 bytes (RLIMIT_FSIZE), over an older run",
+    done="`measure --out` where no file may grow beyond 1,024 bytes (RLIMIT_FSIZE), over an older run",
     expected="refused in words; the older run is whole, and nothing half-written is left",
 )
 def test_no_file_may_grow(warm: Warm, tmp_path: Path) -> None:
     place = saved(tmp_path / "run", "old", 0.25)
     # The logs of the process are files as well: its own output must stay below the limit.
-    outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "small_files", limit=512)
+    outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "small_files", limit=1024)
     assert outcome.explained, outcome
     assert "could not be written to run (File too large)" in outcome.err
     assert outcome.out.strip(), "what was measured is shown all the same"

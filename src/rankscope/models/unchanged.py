@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankscope.models.wrapping import needs_all_ranks
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _LEFT_OUT = ("_parameters", "_buffers", "_modules", "training", *_HOOKS)
 """Attributes of modules that are compared one by one, or that say nothing: structure is found in evaluation mode. Hooks
@@ -63,6 +65,10 @@ class Snapshot:
 
 
 def _facts(model: nn.Module, with_weights: bool) -> Iterator[tuple[nn.Module | Tensor, object]]:
+    if needs_all_ranks(model):
+        # What changed on one rank alone would let it run the model again while the others go on without it, for ever.
+        yield from ((module, name) for name, module in model.named_modules())
+        return
     reading = _Reading(with_weights)
     for name, module in model.named_modules(remove_duplicate=False):
         own = {key: value for key, value in vars(module).items() if key not in _LEFT_OUT}
