@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from rankscope.errors import InputError, UnsupportedConfigError
 
@@ -263,3 +264,10 @@ def with_parameters(model: nn.Module, replaced: Mapping[str, Tensor]) -> Iterato
     finally:
         for module, name, parameter in reversed(old):
             module._parameters[name] = parameter
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide our own work from every mode."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield

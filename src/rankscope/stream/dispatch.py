@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -26,10 +23,3 @@ class KernelMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return "torch._dynamo" in sys.modules
-
-
-@contextmanager
-def hidden() -> Iterator[None]:
-    """Hide our own work from every mode."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield

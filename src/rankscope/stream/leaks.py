@@ -26,7 +26,7 @@ from torch._ops import HigherOrderOperator
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.view import Carry, Label, ModelView, Stack
-from rankscope.stream.dispatch import hidden
+from rankscope.models.wrapping import hidden
 from rankscope.stream.frames import ByTensor, first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
 from rankscope.stream.operators import (

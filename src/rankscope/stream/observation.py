@@ -24,8 +24,7 @@ from rankscope.errors import LayoutError, SiteError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.models.wrapping import needs_all_ranks
-from rankscope.stream.dispatch import hidden
+from rankscope.models.wrapping import hidden, needs_all_ranks
 from rankscope.stream.frames import ByTensor, by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, QUERIES, SDPA, SOFTMAXES, is_flex
 

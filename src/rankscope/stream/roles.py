@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from rankscope.errors import SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import Response
-from rankscope.stream.dispatch import hidden
+from rankscope.models.wrapping import hidden
 
 PASSES = 2
 """Number of passes with replaced tokens."""

@@ -22,9 +22,8 @@ from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.stream import Stream
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
-from rankscope.models.wrapping import needs_all_ranks, once_more_uncompiled, resharded, uncompiled
+from rankscope.models.wrapping import hidden, needs_all_ranks, once_more_uncompiled, resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
-from rankscope.stream.dispatch import hidden
 from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.leaks import with_leaks
 from rankscope.stream.mixing import adds_only

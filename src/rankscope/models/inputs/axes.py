@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -22,12 +22,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from rankscope.errors import InputError
 from rankscope.models.inputs.record import AXES, Axes, Batch, is_mask_like
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.wrapping import (
+    hidden,
     needs_all_ranks,
     once_more_uncompiled,
     resharded,
@@ -403,10 +403,7 @@ def _computed(
 
     def note(module: nn.Module, arguments: Any, output: Any) -> None:
         calls[id(module)] += 1
-        with ExitStack() as hidden:
-            if observed:
-                hidden.enter_context(torch._C.DisableTorchFunction())
-                hidden.enter_context(_disable_current_modes())
+        with hidden() if observed else nullcontext():
             keep(module, pytree.tree_leaves(output))
 
     def keep(module: nn.Module, outputs: Sequence[Any]) -> None:
