@@ -33,6 +33,23 @@ def test_150_networks_are_right_or_refused(part: int) -> None:
     assert not failed, "\n".join(failed)
 
 
+ONCE_WRONG = {
+    20085: "a sum of the stream, a multiple of it and an MLP without a matrix",
+    20141: "an MLP without a matrix behind the last sum that is known",
+    20204: "blocks that are attributes, of which one is recognised, with several streams per token",
+    20223: "a mixer through NumPy, taken to be parallel to the one before it",
+    20371: "a mixer called mlp and an MLP called attention, added to each other",
+    20745: "the same in a stream with channels first",
+    20821: "the same after a norm",
+}
+
+
+@pytest.mark.parametrize("seed", ONCE_WRONG, ids=str)
+def test_networks_that_were_silently_wrong(seed: int) -> None:
+    found = judge(seed)
+    assert not [(verb, outcome) for verb, outcome in found.items() if fails(outcome)]
+
+
 def fails(outcome: Outcome) -> bool:
     return outcome.kind in ("wrong", "raw")
 

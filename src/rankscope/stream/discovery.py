@@ -110,13 +110,28 @@ def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: s
 
     Children of one list are found together; blocks that are attributes, or that are in two lists, are not.
     """
-    if blocks is not None:
-        return
+    missed = [] if blocks is not None else _missed(stacks, records)
+    if missed:
+        names = [call.module_name for stack in stacks for call in stack.calls]
+        named = list(dict.fromkeys(record.name for record in records if record.name in {*names, *missed}))
+        kind = type(next(record.module for record in records if record.name == missed[0])).__name__
+        first = next(record.name for record in records if record.name in names)
+        raise DiscoveryError(
+            f"{', '.join(dict.fromkeys(missed))}: of the class {kind}, like {first}, and run on tensors of the "
+            "same shape, but no attention and MLP branch was recognised in it, so that only some of the blocks would "
+            "be read.",
+            [({"blocks": named}, f"Name those that are blocks: blocks={named!r}.")],
+            "Name those that are blocks, e.g. blocks='layers.*'.",
+        )
+
+
+def _missed(stacks: Sequence[Stack], records: list[CallRecord]) -> list[str]:
+    """Names of modules that are no blocks of these stacks, and of the same class and shape as some that are."""
     names = {call.module_name for stack in stacks for call in stack.calls}
     found = [record for record in records if record.name in names]
     kinds = {(type(r.module), r.input_shape) for r in found if not isinstance(r.module, nn.Sequential)}
     around = {id(ancestor) for record in found for ancestor in _ancestors(record)}
-    missed = [
+    return [
         record.name
         for record in records
         if (type(record.module), record.input_shape) in kinds
@@ -125,16 +140,6 @@ def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: s
         and id(record) not in around
         and not any(ancestor.name in names for ancestor in _ancestors(record))
     ]
-    if missed:
-        named = list(dict.fromkeys(record.name for record in records if record.name in {*names, *missed}))
-        kind = type(next(record.module for record in records if record.name == missed[0])).__name__
-        raise DiscoveryError(
-            f"{', '.join(dict.fromkeys(missed))}: of the class {kind}, like {found[0].name}, and run on tensors of the "
-            "same shape, but no attention and MLP branch was recognised in it, so that only some of the blocks would "
-            "be read.",
-            [({"blocks": named}, f"Name those that are blocks: blocks={named!r}.")],
-            "Name those that are blocks, e.g. blocks='layers.*'.",
-        )
 
 
 def _refuse_lost_attention(stacks: Sequence[Stack], records: list[CallRecord]) -> None:
@@ -175,7 +180,9 @@ def with_streams(
     for axes in STREAM_AXES:
         if not any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
             continue
-        stacks = _stacks(model, run, batch, blocks, Stream(axes), "plain").stacks
+        stacks, seen = _stacks(model, run, batch, blocks, Stream(axes), "plain")[:2]
+        if blocks is None and _missed(stacks, seen):
+            continue
         entries = [shapes[stack.calls[0].module_name] for stack in stacks]
         if entries and all(_one_stream_of(Stream(axes), shape, batch) for shape in entries):
             views.append(ModelView(model, tuple(replace(stack, is_declared=False) for stack in stacks)))

@@ -9,6 +9,13 @@ known sum begins anew with a fixed stream. Compared with such a pass, others cha
 - what comes out of those matrices that the stream reached. If that reaches the stream where a known sum takes it, it
   was added there by a sum that is not known. After the last known sum, the same holds for the output of the block,
   provided that the stream reaches it as well: without that, the block has no skip there.
+- the stream after every other sum, where branches are added to each other first. If that reaches a parallel branch, it
+  was not computed beside the one before it.
+
+A branch without a matrix, as a sine of each entry, is not held fixed. Where the stream reaches a branch, or goes on
+behind the last known sum through operations that are not known, further passes multiply the stream of all tokens or of
+some. A branch must not grow in proportion, or it contains the stream. What follows the last sum must be a norm of each
+token or act on each entry in proportion, or it may hide a sum.
 """
 
 from __future__ import annotations
@@ -16,14 +23,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from rankscope.errors import SiteError
 from rankscope.linalg.precision import as_float64, float64_home
+from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.view import Carry, Label, ModelView, Stack
 from rankscope.models.wrapping import hidden
@@ -47,8 +56,21 @@ from rankscope.stream.operators import (
 _GAINS = MULTIPLICATIONS | DIVISIONS
 _ELEMENTWISE = SUMS | MULTIPLICATIONS | DIVISIONS | MOVES | NORMS | JOINS
 _Place = tuple[str | None, int]
-_Change = Literal["nothing", "early", "late", "weights"]
-"""What a pass changes: the stream before the last known sum, the stream after it, or what weights return after it."""
+_Change = Literal["nothing", "early", "late", "weights", "even", "odd", "none", "some", "far", "farther"]
+"""What a pass changes: the stream before the last known sum, the stream after it, what weights return after it, the
+stream at every other of its beginnings, or its size."""
+_FAR = 2.0**16
+_SIZES: Mapping[_Change, tuple[float, float]] = {
+    "none": (0.0, 1.0),
+    "some": (1.0, 2.0),
+    "far": (_FAR, 1.0),
+    "farther": (_FAR, 2.0),
+}
+"""Factors on the stream of all tokens, and on that of every other token once more."""
+_GROWS = 2.0**-10
+"""A branch whose entries are larger than this, divided by the factor on the stream, grows in proportion to it."""
+_MOST = 0.75
+"""Share of a branch that has to grow: of an activation, as ReLU, half of the entries do."""
 _ROUNDINGS = 64
 _STREAM, _WEIGHTS = 1, 2
 """Where a tensor comes from without weights in between, as bits."""
@@ -61,17 +83,58 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
     kept = _Kept()
     reference = _run(_Held(view, kept, "nothing"), run)
 
+    def passed(change: _Change, only: _Place | None = None) -> _Held:
+        return _run(_Held(view, kept, change, only), run)
+
     def leaks_of(only: _Place | None = None) -> set[_Place]:
-        early = _run(_Held(view, kept, "early", only), run).changed
-        late = _run(_Held(view, kept, "late", only), run).changed if reference.weights_at_end else set()
-        weights = _run(_Held(view, kept, "weights", only), run)
-        return early | weights.added | (late & (weights.changed | reference.opaque))
+        early = passed("early", only)
+        late = passed("late", only).changed if reference.weights_at_end or reference.unfollowed else set()
+        weights = passed("weights", only)
+        found = early.changed | weights.added | (late & (weights.changed | reference.opaque))
+        return found | _beside_weights(passed, kept, early.reached, (late & reference.unfollowed) - found)
 
     leaks = leaks_of()
+    if any(any(plan.joins) for stack in view.stacks for plan in stack.plans):
+        leaks |= passed("even").late_joins | passed("odd").late_joins
     if any(stack.long_skips for stack in view.stacks):
         # A long skip brings the changed stream of one block to another, so each is changed alone.
         leaks = {place for place in leaks if place in leaks_of(place)}
     return replace(view, stacks=tuple(_with(stack, leaks, reference) for stack in view.stacks))
+
+
+def _beside_weights(
+    passed: Callable[[_Change], _Held], kept: _Kept, branches: set[_Branch], ends: set[_Place]
+) -> set[_Place]:
+    """The block calls among these in which a branch contains the stream, or in which a sum may follow the last one.
+
+    Args:
+        passed: runs the model with a change.
+        kept: values of the pass that changed nothing.
+        branches: the branches that the stream reaches without passing through weights.
+        ends: the calls whose output the stream reaches through operations that are not known.
+    """
+    if not branches and not ends:
+        return set()
+    far = passed("far").values
+    found = {
+        branch.place for branch in branches
+        if branch not in far or float((far[branch].abs() > _GROWS * _FAR).double().mean()) > _MOST
+    }  # fmt: skip
+    if not ends:
+        return found
+    none, some, farther = (passed(change) for change in ("none", "some", "farther"))
+    for place in ends:
+        values = [one.get(place) for one in (kept.tensors, none.values, some.values, far, farther.values)]
+        chosen = some.chosen.get(place)
+        shapes = {value.shape for value in (*values, chosen) if value is not None}
+        if chosen is None or None in values or len(shapes) > 1:
+            found.add(place)
+            continue
+        plain, at_zero, doubled, large, larger = (value for value in values if value is not None)
+        in_proportion = torch.where(chosen, 2 * plain - at_zero, plain)
+        if _unlike(doubled, in_proportion) and _unlike(larger, large):
+            found.add(place)
+    return found
 
 
 def _run(mode: _Held, run: Callable[[], object]) -> _Held:
@@ -103,6 +166,13 @@ def _first_met(stack: Stack, carry: Carry, reference: _Held) -> Carry:
     if not alone or len(places) != 1 or carry.calls_begun is not None:
         return carry
     return replace(carry, operation=reference.met.get(places[0], carry.operation))
+
+
+class _Branch(NamedTuple):
+    """What is added in a block call, by the number of adds until then."""
+
+    place: _Place
+    add: int
 
 
 @dataclass
@@ -137,6 +207,11 @@ class _Held(StreamMode):
             given to what its functions compute.
         combined: the last operation of each call that may be a sum, as its author wrote it.
         met: the first one in which the stream meets what passed through weights, and that is not a known sum.
+        unfollowed: those whose output is not known to be the stream, or a norm of it.
+        reached: branches that differ from those of the pass that changed nothing.
+        late_joins: calls with a branch that is taken to be parallel to the one before it and depends on its sum.
+        values: outputs of block calls, and branches.
+        chosen: which entries of the output of a call belong to the tokens that are changed once more.
     """
 
     def __init__(self, view: ModelView, kept: _Kept, change: _Change, only: _Place | None = None) -> None:
@@ -148,6 +223,12 @@ class _Held(StreamMode):
         self.opaque: set[_Place] = set()
         self.combined: dict[_Place, str] = {}
         self.met: dict[_Place, str] = {}
+        self.unfollowed: set[_Place] = set()
+        self.reached: set[_Branch] = set()
+        self.late_joins: set[_Place] = set()
+        self.values: dict[Hashable, Tensor] = {}
+        self.chosen: dict[_Place, Tensor] = {}
+        self._beginnings = Counter[_Place]()
         self._origins = ByTensor[int]()
         self._kept, self._change, self._only = kept, change, only
         self._weights = ByTensor[None]()
@@ -210,7 +291,7 @@ class _Held(StreamMode):
         if _is_last(call):
             self.weights_at_end.add(_place(call))
         with torch._C.DisableTorchFunction():
-            changes = self._is_reached(_place(call), given) and self._changes("weights", _place(call))
+            changes = self._is_reached(_place(call), given) and self._changes_weights(_place(call))
             for tensor in tensors_in(out):
                 self._origins[tensor] = _WEIGHTS
                 if tensor.is_floating_point():
@@ -228,17 +309,30 @@ class _Held(StreamMode):
                     for x in given if x.is_floating_point())  # fmt: skip
         if self._change == "nothing":
             self._kept.sums[place, number] = total
-        elif self._kept.sums.get((place, number)) != total:
+        differs = self._kept.sums.get((place, number)) != total
+        if self._change in ("even", "odd"):
+            return differs
+        if differs:
             self._kept.reached.add((place, number))
         return (place, number) in self._kept.reached
 
     def _changes(self, what: _Change, place: _Place) -> bool:
         return self._change == what and self._only in (None, place)
 
-    def _stream(self, like: Tensor, place: _Place, *, at_end: bool) -> Tensor:
+    def _changes_weights(self, place: _Place) -> bool:
+        return self._change in ("even", "odd") or self._changes("weights", place)
+
+    def _stream(self, like: Tensor, stack: Stack, place: _Place, *, at_end: bool) -> Tensor:
         """Fixed numbers for the stream, others in the pass that changes it there."""
+        parity: _Change = "odd" if self._beginnings[place] % 2 else "even"
+        is_other = self._changes("late" if at_end else "early", place) or self._change == parity
         with torch._C.DisableTorchFunction():
-            return _numbers(like, 4 if self._changes("late" if at_end else "early", place) else 3)
+            numbers = _numbers(like, 4 if is_other else 3)
+            if self._change not in _SIZES:
+                return numbers
+            all_tokens, some_tokens = _SIZES[self._change]
+            chosen = self.chosen[place] = _every_other_token(like, stack)
+            return numbers * all_tokens * torch.where(chosen, some_tokens, 1.0).to(numbers)
 
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
@@ -247,22 +341,35 @@ class _Held(StreamMode):
         assert call.sum is not None
         if label is None:
             return super().on_add(call, label, stream, branch, perform)
+        branch_of = _Branch(_place(call), call.adds_seen)
         if call.joins:
+            parity = "odd" if self._beginnings[_place(call)] % 2 else "even"
+            if self._differs(branch_of, branch) and self._change == parity:
+                self.late_joins.add(_place(call))
             return call.sum.of(stream, None)
+        if self._differs(branch_of, branch) and label == "mlp":
+            self.reached.add(branch_of)
+        if self._change in _SIZES:
+            self.values[branch_of] = branch.detach().clone()
         if self._differs((*_place(call), call.adds_seen), call.sum.carried) and self._change == "weights":
             self.added.add(_place(call))
-        return call.sum.of(None, self._stream(branch, _place(call), at_end=_is_last(call)))
+        self._beginnings[_place(call)] += 1
+        return call.sum.of(None, self._stream(branch, call.stack, _place(call), at_end=_is_last(call)))
 
     def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
         if call.label is not None and not call.joins:
             with torch._C.DisableTorchFunction():
-                total.copy_(self._stream(total, _place(call), at_end=_is_last(call)))
+                total.copy_(self._stream(total, call.stack, _place(call), at_end=_is_last(call)))
         return super()._summed(call, total, target)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Compare what leaves the block."""
         if self._differs(_place(call), out):
             self.changed.add(_place(call))
+        if not call.is_stream(out):
+            self.unfollowed.add(_place(call))
+        if self._change in _SIZES:
+            self.values[_place(call)] = out.detach().clone()
 
     def _differs(self, place: Hashable, value: Tensor) -> bool:
         """Whether a value differs by more than rounding from that of the pass that changes nothing."""
@@ -272,11 +379,7 @@ class _Held(StreamMode):
             if self._change == "nothing":
                 self._kept.tensors[place] = value.detach().clone()
             before = self._kept.tensors.get(place)
-            if before is None or before.shape != value.shape:
-                return True
-            limit = _ROUNDINGS * torch.finfo(value.dtype).eps * before.nan_to_num().abs().max()
-            same = (before == value) | (before.isnan() & value.isnan())
-            return bool((~same & ~((before - value).abs() <= limit)).any())
+            return before is None or _unlike(value, before)
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for stack in self.view.stacks:
@@ -294,7 +397,8 @@ class _Held(StreamMode):
                 return None
             number = self._calls_made.get(stack.name, 0)
             adds = [label for plan in stack.calls[min(number, len(stack.calls) - 1)].blocks for label in plan.skips]
-            return with_another((args, kwargs), entry, self._stream(entry, (stack.name, number), at_end=not adds))
+            new = self._stream(entry, stack, (stack.name, number), at_end=not adds)
+            return with_another((args, kwargs), entry, new)
 
         return hook
 
@@ -303,6 +407,26 @@ class _Held(StreamMode):
         if self._open is None or out is None or self._open.is_stream(out):
             return None
         return with_output_tensor(output, self._fixed(self._open, out.clone(), tensors_in(args)))
+
+
+def _unlike(value: Tensor, before: Tensor) -> bool:
+    """Whether two tensors differ by more than rounding."""
+    if before.shape != value.shape:
+        return True
+    limit = _ROUNDINGS * torch.finfo(value.dtype).eps * before.nan_to_num().abs().max()
+    same = (before == value) | (before.isnan() & value.isnan())
+    return bool((~same & ~((before - value).abs() <= limit)).any())
+
+
+def _every_other_token(like: Tensor, stack: Stack) -> Tensor:
+    """Which entries of a stream belong to every other token; all of them if its axes are not known."""
+    joined = replace(stack.stream, streams="join")
+    try:
+        batch, tokens, dim = joined.sizes(like.shape, sequences_in_pass())
+    except SiteError:
+        return torch.ones_like(like, dtype=torch.bool)
+    chosen = (torch.arange(tokens, device=like.device) % 2 == 0)[None, :, None].expand(batch, tokens, dim)
+    return joined.native(chosen, like.shape, sequences_in_pass())
 
 
 def _place(call: ActiveBlock) -> _Place:

@@ -569,14 +569,15 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
             for pair in (parts[number] if number < len(parts) else [])
         ]
         pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
-        beside = [found["alone"].module for found in pairs if found["alone"].is_mapped]
+        beside = {found["alone"].module for found in pairs if found["alone"].is_mapped}
         if label == "both" and not beside and any(found.keys() == {"mixes"} for found in joined):
-            record.adds[number], record.parallel_mlp = "attention", None
+            record.adds[number] = "attention"
         elif label == "mlp" and response == "mixes":
             record.adds[number] = "both" if beside else "mixer"
-            record.parallel_mlp = beside[0] if beside else record.parallel_mlp
         elif label == "attention" and response == "alone":
             record.adds[number] = "mlp"
+        if label == "both" or beside:
+            record.parallel_mlp = beside.pop() if len(beside) == 1 else None
 
 
 class _Probe(TorchFunctionMode):
@@ -769,7 +770,7 @@ class _Probe(TorchFunctionMode):
             for side, tensor in enumerate(inputs)
         )
         for part, tensor in zip((one, other), inputs, strict=True):
-            self.trial.see(part.place, tensor, frame.entry_shape)
+            self.trial.see(part.place, tensor, frame.entry_shape, is_part=True)
         frame.parts[-1].append((one, other))
 
     def _attention_calls(

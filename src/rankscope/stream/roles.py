@@ -67,8 +67,11 @@ class TokenTrial:
         """Whether this pass runs the model as it is."""
         return self.number is None
 
-    def see(self, place: Hashable, value: Tensor, shape: torch.Size) -> None:
-        """Keep a value, or compare it; ``shape`` is that of the stream, of which it may be a view."""
+    def see(self, place: Hashable, value: Tensor, shape: torch.Size, *, is_part: bool = False) -> None:
+        """Keep a value, or compare it; ``shape`` is that of the stream, of which it may be a view.
+
+        A part of a branch may also have its axes in the usual order, however the stream is stored.
+        """
         if not _is_plain(value):
             return
         with hidden():
@@ -80,8 +83,12 @@ class TokenTrial:
             if before is None or replaced is None or value.numel() != replaced.numel():
                 return
             differs = _differs(before, value)
-            replaced = replaced.to(value.device).reshape(value.shape)
-            self.changed[place] = bool((differs & replaced).any()), bool((differs & ~replaced).any())
+            orders = [replaced, *self._in_usual_order(value)] if is_part else [replaced]
+            found = []
+            for order in orders:
+                here = order.to(value.device).reshape(value.shape)
+                found.append((bool((differs & here).any()), bool((differs & ~here).any())))
+            self.changed[place] = min(found, key=lambda change: change[1])
 
     def with_other_tokens(self, place: Hashable, shape: torch.Size) -> Tensor | None:
         """The value of the reference pass with some tokens replaced; None if it was not kept."""
@@ -95,6 +102,18 @@ class TokenTrial:
             size = float(finite.square().mean().sqrt()) if finite.any() else 1.0
             moved = before + (torch.from_numpy(drawn) * size).to(before.device, before.dtype)
             return torch.where(replaced.to(before.device).reshape(before.shape), moved, before)
+
+    def _in_usual_order(self, value: Tensor) -> list[Tensor]:
+        """Which entries belong to a replaced token if the axes are ``batch tokens dim`` or ``tokens batch dim``."""
+        if value.dim() != 3:
+            return []
+        rows_first, tokens_first = (value.shape[axis] == self.batch for axis in (0, 1))
+        chosen = []
+        if rows_first:
+            chosen.append(_tokens(self.batch, value.shape[1], self.number))
+        if tokens_first:
+            chosen.append(_tokens(self.batch, value.shape[0], self.number).T)
+        return [one[..., None].expand(value.shape) for one in chosen]
 
     def _replaced(self, shape: torch.Size) -> Tensor | None:
         """Which entries of a stream belong to a replaced token; None if there are fewer than two tokens."""

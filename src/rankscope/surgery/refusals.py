@@ -61,13 +61,18 @@ def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan
 
 
 def _check_inside(operation: Operation, view: ModelView) -> None:
-    """Refuse a block with skips inside a branch: it is not clear which of its parts is the MLP."""
+    """Refuse a block with other skips inside or around it alone: it is not clear which of its parts is the MLP."""
     for stack in view.stacks:
         for call in stack.calls:
+            last = call.first_layer + len(call.blocks) - 1
             inside = [
                 c
                 for c in stack.carries
-                if c.calls_begun is None and f"{c.module}.".startswith(f"{call.module_name}.") and call.module_name
+                if c.calls_begun is None
+                and (
+                    (call.module_name and f"{c.module}.".startswith(f"{call.module_name}."))
+                    or call.first_layer <= c.first <= c.last <= last
+                )
             ]
             if inside and operation.applies_to(stack.name, call.first_layer):
                 raise UnsupportedOperationError(

@@ -82,6 +82,8 @@ def structure_found_once() -> Iterator[None]:
 def _judge(network: Network, with_declarations: bool) -> dict[str, Outcome]:
     with torch.no_grad():
         before = network(network.given)
+    if not before.isfinite().all():
+        return {"measure": Outcome("noise", "the network's own numbers overflow")}
     # Twins before any verb: inside a with block of operate() their modules would be changed too.
     for skip, mlp, nudge in itertools.product((1.0, 0.0), (True, False), (0.0, 1e-13)):
         network.twin(skip, mlp, nudge)
