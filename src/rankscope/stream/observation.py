@@ -449,7 +449,10 @@ def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any, *, held: Iterator[Any] = returned) -> Any:
             kept.append(output)
-            return next(held, None)
+            before = next(held, None)
+            if before is not None and _shapes(before) != _shapes(output):
+                raise _parts_of_a_branch(stack)  # experts, which take other tokens of another input
+            return before
 
         with ExitStack() as hooks:
             for name in dict.fromkeys(call.module_name for own in view.stacks for call in own.calls):
@@ -458,10 +461,18 @@ def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
     one, other = outputs
     if len(one) == len(other) and all(a.shape == b.shape and _agree(a, b) for a, b in zip(one, other, strict=True)):
         return
+    raise _parts_of_a_branch(stack)
+
+
+def _shapes(returned: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors_in(returned, depth=3)]
+
+
+def _parts_of_a_branch(stack: Stack) -> LayoutError:
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
-    raise LayoutError(
+    return LayoutError(
         f"{names[0]} to {names[-1]} add nothing to what they take, and the input also reaches the output around them: "
-        "with all that they return held fixed and another input, the output changed. They are parts of a branch, or "
+        "with all that they return held fixed and another input, the output would change. They are parts of a branch, or "
         "other blocks run beside them. Name all modules that are blocks, e.g. blocks='layers.*'."
     )
 
