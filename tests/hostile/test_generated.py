@@ -41,6 +41,9 @@ ONCE_WRONG = {
     20371: "a mixer called mlp and an MLP called attention, added to each other",
     20745: "the same in a stream with channels first",
     20821: "the same after a norm",
+    30875: "experts, named as blocks as the hint says, that take other tokens of another input",
+    30908: "an MLP beside a mixer through NumPy",
+    31431: "an MLP without a matrix behind the last sum that is known, between two norms",
 }
 
 

@@ -14,14 +14,15 @@ known sum begins anew with a fixed stream. Compared with such a pass, others cha
 
 A branch without a matrix, as a sine of each entry, is not held fixed. Where the stream reaches a branch, or goes on
 behind the last known sum through operations that are not known, further passes multiply the stream of all tokens or of
-some. A branch must not grow in proportion, or it contains the stream. What follows the last sum must be a norm of each
-token or act on each entry in proportion, or it may hide a sum.
+some, or choose tokens for which a norm is linear. A branch must not grow in proportion, or it contains the stream. What
+follows the last sum must be a norm of each token or act on each entry in proportion, or it may hide a sum.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -56,15 +57,16 @@ from rankscope.stream.operators import (
 _GAINS = MULTIPLICATIONS | DIVISIONS
 _ELEMENTWISE = SUMS | MULTIPLICATIONS | DIVISIONS | MOVES | NORMS | JOINS
 _Place = tuple[str | None, int]
-_Change = Literal["nothing", "early", "late", "weights", "even", "odd", "none", "some", "far", "farther"]
+_Change = Literal["nothing", "early", "late", "weights", "even", "odd", "none", "some", "far", "plus", "minus"]
 """What a pass changes: the stream before the last known sum, the stream after it, what weights return after it, the
-stream at every other of its beginnings, or its size."""
+stream at every other of its beginnings, its size, or its tokens."""
 _FAR = 2.0**16
 _SIZES: Mapping[_Change, tuple[float, float]] = {
     "none": (0.0, 1.0),
     "some": (1.0, 2.0),
     "far": (_FAR, 1.0),
-    "farther": (_FAR, 2.0),
+    "plus": (_FAR, 1.0),
+    "minus": (-_FAR, 1.0),
 }
 """Factors on the stream of all tokens, and on that of every other token once more."""
 _GROWS = 2.0**-10
@@ -115,26 +117,43 @@ def _beside_weights(
     """
     if not branches and not ends:
         return set()
-    far = passed("far").values
+    far = passed("far").values if branches else {}
     found = {
         branch.place for branch in branches
         if branch not in far or float((far[branch].abs() > _GROWS * _FAR).double().mean()) > _MOST
     }  # fmt: skip
     if not ends:
         return found
-    none, some, farther = (passed(change) for change in ("none", "some", "farther"))
+    none, some, plus, minus = (passed(change) for change in ("none", "some", "plus", "minus"))
     for place in ends:
-        values = [one.get(place) for one in (kept.tensors, none.values, some.values, far, farther.values)]
+        values = [one.get(place) for one in (kept.tensors, none.values, some.values)]
+        tokens = [one.tokens.get(place) for one in (plus, minus)]
         chosen = some.chosen.get(place)
         shapes = {value.shape for value in (*values, chosen) if value is not None}
-        if chosen is None or None in values or len(shapes) > 1:
+        if chosen is None or None in values or None in tokens or len(shapes) > 1:
             found.add(place)
             continue
-        plain, at_zero, doubled, large, larger = (value for value in values if value is not None)
+        plain, at_zero, doubled = (value for value in values if value is not None)
         in_proportion = torch.where(chosen, 2 * plain - at_zero, plain)
-        if _unlike(doubled, in_proportion) and _unlike(larger, large):
+        if _unlike(doubled, in_proportion) and not _are_norms(*(value for value in tokens if value is not None)):
             found.add(place)
     return found
+
+
+def _are_norms(plus: Tensor, minus: Tensor) -> bool:
+    """Whether each row is a norm of its token, times weights and plus a bias.
+
+    The tokens are those of :func:`_normed_tokens` and their negatives, so that a norm leaves them as they are, but for
+    a factor that all have.
+    """
+    bias, weighted = (plus + minus) / 2, (plus - minus) / 2
+    whole = len(plus) // 3 * 3
+    one, other, both = weighted[:whole].unflatten(0, (-1, 3)).unbind(1)
+    size = plus.abs().max()
+    limit = _ROUNDINGS * torch.finfo(plus.dtype).eps * size
+    return whole > 0 and bool(
+        ((bias - bias[:1]).abs() <= limit).all() and (((one + other) * 0.5**0.5 - both).abs() <= limit).all()
+    )
 
 
 def _run(mode: _Held, run: Callable[[], object]) -> _Held:
@@ -211,6 +230,7 @@ class _Held(StreamMode):
         reached: branches that differ from those of the pass that changed nothing.
         late_joins: calls with a branch that is taken to be parallel to the one before it and depends on its sum.
         values: outputs of block calls, and branches.
+        tokens: the same outputs, a row for each token.
         chosen: which entries of the output of a call belong to the tokens that are changed once more.
     """
 
@@ -227,6 +247,7 @@ class _Held(StreamMode):
         self.reached: set[_Branch] = set()
         self.late_joins: set[_Place] = set()
         self.values: dict[Hashable, Tensor] = {}
+        self.tokens: dict[_Place, Tensor] = {}
         self.chosen: dict[_Place, Tensor] = {}
         self._beginnings = Counter[_Place]()
         self._origins = ByTensor[int]()
@@ -328,6 +349,8 @@ class _Held(StreamMode):
         is_other = self._changes("late" if at_end else "early", place) or self._change == parity
         with torch._C.DisableTorchFunction():
             numbers = _numbers(like, 4 if is_other else 3)
+            if self._change in ("plus", "minus"):
+                numbers = _normed_tokens(like, stack)
             if self._change not in _SIZES:
                 return numbers
             all_tokens, some_tokens = _SIZES[self._change]
@@ -370,6 +393,9 @@ class _Held(StreamMode):
             self.unfollowed.add(_place(call))
         if self._change in _SIZES:
             self.values[_place(call)] = out.detach().clone()
+            with suppress(SiteError), torch._C.DisableTorchFunction():
+                rows = replace(call.stack.stream, streams="join").canonical(out.detach(), sequences_in_pass())
+                self.tokens[_place(call)] = rows.flatten(0, 1).clone()
 
     def _differs(self, place: Hashable, value: Tensor) -> bool:
         """Whether a value differs by more than rounding from that of the pass that changes nothing."""
@@ -427,6 +453,25 @@ def _every_other_token(like: Tensor, stack: Stack) -> Tensor:
         return torch.ones_like(like, dtype=torch.bool)
     chosen = (torch.arange(tokens, device=like.device) % 2 == 0)[None, :, None].expand(batch, tokens, dim)
     return joined.native(chosen, like.shape, sequences_in_pass())
+
+
+def _normed_tokens(like: Tensor, stack: Stack) -> Tensor:
+    """Tokens with mean zero and variance one, every third of which is the sum of the two before it, divided by sqrt(2).
+
+    Random numbers if the axes of the stream are not known.
+    """
+    joined = replace(stack.stream, streams="join")
+    try:
+        batch, tokens, dim = joined.sizes(like.shape, sequences_in_pass())
+    except SiteError:
+        return _numbers(like, 3)
+    drawn = torch.from_numpy(np.random.default_rng(5).standard_normal((dim, 3)))
+    drawn[:, 0] = 1.0
+    if dim < 3:
+        return _numbers(like, 3)
+    one, other = torch.linalg.qr(drawn)[0].T[1:] * dim**0.5
+    rows = torch.stack([one, other, (one + other) * 0.5**0.5]).repeat(-(-batch * tokens // 3), 1)[: batch * tokens]
+    return joined.native(rows.view(batch, tokens, dim), like.shape, sequences_in_pass()).to(like)
 
 
 def _place(call: ActiveBlock) -> _Place:

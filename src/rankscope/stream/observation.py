@@ -472,8 +472,8 @@ def _parts_of_a_branch(stack: Stack) -> LayoutError:
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     return LayoutError(
         f"{names[0]} to {names[-1]} add nothing to what they take, and the input also reaches the output around them: "
-        "with all that they return held fixed and another input, the output would change. They are parts of a branch, or "
-        "other blocks run beside them. Name all modules that are blocks, e.g. blocks='layers.*'."
+        "with all that they return held fixed and another input, the output would change. They are parts of a branch, "
+        "or other blocks run beside them. Name all modules that are blocks, e.g. blocks='layers.*'."
     )
 
 

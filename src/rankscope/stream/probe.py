@@ -759,7 +759,8 @@ class _Probe(TorchFunctionMode):
         if any(map(frame.is_stream, inputs)):
             return
         ancestries = [frame.ancestry(tensor) for tensor in inputs]
-        if not all(ancestries) or any(tensor.numel() != frame.entry_shape.numel() for tensor in inputs):
+        # Not all: what was computed by another library cannot be followed, but it responds.
+        if not any(ancestries) or any(tensor.numel() != frame.entry_shape.numel() for tensor in inputs):
             return
         one, other = (
             _Part(
