@@ -226,7 +226,8 @@ class _Held(StreamMode):
             given to what its functions compute.
         combined: the last operation of each call that may be a sum, as its author wrote it.
         met: the first one in which the stream meets what passed through weights, and that is not a known sum.
-        unfollowed: those whose output is not known to be the stream, or a norm of it.
+        unfollowed: those whose output is not known to be the stream, or a norm of it, or whose stream was returned by
+            an operation that is not known.
         reached: branches that differ from those of the pass that changed nothing.
         late_joins: calls with a branch that is taken to be parallel to the one before it and depends on its sum.
         values: outputs of block calls, and branches.
@@ -275,6 +276,8 @@ class _Held(StreamMode):
         out = super().__torch_function__(func, types, args, kwargs)
         if call is None:
             return out
+        if call.is_stream(out) and func not in _ELEMENTWISE:
+            self.unfollowed.add(_place(call))  # as one that writes to the stream in place
         if call.is_stream(out) and func not in SUMS:
             # What weights do to a stream that is still followed is a gain on it, or a known sum of what lies side by
             # side. Behind the last known sum, no skip has that gain: there it counts as any other product.
