@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._source import Place
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, differs, redrawn
+from rankscope.causes._tensors import apart, change_between, differs, main_output, redrawn
 from rankscope.stream.operators import PRODUCTS, SOFTMAXES
 
 
@@ -39,14 +42,21 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""
+    over_batch = [one for one in softmaxes(x).calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
     change = "Look for view or reshape where a transpose was meant, or for an operation along the first axis"
     after, intervention = 0.0, "expected"
     turned = _turned(x, index, axis)
     if turned is not None and turned < 1e-3 * size:
-        change = "batch_first=True in nn.TransformerEncoderLayer(...) or nn.MultiheadAttention(...)"
+        kinds = {type(module).__name__ for module in x.model.modules() if hasattr(module, "batch_first")}
+        outer = next(
+            name for name in ("TransformerEncoderLayer", "TransformerDecoderLayer", *sorted(kinds)) if name in kinds
+        )
+        change = f"Pass `batch_first=True` to `nn.{outer}`"
         after, intervention = turned, "with batch_first=True"
     elif place is not None and _norms_the_batch(place):
         change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
+    elif over_batch and (edits := _source.over_axis(over_batch[0].place, -1)):
+        change = f"{_said(over_batch[0].place, edits)}: the first axis counts sequences, the last one keys"
     yield Finding(
         "sequences_mix",
         f"Sequences of a batch influence each other: another second sequence changes the output of the others, first "
@@ -212,7 +222,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     axis = x.token_axis(x.result)
     if axis is None:
         return
-    shapes = _softmax_shapes(x)
+    shapes = [one.shape for one in softmaxes(x).calls]
     square = [s for s in shapes if len(s) == 4 and s[-1] == s[-2] and s[-1] != x.tokens and x.tokens in s[1:2]]
     if not square or any(len(s) == 4 and s[-1] == x.tokens for s in shapes):
         return
@@ -243,29 +253,56 @@ _FOLLOWED = 8
 
 
 @dataclass(frozen=True)
+class SoftmaxCall:
+    """One softmax: its axis, the shape of what it returned, and where it is written."""
+
+    axis: int
+    shape: tuple[int, ...]
+    place: Place | None
+
+
+@dataclass(frozen=True)
 class _Weighting:
     """A product of values with weights that a softmax made.
 
     Attributes:
+        softmax: the softmax.
+        summed: the axis of the weights that the product sums over, from the end.
         axis: distance from one of the sums that the product takes, over the keys.
         other: the same along the axis of the softmax itself.
         cleared: share of the entries that were set to zero after the softmax.
     """
 
+    softmax: SoftmaxCall
+    summed: int
     axis: float
     other: float
     cleared: float
 
 
+_FILLS = (Tensor.masked_fill, torch.masked_fill, Tensor.masked_fill_)
+
+
 class _Softmaxes(torch.overrides.TorchFunctionMode):
-    """Notes the shapes of softmax calls, and follows their outputs to the products with values."""
+    """Notes softmax calls and where they are written, and follows their outputs to the products with values.
+
+    Attributes:
+        calls: every softmax.
+        again: those whose argument a softmax made.
+        fills: the shape of each mask that is filled in, and where that is written.
+        filled_after: the same for masks that are filled into what a softmax made.
+        returned: the softmax that made what the model returns.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-        self.single: list[tuple[int, ...]] = []
+        self.calls: list[SoftmaxCall] = []
+        self.again: list[SoftmaxCall] = []
+        self.fills: list[tuple[tuple[int, ...], Place | None]] = []
+        self.filled_after: list[Place | None] = []
         self.weightings: list[_Weighting] = []
-        self._known: list[tuple[Tensor, Tensor, int]] = []
+        self.returned: SoftmaxCall | None = None
+        self._known: list[tuple[Tensor, Tensor, SoftmaxCall]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -276,26 +313,43 @@ class _Softmaxes(torch.overrides.TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             if func in SOFTMAXES and isinstance(out, Tensor):
                 axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1]
-                self.shapes.append(tuple(out.shape))
-                if out.shape[axis] == 1 and out.numel() > 1:
-                    self.single.append(tuple(out.shape))
-                self._known.append((out, out.detach().clone(), axis % out.ndim))
+                call = SoftmaxCall(axis % out.ndim, tuple(out.shape), _source.running())
+                self.calls.append(call)
+                self.again += [call] if found else []
+                self._known.append((out, out.detach().clone(), call))
             elif found and isinstance(out, Tensor):
-                place, (weights, made, axis) = found[0]
+                place, (weights, made, call) = found[0]
                 if func in PRODUCTS:
-                    self._weigh(func, args, place, weights, made, axis)
+                    self._weigh(func, args, place, weights, made, call)
                 elif out.shape == made.shape and out.is_floating_point():
-                    self._known.append((out, made, axis))
+                    self._known.append((out, made, call))
+            if func in _FILLS and len(given) > 1:
+                written = _source.running()
+                self.fills.append((tuple(given[1].shape), written))
+                self.filled_after += [written] if found else []
             del self._known[:-_FOLLOWED]
         return out
 
-    def _weigh(self, func: Any, args: Any, place: int, weights: Tensor, made: Tensor, axis: int) -> None:
+    def ended(self, result: Any) -> None:
+        """Look whether a softmax made what the model returned."""
+        self.returned = next((call for out, _, call in self._known if out is result), None)
+        self._known.clear()
+
+    def _weigh(self, func: Any, args: Any, place: int, weights: Tensor, made: Tensor, call: SoftmaxCall) -> None:
         summed = _summed_axis(func, args, place, weights)
         if summed is None or weights.shape[summed] < 2:
             return
-        sums, own = weights.double().sum(summed), weights.double().sum(axis)
+        sums, own = weights.double().sum(summed), weights.double().sum(call.axis)
         cleared = float(((weights == 0) & (made > 0)).double().mean())
-        self.weightings.append(_Weighting(float((sums - 1).abs().max()), float((own - 1).abs().max()), cleared))
+        self.weightings.append(
+            _Weighting(
+                call,
+                summed - weights.ndim,
+                float((sums - 1).abs().max()),
+                float((own - 1).abs().max()),
+                cleared,
+            )
+        )
 
     def wrong(self) -> list[_Weighting]:
         """Products whose weights sum to one along another axis than the one that is summed over, or were masked."""
@@ -313,19 +367,30 @@ def _summed_axis(func: Any, args: Any, place: int, weights: Tensor) -> int | Non
     return summed[0] if len(summed) == 1 else None
 
 
-def _softmax_shapes(x: Examination) -> list[tuple[int, ...]]:
-    return _softmaxes(x).shapes
-
-
-def _softmaxes(x: Examination) -> _Softmaxes:
+def softmaxes(x: Examination) -> _Softmaxes:
+    """The softmax calls of one pass, which several causes share."""
     known = vars(x).get("_softmaxes")
     if isinstance(known, _Softmaxes):
         return known
     mode = _Softmaxes()
     with mode:
-        x.run()
+        result = x.run()
+    mode.ended(main_output(result))
     vars(x)["_softmaxes"] = mode
     return mode
+
+
+def attention_softmax(x: Examination) -> Place | None:
+    """Where the softmax over keys is written, if it is written in one place."""
+    size = x.tokens
+    square = [one for one in softmaxes(x).calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
+    places = {one.place for one in square}
+    return places.pop() if len(places) == 1 else None
+
+
+def _said(place: Place | None, edits: list[_source.Edit]) -> str:
+    assert place is not None  # edits are made of a place
+    return _source.said(place, edits)
 
 
 @cause(
@@ -335,9 +400,17 @@ def _softmaxes(x: Examination) -> _Softmaxes:
 )
 def softmax_axis(x: Examination) -> Iterator[Finding]:
     """A softmax over another axis than the keys, or a mask after it."""
-    wrong = _softmaxes(x).wrong()
+    wrong = softmaxes(x).wrong()
     if wrong:
         masked = [one for one in wrong if one.cleared > 0]
+        place = wrong[0].softmax.place
+        if masked:
+            after = softmaxes(x).filled_after
+            edits = _source.masked_before(masked[0].softmax.place, after[0] if after else None)
+            general = "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
+        else:
+            edits = _source.over_axis(place, wrong[0].summed)
+            general = "softmax(dim=-1) of scores of shape (..., queries, keys)"
         yield Finding(
             "softmax_axis",
             f"The weights of attention do not sum to one in {len(wrong)} products: "
@@ -347,31 +420,41 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
                 if masked
                 else "the softmax runs over another axis than the keys."
             ),
-            "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
-            if masked
-            else "softmax(dim=-1) of scores of shape (..., queries, keys)",
+            _said(place, edits) if edits else general,
             measured="largest distance of the sum of a token's weights from one",
             before=max(one.axis for one in wrong),
             after=0.0,
             intervention="expected of any attention",
         )
         return
-    single = _softmaxes(x).single
-    lone = [shape for shape in single if x.tokens is not None and x.tokens > 1 and x.tokens in shape]
+    single = [one for one in softmaxes(x).calls if one.shape[one.axis] == 1 and math.prod(one.shape) > 1]
+    lone = [(one, axis) for one in single if (axis := _tokens_in(x, one.shape)) is not None]
     if not lone:
         return
+    call, axis = lone[0]
+    edits = _source.over_axis(call.place, axis)
     silent = [name for name, gradient in x.gradients.items() if gradient is not None and _is_rounding(gradient, x)]
     if not silent:
         return
     yield Finding(
         "softmax_axis",
-        f"A softmax runs over an axis of one entry (shape {lone[0]}), so that all its weights are 1, whatever the "
+        f"A softmax runs over an axis of one entry (shape {call.shape}), so that all its weights are 1, whatever the "
         f"scores; {silent[0]} and {len(silent) - 1} more parameters get no gradient.",
-        f"softmax(dim={next(at for at, n in enumerate(lone[0]) if n == x.tokens)}), over the {x.tokens} tokens",
+        f"{_said(call.place, edits) if edits else f'softmax(dim={axis})'}, over the {x.tokens} tokens",
         certainty="possible",  # a single key is legitimate, and has the same effect
         measured="parameters whose gradient is zero",
         before=float(len(silent)),
     )
+
+
+def _tokens_in(x: Examination, shape: tuple[int, ...]) -> int | None:
+    """The axis that counts tokens; the axis of the sequences, if the numbers are equal, comes where inputs have it."""
+    if x.tokens is None or x.tokens < 2 or x.tokens not in shape:
+        return None
+    places = [at for at, size in enumerate(shape) if size == x.tokens]
+    if x.tokens == x.sequences and x.batch.axis in places and len(places) > 1:
+        places.remove(x.batch.axis)
+    return places[0]
 
 
 def _is_rounding(gradient: Tensor, x: Examination) -> bool:
@@ -433,7 +516,7 @@ def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
 )
 def view_for_transpose(x: Examination) -> Iterator[Finding]:
     """A view where a transpose was meant."""
-    if x.tokens is None or x.tokens < 3 or x.batch.inputs or _softmaxes(x).wrong():
+    if x.tokens is None or x.tokens < 3 or x.batch.inputs or softmaxes(x).wrong():
         return
     seen = [call for call in _attention_modules(x) if not call.is_leaf and _has_softmax(call)]
     smallest = [call for call in seen if not any(c is not call and _inside(c.module, call.module) for c in seen)]
@@ -481,7 +564,7 @@ def _has_softmax(call: ModuleCall) -> bool:
             call.module(call.given)
     except (TypeError, RuntimeError):
         return False
-    return bool(mode.shapes)
+    return bool(mode.calls)
 
 
 def _inside(inner: nn.Module, outer: nn.Module) -> bool:
