@@ -293,7 +293,7 @@ PATTERNS.append(
 )
 
 
-# 9: embeddings that training has made equal; with lr=3 this depends on rounding, with lr=10 five of five seeds collapse.
+# 9: embeddings that training has made equal. With lr=3 that depends on rounding; with lr=10, five of five seeds do it.
 PATTERNS.append(
     Pattern(
         "9",

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.threads import printed
+from benchmarks.threads.further import FURTHER
 from benchmarks.threads.parts import Block, Case, Classifier, LanguageModel, encoder, next_token, signals, text
 from benchmarks.threads.patterns import PATTERNS, experts, seeded
 from torch import Tensor, nn
@@ -278,6 +280,21 @@ def test_faults_that_do_not_explain_each_other_are_both_found() -> None:
     case = report("29")
     case.optimizer = lambda _: torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
     assert shown(diagnosed(case)) == ["optimizer_misses", "no_skips"]
+
+
+def test_padding_does_not_hide_what_is_wrong_with_the_stack() -> None:
+    """Layers that are clones, in a model that attends to padding."""
+    case = printed.written(
+        "cells()",
+        ("Cells.forward", "src_key_padding_mask=(mask == 0)", "src_key_padding_mask=1 - mask"),
+        ("Cells.__init__", "depth: int = 3", "depth: int = 24"),
+        ("Cells.__init__", "        own_initialisation(self.body.layers)\n", ""),
+    )
+    assert shown(diagnosed(case))[:2] == ["padding_attended", "cloned_layers"]
+
+
+def test_a_softmax_over_queries_is_not_taken_for_a_missing_causal_mask() -> None:
+    assert shown(diagnosed(next(one for one in FURTHER if one.number == "F5").broken())) == ["softmax_axis"]
 
 
 def test_the_model_is_left_as_it_was() -> None:

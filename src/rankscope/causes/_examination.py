@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
+from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._tensors import apart, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
@@ -53,6 +54,23 @@ class ModuleCall:
     def is_leaf(self) -> bool:
         """Whether it holds no other module."""
         return next(self.module.children(), None) is None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is kept of a pass.
+
+    Attributes:
+        calls: of modules.
+        made: classes of the modules that were made.
+        returned: by the model.
+        softmaxes: its softmax calls, if they were noted.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    made: tuple[str, ...]
+    returned: Any
+    softmaxes: Softmaxes | None
 
 
 @dataclass(frozen=True)
@@ -119,16 +137,20 @@ class Examination:
 
     def calls(self, batch: Batch | None = None) -> tuple[ModuleCall, ...]:
         """What every module took and returned in one pass, in the order in which they ended; the model is the last."""
-        return self.calls_and_new(batch)[0]
+        return self._observed(batch).calls
 
-    def calls_and_new(self, batch: Batch | None = None) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
-        """The same, and the classes of modules that were made during the pass."""
+    def _observed(self, batch: Batch | None = None, mode: Softmaxes | None = None) -> _Pass:
+        """One pass with everything that is kept of it, with softmax calls noted by ``mode``."""
         names = {module: name for name, module in self.model.named_modules()}
         found: list[ModuleCall] = []
         made: dict[str, None] = {}
         room = _ROOM
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
+            with torch._C.DisableTorchFunction():  # our own copies are not noted
+                take(module, args, output)
+
+        def take(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal room
             leaves = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
             given = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
@@ -145,9 +167,13 @@ class Examination:
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_hook(note).remove)
             hooks.callback(torch.nn.modules.module.register_module_parameter_registration_hook(registered).remove)
-            with _without_fused_layers():
-                self.run(batch)
-        return tuple(found), tuple(made)
+            hooks.enter_context(_without_fused_layers())
+            if mode is not None:
+                hooks.enter_context(mode)
+            returned = self.run(batch)
+        if mode is not None:
+            mode.ended(main_output(returned))
+        return _Pass(tuple(found), tuple(made), returned, mode)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
@@ -167,16 +193,31 @@ class Examination:
     @cached_property
     def base(self) -> tuple[ModuleCall, ...]:
         """The calls of the pass on the batch as it is."""
-        return self._base_and_made[0]
+        return self._first.calls
 
     @cached_property
-    def _base_and_made(self) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
-        return self.calls_and_new()
+    def _first(self) -> _Pass:
+        try:
+            return self._observed(mode=Softmaxes())
+        except (RuntimeError, TypeError, NotImplementedError):
+            return self._observed()  # an operator that cannot be followed, or an error of the model itself
+
+    @property
+    def returned(self) -> Any:
+        """Everything that the model returned on the batch as it is."""
+        return self._first.returned
+
+    @property
+    def softmaxes(self) -> Softmaxes:
+        """The softmax calls of the pass on the batch as it is."""
+        if self._first.softmaxes is None:
+            raise RuntimeError("softmax calls cannot be followed in this model")
+        return self._first.softmaxes
 
     @property
     def made_in_forward(self) -> tuple[str, ...]:
         """Classes of the modules that the forward pass creates."""
-        return self._base_and_made[1]
+        return self._first.made
 
     @property
     def result(self) -> Tensor | None:
@@ -236,11 +277,6 @@ class Examination:
 
         inputs = {name: change(value) for name, value in self.batch.inputs.items()}
         return replace(self.batch, inputs=inputs, arguments=tuple(map(change, self.batch.arguments)))
-
-    @cached_property
-    def with_other_last(self) -> tuple[ModuleCall, ...]:
-        """The calls with another last token in every sequence."""
-        return self.calls(self.changed(lambda mask: mask[:, -1].fill_(True)))
 
     @cached_property
     def with_other_first(self) -> tuple[ModuleCall, ...]:
@@ -345,8 +381,12 @@ class Examination:
 
     @cached_property
     def plain_states(self) -> list[Tensor]:
-        """What each block returns."""
-        return self.block_states()
+        """What each block returns, in the pass on the batch as it is."""
+        blocks = {module for _, module in self.blocks}
+        found = [call.output for call in self.base if call.module in blocks]
+        if any(one is None for one in found):  # more than is kept of a pass
+            return self.block_states()
+        return [self._canonical(one) for one in found if one is not None]
 
     @cached_property
     def curve(self) -> list[float]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import Place
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, differs, main_output, redrawn
-from rankscope.stream.operators import PRODUCTS, SOFTMAXES
+from rankscope.causes._tensors import apart, change_between, differs, redrawn
 
 
 @cause(
@@ -42,7 +39,7 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""
-    over_batch = [one for one in softmaxes(x).calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
+    over_batch = [one for one in x.softmaxes.calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
     change = "Look for view or reshape where a transpose was meant, or for an operation along the first axis"
     after, intervention = 0.0, "expected"
     turned = _turned(x, index, axis)
@@ -167,13 +164,10 @@ def no_positions(x: Examination) -> Iterator[Finding]:
         return
     axis = x.token_axis(x.result)
     order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0))
-    batch = x.batch.mapped(
-        lambda _, value, at: (
-            value.index_select(1 - at, order.to(value.device))
-            if value.ndim >= 2 and value.shape[1 - at] == x.tokens
-            else value
-        )
-    )
+
+    def turned(_: str, value: Tensor, at: int) -> Tensor:
+        has_tokens = value.ndim >= 2 and value.shape[1 - at] == x.tokens
+        return value.index_select(1 - at, order.to(value.device)) if has_tokens else value
 
     def moved(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape != other.shape:
@@ -181,11 +175,14 @@ def no_positions(x: Examination) -> Iterator[Finding]:
         gap = differs(one if axis is None else one.index_select(axis, order.to(one.device)), other)
         return gap is None or bool(gap.any())
 
-    if moved(x.result, x.output(batch)):
+    if moved(x.result, x.output(x.batch.mapped(turned))):
         return
     # Rotary and relative positions act through the scores, which are equal up to rounding if weights are small.
-    fresh = redrawn([("", x.model)])
-    if moved(x.output(replaced=fresh), x.output(batch, replaced=fresh)):
+    both = x.batch.mapped(
+        lambda name, value, at: torch.cat([value, turned(name, value, at)], at), sequences=2 * x.sequences
+    )
+    halves = _halves(x, x.output(both, replaced=redrawn([("", x.model)])))
+    if halves is None or moved(*halves):
         return
     yield Finding(
         "no_positions",
@@ -198,15 +195,27 @@ def no_positions(x: Examination) -> Iterator[Finding]:
     )
 
 
+def _halves(x: Examination, output: Tensor | None) -> list[Tensor] | None:
+    """The outputs of the first and the second half of a batch that holds each sequence twice."""
+    if output is None or x.result is None:
+        return None
+    axis = x.sequence_axis(x.result)
+    axis = x.batch.axis if axis is None else axis
+    return list(output.chunk(2, axis)) if output.shape[axis : axis + 1] == (2 * x.sequences,) else None
+
+
 def _attention_modules(x: Examination) -> list[ModuleCall]:
-    """The calls that return states of the shape they take, and in which tokens reach other tokens."""
-    found = []
-    for one, other in zip(x.base, x.with_other_last, strict=False):
-        if one.module is not other.module or one.given is None or one.output is None or other.output is None:
+    """The smallest modules with a softmax that return states of the shape they take."""
+    found: list[ModuleCall] = []
+    if not x.softmaxes.calls:
+        return found
+    for call in x.base:  # inner modules end before those that hold them
+        if call.given is None or call.output is None or call.is_leaf or call.output.ndim != 3:
             continue
-        if one.given.shape != one.output.shape or one.output.ndim != 3:
+        if call.given.shape != call.output.shape or any(_inside(one.module, call.module) for one in found):
             continue
-        found.append(one)
+        if all(one.module is not call.module for one in found) and _has_softmax(call):
+            found.append(call)
     return found
 
 
@@ -222,7 +231,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     axis = x.token_axis(x.result)
     if axis is None:
         return
-    shapes = [one.shape for one in softmaxes(x).calls]
+    shapes = [one.shape for one in x.softmaxes.calls]
     square = [s for s in shapes if len(s) == 4 and s[-1] == s[-2] and s[-1] != x.tokens and x.tokens in s[1:2]]
     if not square or any(len(s) == 4 and s[-1] == x.tokens for s in shapes):
         return
@@ -248,142 +257,10 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     )
 
 
-_FOLLOWED = 8
-"""Tensors that are followed from a softmax at once: the product with the values comes soon after."""
-
-
-@dataclass(frozen=True)
-class SoftmaxCall:
-    """One softmax: its axis, the shape of what it returned, and where it is written."""
-
-    axis: int
-    shape: tuple[int, ...]
-    place: Place | None
-
-
-@dataclass(frozen=True)
-class _Weighting:
-    """A product of values with weights that a softmax made.
-
-    Attributes:
-        softmax: the softmax.
-        summed: the axis of the weights that the product sums over, from the end.
-        axis: distance from one of the sums that the product takes, over the keys.
-        other: the same along the axis of the softmax itself.
-        cleared: share of the entries that were set to zero after the softmax.
-    """
-
-    softmax: SoftmaxCall
-    summed: int
-    axis: float
-    other: float
-    cleared: float
-
-
-_FILLS = (Tensor.masked_fill, torch.masked_fill, Tensor.masked_fill_)
-
-
-class _Softmaxes(torch.overrides.TorchFunctionMode):
-    """Notes softmax calls and where they are written, and follows their outputs to the products with values.
-
-    Attributes:
-        calls: every softmax.
-        again: those whose argument a softmax made.
-        fills: the shape of each mask that is filled in, and where that is written.
-        filled_after: the same for masks that are filled into what a softmax made.
-        returned: the softmax that made what the model returns.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[SoftmaxCall] = []
-        self.again: list[SoftmaxCall] = []
-        self.fills: list[tuple[tuple[int, ...], Place | None]] = []
-        self.filled_after: list[Place | None] = []
-        self.weightings: list[_Weighting] = []
-        self.returned: SoftmaxCall | None = None
-        self._known: list[tuple[Tensor, Tensor, SoftmaxCall]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        with torch._C.DisableTorchFunction():
-            # Copies, because a mask may be written into the weights in place.
-            found = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
-        out = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            if func in SOFTMAXES and isinstance(out, Tensor):
-                axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1]
-                call = SoftmaxCall(axis % out.ndim, tuple(out.shape), _source.running())
-                self.calls.append(call)
-                self.again += [call] if found else []
-                self._known.append((out, out.detach().clone(), call))
-            elif found and isinstance(out, Tensor):
-                place, (weights, made, call) = found[0]
-                if func in PRODUCTS:
-                    self._weigh(func, args, place, weights, made, call)
-                elif out.shape == made.shape and out.is_floating_point():
-                    self._known.append((out, made, call))
-            if func in _FILLS and len(given) > 1:
-                written = _source.running()
-                self.fills.append((tuple(given[1].shape), written))
-                self.filled_after += [written] if found else []
-            del self._known[:-_FOLLOWED]
-        return out
-
-    def ended(self, result: Any) -> None:
-        """Look whether a softmax made what the model returned."""
-        self.returned = next((call for out, _, call in self._known if out is result), None)
-        self._known.clear()
-
-    def _weigh(self, func: Any, args: Any, place: int, weights: Tensor, made: Tensor, call: SoftmaxCall) -> None:
-        summed = _summed_axis(func, args, place, weights)
-        if summed is None or weights.shape[summed] < 2:
-            return
-        sums, own = weights.double().sum(summed), weights.double().sum(call.axis)
-        cleared = float(((weights == 0) & (made > 0)).double().mean())
-        self.weightings.append(
-            _Weighting(
-                call,
-                summed - weights.ndim,
-                float((sums - 1).abs().max()),
-                float((own - 1).abs().max()),
-                cleared,
-            )
-        )
-
-    def wrong(self) -> list[_Weighting]:
-        """Products whose weights sum to one along another axis than the one that is summed over, or were masked."""
-        return [one for one in self.weightings if one.axis > 1e-2 and (one.other < 1e-3 or one.cleared > 0)]
-
-
-def _summed_axis(func: Any, args: Any, place: int, weights: Tensor) -> int | None:
-    """The axis of the weights that a product sums over; None if there is not exactly one."""
-    if func is not torch.einsum:
-        return weights.ndim - 1 if place == 0 else weights.ndim - 2 if weights.ndim > 1 else None
-    if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
-        return None
-    given, _, out = args[0].replace(" ", "").partition("->")
-    summed = [at for at, letter in enumerate(given.split(",")[place]) if letter not in out]
-    return summed[0] if len(summed) == 1 else None
-
-
-def softmaxes(x: Examination) -> _Softmaxes:
-    """The softmax calls of one pass, which several causes share."""
-    known = vars(x).get("_softmaxes")
-    if isinstance(known, _Softmaxes):
-        return known
-    mode = _Softmaxes()
-    with mode:
-        result = x.run()
-    mode.ended(main_output(result))
-    vars(x)["_softmaxes"] = mode
-    return mode
-
-
 def attention_softmax(x: Examination) -> Place | None:
     """Where the softmax over keys is written, if it is written in one place."""
     size = x.tokens
-    square = [one for one in softmaxes(x).calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
+    square = [one for one in x.softmaxes.calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
     places = {one.place for one in square}
     return places.pop() if len(places) == 1 else None
 
@@ -400,12 +277,12 @@ def _said(place: Place | None, edits: list[_source.Edit]) -> str:
 )
 def softmax_axis(x: Examination) -> Iterator[Finding]:
     """A softmax over another axis than the keys, or a mask after it."""
-    wrong = softmaxes(x).wrong()
+    wrong = x.softmaxes.wrong()
     if wrong:
         masked = [one for one in wrong if one.cleared > 0]
         place = wrong[0].softmax.place
         if masked:
-            after = softmaxes(x).filled_after
+            after = x.softmaxes.filled_after
             edits = _source.masked_before(masked[0].softmax.place, after[0] if after else None)
             general = "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
         else:
@@ -427,7 +304,7 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
             intervention="expected of any attention",
         )
         return
-    single = [one for one in softmaxes(x).calls if one.shape[one.axis] == 1 and math.prod(one.shape) > 1]
+    single = [one for one in x.softmaxes.calls if one.shape[one.axis] == 1 and math.prod(one.shape) > 1]
     lone = [(one, axis) for one in single if (axis := _tokens_in(x, one.shape)) is not None]
     if not lone:
         return
@@ -516,12 +393,10 @@ def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
 )
 def view_for_transpose(x: Examination) -> Iterator[Finding]:
     """A view where a transpose was meant."""
-    if x.tokens is None or x.tokens < 3 or x.batch.inputs or softmaxes(x).wrong():
+    if x.tokens is None or x.tokens < 3 or x.batch.inputs or x.softmaxes.wrong():
         return
-    seen = [call for call in _attention_modules(x) if not call.is_leaf and _has_softmax(call)]
-    smallest = [call for call in seen if not any(c is not call and _inside(c.module, call.module) for c in seen)]
     wrong = []
-    for call in smallest:
+    for call in _attention_modules(x):
         assert call.given is not None
         axis = x.token_axis(call.given)
         if axis is None:
@@ -557,7 +432,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
 
 
 def _has_softmax(call: ModuleCall) -> bool:
-    mode = _Softmaxes()
+    mode = Softmaxes()
     assert call.given is not None
     try:
         with torch.no_grad(), mode:

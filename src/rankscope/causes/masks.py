@@ -11,7 +11,7 @@ from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import change_between, differs, main_output
-from rankscope.causes.axes import attention_softmax, softmaxes
+from rankscope.causes.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
 
 
@@ -62,7 +62,7 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
     any_row = moved.any(0)
     before, itself, after = any_row[:middle], bool(any_row[middle]), any_row[middle + 1 :]
     earlier, later = int(before.sum()), int(after.sum())
-    if softmaxes(x).wrong():
+    if x.softmaxes.wrong():
         return  # weights that sum to one over queries carry a change to every token, whatever the mask
     words = f"replacing token {middle} changes the output at"
     language = is_next_token(x)
@@ -120,7 +120,7 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
 
 def _with_mask(x: Examination) -> str:
     """The edit that makes attention causal; empty if it is not written in one place that can be quoted."""
-    seen = softmaxes(x)
+    seen = x.softmaxes
     if seen.again:
         edits = _source.without_call(seen.again[0].place, "softmax")
         why = ": a second softmax gives the hidden tokens a weight again"
@@ -186,7 +186,7 @@ def padding_attended(x: Examination) -> Iterator[Finding]:
         "sign)."
     )
     value = mask.T[padded][0] if rows is not mask else mask[padded][0]
-    dropped = [place for _, place in softmaxes(x).fills if place is not None and _source.kept_result(place)]
+    dropped = [place for _, place in x.softmaxes.fills if place is not None and _source.kept_result(place)]
     if dropped:
         change = f"{_source.said(dropped[0], _source.kept_result(dropped[0]))}: masked_fill does not work in place"
     else:

@@ -10,7 +10,6 @@ from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart
-from rankscope.causes.axes import softmaxes
 
 STEPS = 150
 
@@ -91,7 +90,7 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
         return
     best = torch.nn.functional.one_hot(x.labels.clamp_min(0), out.shape[-1]).to(out)
     floor = float(x.loss_of(best))
-    last = softmaxes(x).returned
+    last = x.softmaxes.returned
     edits = [] if last is None else _source.without_call(last.place, "softmax")
     yield Finding(
         "double_softmax",

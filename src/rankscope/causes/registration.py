@@ -103,7 +103,7 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
     named = dict(x.model.named_parameters())
     moved = {name: named[name].detach() + 0.5 + torch.rand_like(named[name]) for name in silent}
     after = x.run(replaced=moved)
-    used = _any_difference(x.run(), after)
+    used = _any_difference(x.returned, after)
     parents = sorted({name.rpartition(".")[0].split(".")[0] or name for name in silent})
     if used:
         owners = _owners(silent)

@@ -27,6 +27,8 @@ BETTER = 2.0
 """Factor by which an intervention has to raise it."""
 KEPT = 0.5
 """Gain below which a skip loses most of the stream in a few blocks."""
+PADDING = frozenset({"padding_attended"})
+"""Padded tokens are left out of the relative residual, so that it means the same if others see them."""
 RESIDUAL = "how much tokens differ after the last block (relative residual)"
 
 
@@ -40,6 +42,7 @@ def _fell(x: Examination) -> bool:
     change="x = x + f(x)",
     order=30,
     cites=(Cite("dong2021attention", "thm. 2.2"),),
+    despite=PADDING,
 )
 def no_skips(x: Examination) -> Iterator[Finding]:
     """Blocks without skip connections."""
@@ -97,6 +100,7 @@ def _pattern(names: list[str]) -> str:
     change="a gain of 1 on the skip",
     order=31,
     needs={"structure"},
+    despite=PADDING,
 )
 def weak_skips(x: Examination) -> Iterator[Finding]:
     """Skips with a gain below one half."""
@@ -205,6 +209,7 @@ def _cloned(x: Examination) -> list[int]:
     proof="the weights are equal entry by entry; with the entries of each matrix in another order, tokens stay apart",
     change="an initialisation of its own for each layer",
     order=31,
+    despite=PADDING,
 )
 def cloned_layers(x: Examination) -> Iterator[Finding]:
     """Layers that begin with the same weights."""
@@ -266,6 +271,7 @@ def _own_weights(x: Examination, same: list[int]) -> Mapping[str, Tensor]:
     order=32,
     needs={"structure"},
     cites=(Cite("xiong2020layer"), Cite("dong2021attention", "thm. 2.2")),
+    despite=PADDING,
 )
 def deep_post_norm(x: Examination) -> Iterator[Finding]:
     """A stack too deep for norms after its sums."""

@@ -59,7 +59,8 @@ def trust(report: DoctorReport) -> str:
     blocks = sum(stack.depth for stack in report.stacks)
     more = f", {refused} refused" if refused else ""
     forward, backward = report.passes
-    examined = f" {forward} forward and {backward} backward passes." if forward else ""
+    before = f", after {report.structure_passes} to find the structure" if report.structure_passes else ""
+    examined = f" {forward} forward and {backward} backward passes{before}." if forward else ""
     return f"{name}: {blocks} blocks; the numbers can be trusted ({count} checks, none failed{more}).{examined}"
 
 
