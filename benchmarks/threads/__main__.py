@@ -87,7 +87,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
         "reports": len(rows),
         "first finding right": sum(row["right"] for row in rows),
         "with a fault": sum(row["has_fault"] for row in rows),
-        "printed change applied literally": sum(row["literal"] for row in rows if row["has_fault"]),
+        "printed change applied literally": sum(row.get("literal", False) for row in rows if row["has_fault"]),
         "fixed by the printed change": sum(row["fixed"] for row in rows),
         "twins without a shown fault": sum(not row["twin"] for row in rows),
         "twins without any finding of a fault": sum(not row["twin"] and not row["twin_possible"] for row in rows),

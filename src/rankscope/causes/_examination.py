@@ -22,6 +22,7 @@ from rankscope.models.inputs.axes import other_entries
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import with_parameters
 from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed
@@ -126,9 +127,9 @@ class Examination:
     # Passes.
 
     def run(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Any:
-        """One pass in evaluation mode without gradients."""
+        """One pass in evaluation mode without gradients, by the same kernels every time, so that outputs compare."""
         self.forward_passes += 1
-        with undisturbed(self.model), with_parameters(self.model, replaced or {}):
+        with undisturbed(self.model), with_parameters(self.model, replaced or {}), without_fastpath():
             return (batch or self.batch).call(self.model)
 
     def output(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Tensor | None:
@@ -167,7 +168,6 @@ class Examination:
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_hook(note).remove)
             hooks.callback(torch.nn.modules.module.register_module_parameter_registration_hook(registered).remove)
-            hooks.enter_context(_without_fused_layers())
             if mode is not None:
                 hooks.enter_context(mode)
             returned = self.run(batch)
@@ -358,7 +358,7 @@ class Examination:
 
             return hook
 
-        with ExitStack() as hooks, _without_fused_layers():
+        with ExitStack() as hooks:
             for name, module in self.blocks:
                 hooks.callback(module.register_forward_hook(note(name), with_kwargs=True).remove)
             self.run(replaced=replaced)
@@ -489,16 +489,6 @@ class Examination:
         drawn = torch.Generator().manual_seed(0)
         parts = [(leaf.float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum() for leaf in leaves]
         return torch.stack(parts).sum() if parts else torch.zeros(())
-
-
-@contextmanager
-def _without_fused_layers() -> Iterator[None]:
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _kept(tensor: Tensor | None) -> Tensor | None:

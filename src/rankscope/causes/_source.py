@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -25,8 +26,8 @@ import torch
 from torch import nn
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+_OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+_INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib")})
 
 
 @dataclass(frozen=True)

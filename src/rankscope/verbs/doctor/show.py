@@ -59,8 +59,7 @@ def trust(report: DoctorReport) -> str:
     blocks = sum(stack.depth for stack in report.stacks)
     more = f", {refused} refused" if refused else ""
     forward, backward = report.passes
-    before = f", after {report.structure_passes} to find the structure" if report.structure_passes else ""
-    examined = f" {forward} forward and {backward} backward passes{before}." if forward else ""
+    examined = f" {forward} forward and {backward} backward passes." if forward else ""
     return f"{name}: {blocks} blocks; the numbers can be trusted ({count} checks, none failed{more}).{examined}"
 
 
