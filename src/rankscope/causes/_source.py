@@ -79,9 +79,18 @@ class Place:
             for node in ast.walk(self.node)
             if isinstance(node, ast.Call)
             and _called(node) in names
+            and not self._is_submodule(node)
             and node.lineno <= self.line <= (node.end_lineno or node.lineno)
         ]
         return found[0] if len(found) == 1 else None
+
+    def _is_submodule(self, call: ast.Call) -> bool:
+        """Whether ``a.softmax(b)`` may be a module: only with a number as its axis is it a method of a tensor."""
+        if _called(call) != "softmax" or not isinstance(call.func, ast.Attribute) or self.is_module(call.func.value):
+            return False
+        given = self.axis(call)
+        number = given.operand if isinstance(given, ast.UnaryOp) else given
+        return not (isinstance(number, ast.Constant) and isinstance(number.value, int))
 
     def statement(self, node: ast.AST) -> ast.stmt | None:
         """The simple statement that holds a node."""

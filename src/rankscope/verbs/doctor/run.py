@@ -98,7 +98,8 @@ def doctor(
             raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
         return shapes_of(subject.source)
     loaded = subject.loaded
-    batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
+    with passes_counted() as first:
+        batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
     name = type(loaded.model).__name__
     why, view = "", None
     checks: tuple[Check, ...] = ()
@@ -140,7 +141,7 @@ def doctor(
         findings=diagnosis.findings,
         not_examined=diagnosis.not_examined,
         passes=(count.passes - structure + diagnosis.forward_passes, diagnosis.backward_passes),
-        structure_passes=structure,
+        structure_passes=first.passes + structure,
     )
 
 
