@@ -18,6 +18,7 @@ import rankscope as rs
 from benchmarks.threads.further import FURTHER
 from benchmarks.threads.parts import Case
 from benchmarks.threads.patterns import PATTERNS, Pattern
+from benchmarks.threads.printed import NotLiteralError, applied
 from rankscope.causes import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +52,12 @@ def tried(pattern: Pattern) -> dict[str, Any]:
         right = first in pattern.codes
     else:
         right = not shown(report.findings) and pattern.harmless <= set(harmless)
-    before = pattern.symptom(pattern.broken())
-    fix = pattern.fixes.get(first or "")
-    after = pattern.symptom(fix(pattern.broken())) if fix is not None else None
+    before, after, not_literal = pattern.symptom(pattern.broken()), None, ""
+    if report.faults:
+        try:
+            after = pattern.symptom(applied(report.faults[0].change, pattern.broken()))
+        except NotLiteralError as error:
+            not_literal = str(error)
     return {
         "number": pattern.number,
         "thread": pattern.thread,
@@ -65,9 +69,11 @@ def tried(pattern: Pattern) -> dict[str, Any]:
         "others": [one.code for one in report.findings][1:],
         "right": right,
         "has_fault": bool(pattern.codes),
+        "literal": after is not None,
+        "not_literal": not_literal,
         "symptom": [before, after],
         "curves": [list(curve) for curve in report.faults[0].curves or ()] if report.faults else [],
-        "fixed": after is not None and not pattern.gone(before) and pattern.gone(after),
+        "fixed": bool(pattern.codes) and after is not None and not pattern.gone(before) and pattern.gone(after),
         "twin": shown(twin.findings),
         "twin_possible": [one.code for one in twin.faults if one.certainty == "possible"],
         "passes": list(report.passes),
@@ -81,6 +87,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
         "reports": len(rows),
         "first finding right": sum(row["right"] for row in rows),
         "with a fault": sum(row["has_fault"] for row in rows),
+        "printed change applied literally": sum(row.get("literal", False) for row in rows if row["has_fault"]),
         "fixed by the printed change": sum(row["fixed"] for row in rows),
         "twins without a shown fault": sum(not row["twin"] for row in rows),
         "twins without any finding of a fault": sum(not row["twin"] and not row["twin_possible"] for row in rows),
@@ -91,9 +98,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The three numbers and the rows in Markdown."""
     told = summary(rows)
     lines = [
-        f"The first finding is right in {told['first finding right']} of {told['reports']} reports. The printed change "
-        f"makes the symptom go away in {told['fixed by the printed change']} of the {told['with a fault']} that have a "
-        f"fault. No fault is claimed on {told['twins without a shown fault']} of {told['reports']} healthy twins.",
+        f"The first finding is right in {told['first finding right']} of {told['reports']} reports. Of the "
+        f"{told['with a fault']} that have a fault, the printed change could be made as it stands in "
+        f"{told['printed change applied literally']}, and the symptom went away in "
+        f"{told['fixed by the printed change']}. No fault is claimed on "
+        f"{told['twins without a shown fault']} of {told['reports']} healthy twins.",
         "",
         "| report | symptom | first finding | symptom before | after the change | twin |",
         "|---|---|---|---|---|---|",
@@ -146,7 +155,8 @@ def main() -> None:
         rows.append(tried(pattern))
         row = rows[-1]
         print(row["number"], "right" if row["right"] else "WRONG", row["first"], row["symptom"], row["fixed"],
-              "twin", row["twin"], row["twin_possible"], row["passes"], row["seconds"], flush=True)  # fmt: skip
+              row["not_literal"], "twin", row["twin"], row["twin_possible"], row["passes"], row["seconds"],
+              flush=True)  # fmt: skip
         if given.write:
             numbers = [pattern.number for pattern in chosen]
             record([row], "further" if given.further else "reports", numbers, given.record)

@@ -2,72 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from benchmarks.threads.parts import Case, Classifier, LanguageModel, next_token, signals, text
-from benchmarks.threads.patterns import Pattern, changed, seeded
+from benchmarks.threads.parts import Case, LanguageModel, next_token, text
+from benchmarks.threads.patterns import Pattern, seeded
+from benchmarks.threads.printed import written
 
 FURTHER: list[Pattern] = []
-
-
-class Mixing(nn.Module):
-    """A pre-norm block with one head, in which one line of attention is wrong."""
-
-    def __init__(self, width: int = 32, wrong: str = "") -> None:
-        super().__init__()
-        self.wrong = wrong
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
-
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        y = self.norm1(x)
-        scores = torch.einsum("bid,bjd->bij", self.q(y), self.k(y)) / x.shape[-1] ** 0.5
-        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        if self.wrong == "mask not in place":
-            scores.masked_fill(keep[:, None] == 0, -1e9)  # type: ignore[index]
-        elif keep is not None:
-            scores = scores.masked_fill(keep[:, None] == 0, -1e9)
-        elif self.wrong == "reversed":
-            scores = scores.masked_fill(causal.T, -1e9)
-        elif self.wrong not in ("no mask", "mask after"):
-            scores = scores.masked_fill(causal, -1e9)
-        probs = scores.softmax({"over batch": 0, "over queries": 1}.get(self.wrong, -1))
-        if self.wrong == "mask after":
-            probs = probs.masked_fill(causal, 0.0)
-        if self.wrong == "two softmaxes":
-            probs = probs.softmax(-1)
-        x = x + torch.einsum("bij,bjd->bid", probs, self.v(y))
-        return x + self.mlp(self.norm2(x))
-
-
-@seeded
-def language(wrong: str) -> Case:
-    model = LanguageModel(depth=2)
-    model.blocks = nn.ModuleList(Mixing(wrong=wrong) for _ in range(2))
-    return Case(model, *text(), next_token)
-
-
-@seeded
-def padded(wrong: str) -> Case:
-    model = LanguageModel(depth=2)
-    model.blocks = nn.ModuleList(Mixing(wrong=wrong) for _ in range(2))
-    ids = text()[0]
-    mask = torch.ones_like(ids)
-    mask[:, 12:] = 0
-    return Case(model, {"ids": ids, "mask": mask})
-
-
-def right(model: nn.Module) -> None:
-    """The line as it should be."""
-    for block in model.modules():
-        if isinstance(block, Mixing):
-            block.wrong = ""
 
 
 def leak(case: Case) -> float:
@@ -101,16 +46,16 @@ def others(case: Case) -> float:
 
 
 def rows(case: Case) -> float:
-    """Distance of the sums of attention from one, from equal tokens: only the sums can make outputs differ."""
-    block = case.model.blocks[0]
+    """Distance of the sums of attention from one: with values that are all one, the first block has to add ones."""
+    model = copy.deepcopy(case.model)
+    block = model.blocks[0]
     with torch.no_grad():
-        y = block.norm1(case.model.embed(case.inputs))
-        same = y[:, :1].expand_as(y)
-        scores = torch.einsum("bid,bjd->bij", block.q(y), block.k(same * 0 + y)) / 32**0.5
-        probs = scores.softmax(1 if block.wrong == "over queries" else -1)
-        if block.wrong == "mask after":
-            probs = probs.masked_fill(torch.ones(y.shape[1], y.shape[1], dtype=torch.bool).triu(1), 0.0)
-    return float((probs.sum(-1) - 1).abs().max())
+        x = model.embed(case.inputs) + model.place[: case.inputs.shape[1]]
+        block.v.weight.zero_()
+        block.v.bias.fill_(1.0)
+        block.mlp[2].weight.zero_()
+        block.mlp[2].bias.zero_()
+        return float((block(x) - x - 1).abs().max())
 
 
 def small(value: float) -> bool:
@@ -118,19 +63,35 @@ def small(value: float) -> bool:
     return value < 1e-4
 
 
+MASK = "            scores = scores.masked_fill(causal, -1e9)\n"
+WRONG: dict[str, tuple[tuple[str, str], ...]] = {
+    "mask not in place": (("scores = scores.masked_fill(keep", "scores.masked_fill(keep"),),
+    "no mask": ((MASK, "            pass\n"),),
+    "reversed": (("masked_fill(causal, -1e9)", "masked_fill(causal.T, -1e9)"),),
+    "over batch": (("softmax(-1)", "softmax(0)"),),
+    "over queries": (("softmax(-1)", "softmax(1)"),),
+    "two softmaxes": (("softmax(-1)\n", "softmax(-1)\n        probs = probs.softmax(-1)\n"),),
+    "mask after": (
+        (MASK, "            pass\n"),
+        ("softmax(-1)\n", "softmax(-1)\n        probs = probs.masked_fill(causal, 0.0)\n"),
+    ),
+}
+"""Lines of ``Mixing.forward`` that are written wrongly."""
+
+
 def _add(number: str, thread: str, words: str, codes: set[str], wrong: str, symptom: Callable[[Case], float]) -> None:
-    build = padded if wrong == "mask not in place" else language
+    call = "padded()" if wrong == "mask not in place" else "language()"
+    edits = [("Mixing.forward", old, new) for old, new in WRONG[wrong]]
     FURTHER.append(
         Pattern(
             number,
             thread,
             words,
             frozenset(codes),
-            lambda: build(wrong),
-            lambda: build(""),
+            lambda: written(call, *edits),
+            lambda: written(call),
             symptom,
             small,
-            {code: changed(right) for code in codes},
         )
     )
 
@@ -150,23 +111,13 @@ _add("F7", "huggingface/pytorch-image-models#2236", "the mask is applied after t
      {"softmax_axis", "mask_after_softmax"}, "mask after", rows)  # fmt: skip
 
 
-class Broken(nn.Module):
-    """Returns probabilities to a loss that takes logits."""
-
-    def __init__(self, *, softmax: bool) -> None:
-        super().__init__()
-        self.inner, self.softmax = LanguageModel(depth=2), softmax
-
-    def forward(self, ids: Tensor) -> Tensor:
-        logits = self.inner(ids)
-        return logits.softmax(-1) if self.softmax else logits
-
-
 def floor(case: Case) -> float:
-    """The smallest loss that the output can have."""
+    """The smallest loss that the output can have: probabilities cannot be far apart."""
     assert case.labels is not None
+    with torch.no_grad():
+        is_probability = float((case.call().sum(-1) - 1).abs().max()) < 1e-4
     best = F.one_hot(case.labels, 40).float()
-    return float(next_token(best if case.model.softmax else 50 * best, case.labels))
+    return float(next_token(best if is_probability else 50 * best, case.labels))
 
 
 FURTHER.append(
@@ -175,32 +126,15 @@ FURTHER.append(
         "bkitano/llama-from-scratch#5",
         "softmax before cross_entropy",
         frozenset({"double_softmax"}),
-        lambda: seeded(lambda: Case(Broken(softmax=True), *text(), next_token))(),
-        lambda: seeded(lambda: Case(Broken(softmax=False), *text(), next_token))(),
+        lambda: written(
+            "Case(Predictor(), *text(), next_token)",
+            ("Predictor.forward", "return self.inner(ids)", "return self.inner(ids).softmax(-1)"),
+        ),
+        lambda: written("Case(Predictor(), *text(), next_token)"),
         floor,
         lambda value: value < 0.1,
-        {"double_softmax": changed(lambda m: setattr(m, "softmax", False))},
     )
 )
-
-
-class Pooling(nn.Module):
-    """Attention pooling whose softmax runs over an axis of one entry."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis, self.score = axis, nn.Linear(32, 1)
-        self.inner = nn.Sequential(*(Mixing() for _ in range(2)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        states = self.inner(x)
-        return (self.score(states).softmax(self.axis) * states).sum(1, keepdim=True)
-
-
-@seeded
-def pooled(axis: int) -> Case:
-    x, y = signals()
-    return Case(Classifier(Pooling(axis), features=8, width=32, classes=4), x, y, F.cross_entropy)
 
 
 def _score_used(case: Case) -> float:
@@ -214,11 +148,10 @@ FURTHER.append(
         "DEEP-PolyU/KEQA_WSDM19#2",
         "all weights of the attention are 1.0",
         frozenset({"dead_branch", "softmax_axis"}),
-        lambda: pooled(-1),
-        lambda: pooled(1),
+        lambda: written("pooled()", ("Pooling.forward", "softmax(1)", "softmax(-1)")),
+        lambda: written("pooled()"),
         _score_used,
         lambda value: value > 1e-6,
-        {"softmax_axis": changed(lambda m: setattr(m.body, "axis", 1))},
     )
 )
 
@@ -242,6 +175,5 @@ FURTHER.append(
         lambda: masked(hidden=True),
         lambda case: float((case.inputs == case.labels).float().mean()),
         lambda value: value < 0.9,
-        {"labels_are_inputs": lambda case: replace(case, inputs=masked(hidden=True).inputs)},
     )
 )

@@ -24,7 +24,9 @@ class Case:
         loss: function of the output and the labels, or None.
         optimizer: made from the model; None to leave it out.
         rate: learning rate of the short training that shows the symptom.
-        doctor: whether loss, labels and optimizer are passed to the doctor.
+        doctor: further arguments of the doctor.
+        source: text of the file that made it, if it is changed there.
+        call_in_source: the call in that file that made it.
     """
 
     model: nn.Module
@@ -34,6 +36,8 @@ class Case:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     rate: float = 1e-3
     doctor: dict[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    call_in_source: str = ""
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of ``rankscope.doctor`` besides model and inputs."""

@@ -103,13 +103,14 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     }
     found: list[Finding] = []
     skipped: dict[str, str] = {}
-    shown: set[int] = set()
+    shown: dict[str, int] = {}
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"
             continue
-        if any(spec.order // 10 in HIDES.get(step, range(step + 1, 10)) for step in shown):
+        steps = {step for code, step in shown.items() if code not in spec.despite}
+        if any(spec.order // 10 in HIDES.get(step, range(step + 1, 10)) for step in steps):
             skipped[spec.code] = "an earlier fault would explain it"
             continue
         tell(spec.title)
@@ -120,8 +121,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
             skipped[spec.code] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             continue
         found += new
-        if any(one.kind == "fault" and one.certainty == "shown" for one in new):
-            shown.add(spec.order // 10)
+        shown |= {one.code: spec.order // 10 for one in new if one.kind == "fault" and one.certainty == "shown"}
     order = {code: spec.order for code, spec in CAUSES.items()}
     found.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
     return Diagnosis(tuple(found), skipped, examination.forward_passes, examination.backward_passes)

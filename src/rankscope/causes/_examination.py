@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
+from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._tensors import apart, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import with_parameters
 from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed
@@ -53,6 +55,23 @@ class ModuleCall:
     def is_leaf(self) -> bool:
         """Whether it holds no other module."""
         return next(self.module.children(), None) is None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is kept of a pass.
+
+    Attributes:
+        calls: of modules.
+        made: classes of the modules that were made.
+        returned: by the model.
+        softmaxes: its softmax calls, if they were noted.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    made: tuple[str, ...]
+    returned: Any
+    softmaxes: Softmaxes | None
 
 
 @dataclass(frozen=True)
@@ -108,9 +127,9 @@ class Examination:
     # Passes.
 
     def run(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Any:
-        """One pass in evaluation mode without gradients."""
+        """One pass in evaluation mode without gradients, by the same kernels every time, so that outputs compare."""
         self.forward_passes += 1
-        with undisturbed(self.model), with_parameters(self.model, replaced or {}):
+        with undisturbed(self.model), with_parameters(self.model, replaced or {}), without_fastpath():
             return (batch or self.batch).call(self.model)
 
     def output(self, batch: Batch | None = None, *, replaced: Mapping[str, Tensor] | None = None) -> Tensor | None:
@@ -119,16 +138,20 @@ class Examination:
 
     def calls(self, batch: Batch | None = None) -> tuple[ModuleCall, ...]:
         """What every module took and returned in one pass, in the order in which they ended; the model is the last."""
-        return self.calls_and_new(batch)[0]
+        return self._observed(batch).calls
 
-    def calls_and_new(self, batch: Batch | None = None) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
-        """The same, and the classes of modules that were made during the pass."""
+    def _observed(self, batch: Batch | None = None, mode: Softmaxes | None = None) -> _Pass:
+        """One pass with everything that is kept of it, with softmax calls noted by ``mode``."""
         names = {module: name for name, module in self.model.named_modules()}
         found: list[ModuleCall] = []
         made: dict[str, None] = {}
         room = _ROOM
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
+            with torch._C.DisableTorchFunction():  # our own copies are not noted
+                take(module, args, output)
+
+        def take(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal room
             leaves = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
             given = next((leaf for leaf in leaves if leaf.is_floating_point()), None)
@@ -145,9 +168,12 @@ class Examination:
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_hook(note).remove)
             hooks.callback(torch.nn.modules.module.register_module_parameter_registration_hook(registered).remove)
-            with _without_fused_layers():
-                self.run(batch)
-        return tuple(found), tuple(made)
+            if mode is not None:
+                hooks.enter_context(mode)
+            returned = self.run(batch)
+        if mode is not None:
+            mode.ended(main_output(returned))
+        return _Pass(tuple(found), tuple(made), returned, mode)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
@@ -167,16 +193,31 @@ class Examination:
     @cached_property
     def base(self) -> tuple[ModuleCall, ...]:
         """The calls of the pass on the batch as it is."""
-        return self._base_and_made[0]
+        return self._first.calls
 
     @cached_property
-    def _base_and_made(self) -> tuple[tuple[ModuleCall, ...], tuple[str, ...]]:
-        return self.calls_and_new()
+    def _first(self) -> _Pass:
+        try:
+            return self._observed(mode=Softmaxes())
+        except (RuntimeError, TypeError, NotImplementedError):
+            return self._observed()  # an operator that cannot be followed, or an error of the model itself
+
+    @property
+    def returned(self) -> Any:
+        """Everything that the model returned on the batch as it is."""
+        return self._first.returned
+
+    @property
+    def softmaxes(self) -> Softmaxes:
+        """The softmax calls of the pass on the batch as it is."""
+        if self._first.softmaxes is None:
+            raise RuntimeError("softmax calls cannot be followed in this model")
+        return self._first.softmaxes
 
     @property
     def made_in_forward(self) -> tuple[str, ...]:
         """Classes of the modules that the forward pass creates."""
-        return self._base_and_made[1]
+        return self._first.made
 
     @property
     def result(self) -> Tensor | None:
@@ -236,11 +277,6 @@ class Examination:
 
         inputs = {name: change(value) for name, value in self.batch.inputs.items()}
         return replace(self.batch, inputs=inputs, arguments=tuple(map(change, self.batch.arguments)))
-
-    @cached_property
-    def with_other_last(self) -> tuple[ModuleCall, ...]:
-        """The calls with another last token in every sequence."""
-        return self.calls(self.changed(lambda mask: mask[:, -1].fill_(True)))
 
     @cached_property
     def with_other_first(self) -> tuple[ModuleCall, ...]:
@@ -322,7 +358,7 @@ class Examination:
 
             return hook
 
-        with ExitStack() as hooks, _without_fused_layers():
+        with ExitStack() as hooks:
             for name, module in self.blocks:
                 hooks.callback(module.register_forward_hook(note(name), with_kwargs=True).remove)
             self.run(replaced=replaced)
@@ -345,8 +381,12 @@ class Examination:
 
     @cached_property
     def plain_states(self) -> list[Tensor]:
-        """What each block returns."""
-        return self.block_states()
+        """What each block returns, in the pass on the batch as it is."""
+        blocks = {module for _, module in self.blocks}
+        found = [call.output for call in self.base if call.module in blocks]
+        if any(one is None for one in found):  # more than is kept of a pass
+            return self.block_states()
+        return [self._canonical(one) for one in found if one is not None]
 
     @cached_property
     def curve(self) -> list[float]:
@@ -449,16 +489,6 @@ class Examination:
         drawn = torch.Generator().manual_seed(0)
         parts = [(leaf.float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum() for leaf in leaves]
         return torch.stack(parts).sum() if parts else torch.zeros(())
-
-
-@contextmanager
-def _without_fused_layers() -> Iterator[None]:
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _kept(tensor: Tensor | None) -> Tensor | None:

@@ -85,6 +85,7 @@ class CauseSpec:
         order: causes with a smaller number come first, because they explain those after them.
         look: the function.
         cites: sources.
+        despite: codes of faults that do not make its measurements meaningless, although they come first.
     """
 
     code: str
@@ -95,6 +96,7 @@ class CauseSpec:
     order: int
     look: Callable[[Examination], Iterator[Finding]]
     cites: tuple[Cite, ...] = ()
+    despite: frozenset[str] = frozenset()
 
 
 CAUSES: Registry[CauseSpec] = Registry("cause", __package__)
@@ -109,12 +111,14 @@ def cause(
     order: int,
     needs: frozenset[Need] | set[Need] = frozenset(),
     cites: tuple[Cite, ...] = (),
+    despite: frozenset[str] | set[str] = frozenset(),
 ) -> Callable[[Look], Look]:
     """Register a generator of findings under its own name, which is their code."""
 
     def register(look: Look) -> Look:
         title = (look.__doc__ or "").strip().split("\n", 1)[0]
-        CAUSES.add(look.__name__, CauseSpec(look.__name__, title, frozenset(needs), proof, change, order, look, cites))
+        spec = CauseSpec(look.__name__, title, frozenset(needs), proof, change, order, look, cites, frozenset(despite))
+        CAUSES.add(look.__name__, spec)
         return look
 
     return register

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankscope._citations import Cite
+from rankscope.causes import _source
 from rankscope.causes._examination import AttentionSeen, Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import redrawn
+from rankscope.causes.axes import attention_softmax
 from rankscope.errors import RankscopeError
 from rankscope.remedies import applied
 from rankscope.stream.viewing import with_proven_cuts
@@ -54,7 +56,7 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
                 "missing_scale",
                 f"The scores of attention are not divided by sqrt(width of a head): they reach {largest:.0f}, and the "
                 "softmax picks one key.",
-                f"scores = q @ k.transpose(-1, -2) / {width}**0.5",
+                _scaled(x, width) or f"scores = q @ k.transpose(-1, -2) / {width}**0.5",
                 measured=ENTROPY,
                 before=before,
                 after=scaled,
@@ -67,12 +69,14 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
     except RankscopeError:
         with operating(x.model, Operation(temperature=max(largest / 4, 1.0)), view=view):
             after = _entropy(x.attention_under())
+    written = _source.normed_before(attention_softmax(x)) or (
+        "q, k = F.layer_norm(q, q.shape[-1:]), F.layer_norm(k, k.shape[-1:])"
+    )
     yield Finding(
         "saturated_attention",
         f"Attention picks a single key in nearly every row: scores reach {largest:.0f}. Its gradient vanishes, and "
         "small changes of the weights flip it.",
-        "Normalise queries and keys before their product (qk-norm): q, k = F.layer_norm(q, q.shape[-1:]), "
-        "F.layer_norm(k, k.shape[-1:]); restart from a checkpoint from before, or smaller weights of q and k",
+        f"Normalise queries and keys before their product (qk-norm). {written}. Train on from a checkpoint from before",
         certainty="shown" if after > 0.3 else "possible",
         measured=ENTROPY,
         before=before,
@@ -90,6 +94,12 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
 def missing_scale(x: Examination) -> Iterator[Finding]:
     """Scores of attention that are not scaled."""
     yield from ()
+
+
+def _scaled(x: Examination, width: int) -> str:
+    softmax = attention_softmax(x)
+    edits = _source.scaled_once(softmax, width)
+    return "" if softmax is None or not edits else _source.said(softmax, edits)
 
 
 def _head_width(x: Examination) -> int | None:
@@ -130,7 +140,8 @@ def doubled_scale(x: Examination) -> Iterator[Finding]:
                 "doubled_scale",
                 f"Attention is uniform to {spread:.1g}: the scores are too small by a factor of about "
                 f"{width**power:.0f}, as with a scale of {words} instead of 1 / sqrt(width) for heads {width} wide.",
-                f"Scale once: scores = q @ k.transpose(-1, -2) / {width}**0.5 (F.scaled_dot_product_attention and "
+                _scaled(x, width)
+                or f"Scale once: scores = q @ k.transpose(-1, -2) / {width}**0.5 (F.scaled_dot_product_attention and "
                 "nn.MultiheadAttention scale by themselves)",
                 measured="standard deviation of the scores of a row",
                 before=spread,

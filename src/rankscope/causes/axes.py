@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._softmaxes import Softmaxes
+from rankscope.causes._source import Place
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart, change_between, differs, redrawn
-from rankscope.stream.operators import PRODUCTS, SOFTMAXES
 
 
 @cause(
@@ -39,14 +39,21 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""
+    over_batch = [one for one in x.softmaxes.calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
     change = "Look for view or reshape where a transpose was meant, or for an operation along the first axis"
     after, intervention = 0.0, "expected"
     turned = _turned(x, index, axis)
     if turned is not None and turned < 1e-3 * size:
-        change = "batch_first=True in nn.TransformerEncoderLayer(...) or nn.MultiheadAttention(...)"
+        kinds = {type(module).__name__ for module in x.model.modules() if hasattr(module, "batch_first")}
+        outer = next(
+            name for name in ("TransformerEncoderLayer", "TransformerDecoderLayer", *sorted(kinds)) if name in kinds
+        )
+        change = f"Pass `batch_first=True` to `nn.{outer}`"
         after, intervention = turned, "with batch_first=True"
     elif place is not None and _norms_the_batch(place):
         change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
+    elif over_batch and (edits := _source.over_axis(over_batch[0].place, -1)):
+        change = f"{_said(over_batch[0].place, edits)}: the first axis counts sequences, the last one keys"
     yield Finding(
         "sequences_mix",
         f"Sequences of a batch influence each other: another second sequence changes the output of the others, first "
@@ -157,13 +164,10 @@ def no_positions(x: Examination) -> Iterator[Finding]:
         return
     axis = x.token_axis(x.result)
     order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0))
-    batch = x.batch.mapped(
-        lambda _, value, at: (
-            value.index_select(1 - at, order.to(value.device))
-            if value.ndim >= 2 and value.shape[1 - at] == x.tokens
-            else value
-        )
-    )
+
+    def turned(_: str, value: Tensor, at: int) -> Tensor:
+        has_tokens = value.ndim >= 2 and value.shape[1 - at] == x.tokens
+        return value.index_select(1 - at, order.to(value.device)) if has_tokens else value
 
     def moved(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape != other.shape:
@@ -171,11 +175,14 @@ def no_positions(x: Examination) -> Iterator[Finding]:
         gap = differs(one if axis is None else one.index_select(axis, order.to(one.device)), other)
         return gap is None or bool(gap.any())
 
-    if moved(x.result, x.output(batch)):
+    if moved(x.result, x.output(x.batch.mapped(turned))):
         return
     # Rotary and relative positions act through the scores, which are equal up to rounding if weights are small.
-    fresh = redrawn([("", x.model)])
-    if moved(x.output(replaced=fresh), x.output(batch, replaced=fresh)):
+    both = x.batch.mapped(
+        lambda name, value, at: torch.cat([value, turned(name, value, at)], at), sequences=2 * x.sequences
+    )
+    halves = _halves(x, x.output(both, replaced=redrawn([("", x.model)])))
+    if halves is None or moved(*halves):
         return
     yield Finding(
         "no_positions",
@@ -188,15 +195,27 @@ def no_positions(x: Examination) -> Iterator[Finding]:
     )
 
 
+def _halves(x: Examination, output: Tensor | None) -> list[Tensor] | None:
+    """The outputs of the first and the second half of a batch that holds each sequence twice."""
+    if output is None or x.result is None:
+        return None
+    axis = x.sequence_axis(x.result)
+    axis = x.batch.axis if axis is None else axis
+    return list(output.chunk(2, axis)) if output.shape[axis : axis + 1] == (2 * x.sequences,) else None
+
+
 def _attention_modules(x: Examination) -> list[ModuleCall]:
-    """The calls that return states of the shape they take, and in which tokens reach other tokens."""
-    found = []
-    for one, other in zip(x.base, x.with_other_last, strict=False):
-        if one.module is not other.module or one.given is None or one.output is None or other.output is None:
+    """The smallest modules with a softmax that return states of the shape they take."""
+    found: list[ModuleCall] = []
+    if not x.softmaxes.calls:
+        return found
+    for call in x.base:  # inner modules end before those that hold them
+        if call.given is None or call.output is None or call.is_leaf or call.output.ndim != 3:
             continue
-        if one.given.shape != one.output.shape or one.output.ndim != 3:
+        if call.given.shape != call.output.shape or any(_inside(one.module, call.module) for one in found):
             continue
-        found.append(one)
+        if all(one.module is not call.module for one in found) and _has_softmax(call):
+            found.append(call)
     return found
 
 
@@ -212,7 +231,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     axis = x.token_axis(x.result)
     if axis is None:
         return
-    shapes = _softmax_shapes(x)
+    shapes = [one.shape for one in x.softmaxes.calls]
     square = [s for s in shapes if len(s) == 4 and s[-1] == s[-2] and s[-1] != x.tokens and x.tokens in s[1:2]]
     if not square or any(len(s) == 4 and s[-1] == x.tokens for s in shapes):
         return
@@ -238,94 +257,17 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     )
 
 
-_FOLLOWED = 8
-"""Tensors that are followed from a softmax at once: the product with the values comes soon after."""
+def attention_softmax(x: Examination) -> Place | None:
+    """Where the softmax over keys is written, if it is written in one place."""
+    size = x.tokens
+    square = [one for one in x.softmaxes.calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
+    places = {one.place for one in square}
+    return places.pop() if len(places) == 1 else None
 
 
-@dataclass(frozen=True)
-class _Weighting:
-    """A product of values with weights that a softmax made.
-
-    Attributes:
-        axis: distance from one of the sums that the product takes, over the keys.
-        other: the same along the axis of the softmax itself.
-        cleared: share of the entries that were set to zero after the softmax.
-    """
-
-    axis: float
-    other: float
-    cleared: float
-
-
-class _Softmaxes(torch.overrides.TorchFunctionMode):
-    """Notes the shapes of softmax calls, and follows their outputs to the products with values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-        self.single: list[tuple[int, ...]] = []
-        self.weightings: list[_Weighting] = []
-        self._known: list[tuple[Tensor, Tensor, int]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        with torch._C.DisableTorchFunction():
-            # Copies, because a mask may be written into the weights in place.
-            found = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
-        out = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            if func in SOFTMAXES and isinstance(out, Tensor):
-                axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1]
-                self.shapes.append(tuple(out.shape))
-                if out.shape[axis] == 1 and out.numel() > 1:
-                    self.single.append(tuple(out.shape))
-                self._known.append((out, out.detach().clone(), axis % out.ndim))
-            elif found and isinstance(out, Tensor):
-                place, (weights, made, axis) = found[0]
-                if func in PRODUCTS:
-                    self._weigh(func, args, place, weights, made, axis)
-                elif out.shape == made.shape and out.is_floating_point():
-                    self._known.append((out, made, axis))
-            del self._known[:-_FOLLOWED]
-        return out
-
-    def _weigh(self, func: Any, args: Any, place: int, weights: Tensor, made: Tensor, axis: int) -> None:
-        summed = _summed_axis(func, args, place, weights)
-        if summed is None or weights.shape[summed] < 2:
-            return
-        sums, own = weights.double().sum(summed), weights.double().sum(axis)
-        cleared = float(((weights == 0) & (made > 0)).double().mean())
-        self.weightings.append(_Weighting(float((sums - 1).abs().max()), float((own - 1).abs().max()), cleared))
-
-    def wrong(self) -> list[_Weighting]:
-        """Products whose weights sum to one along another axis than the one that is summed over, or were masked."""
-        return [one for one in self.weightings if one.axis > 1e-2 and (one.other < 1e-3 or one.cleared > 0)]
-
-
-def _summed_axis(func: Any, args: Any, place: int, weights: Tensor) -> int | None:
-    """The axis of the weights that a product sums over; None if there is not exactly one."""
-    if func is not torch.einsum:
-        return weights.ndim - 1 if place == 0 else weights.ndim - 2 if weights.ndim > 1 else None
-    if not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
-        return None
-    given, _, out = args[0].replace(" ", "").partition("->")
-    summed = [at for at, letter in enumerate(given.split(",")[place]) if letter not in out]
-    return summed[0] if len(summed) == 1 else None
-
-
-def _softmax_shapes(x: Examination) -> list[tuple[int, ...]]:
-    return _softmaxes(x).shapes
-
-
-def _softmaxes(x: Examination) -> _Softmaxes:
-    known = vars(x).get("_softmaxes")
-    if isinstance(known, _Softmaxes):
-        return known
-    mode = _Softmaxes()
-    with mode:
-        x.run()
-    vars(x)["_softmaxes"] = mode
-    return mode
+def _said(place: Place | None, edits: list[_source.Edit]) -> str:
+    assert place is not None  # edits are made of a place
+    return _source.said(place, edits)
 
 
 @cause(
@@ -335,9 +277,17 @@ def _softmaxes(x: Examination) -> _Softmaxes:
 )
 def softmax_axis(x: Examination) -> Iterator[Finding]:
     """A softmax over another axis than the keys, or a mask after it."""
-    wrong = _softmaxes(x).wrong()
+    wrong = x.softmaxes.wrong()
     if wrong:
         masked = [one for one in wrong if one.cleared > 0]
+        place = wrong[0].softmax.place
+        if masked:
+            after = x.softmaxes.filled_after
+            edits = _source.masked_before(masked[0].softmax.place, after[0] if after else None)
+            general = "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
+        else:
+            edits = _source.over_axis(place, wrong[0].summed)
+            general = "softmax(dim=-1) of scores of shape (..., queries, keys)"
         yield Finding(
             "softmax_axis",
             f"The weights of attention do not sum to one in {len(wrong)} products: "
@@ -347,31 +297,41 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
                 if masked
                 else "the softmax runs over another axis than the keys."
             ),
-            "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
-            if masked
-            else "softmax(dim=-1) of scores of shape (..., queries, keys)",
+            _said(place, edits) if edits else general,
             measured="largest distance of the sum of a token's weights from one",
             before=max(one.axis for one in wrong),
             after=0.0,
             intervention="expected of any attention",
         )
         return
-    single = _softmaxes(x).single
-    lone = [shape for shape in single if x.tokens is not None and x.tokens > 1 and x.tokens in shape]
+    single = [one for one in x.softmaxes.calls if one.shape[one.axis] == 1 and math.prod(one.shape) > 1]
+    lone = [(one, axis) for one in single if (axis := _tokens_in(x, one.shape)) is not None]
     if not lone:
         return
+    call, axis = lone[0]
+    edits = _source.over_axis(call.place, axis)
     silent = [name for name, gradient in x.gradients.items() if gradient is not None and _is_rounding(gradient, x)]
     if not silent:
         return
     yield Finding(
         "softmax_axis",
-        f"A softmax runs over an axis of one entry (shape {lone[0]}), so that all its weights are 1, whatever the "
+        f"A softmax runs over an axis of one entry (shape {call.shape}), so that all its weights are 1, whatever the "
         f"scores; {silent[0]} and {len(silent) - 1} more parameters get no gradient.",
-        f"softmax(dim={next(at for at, n in enumerate(lone[0]) if n == x.tokens)}), over the {x.tokens} tokens",
+        f"{_said(call.place, edits) if edits else f'softmax(dim={axis})'}, over the {x.tokens} tokens",
         certainty="possible",  # a single key is legitimate, and has the same effect
         measured="parameters whose gradient is zero",
         before=float(len(silent)),
     )
+
+
+def _tokens_in(x: Examination, shape: tuple[int, ...]) -> int | None:
+    """The axis that counts tokens; the axis of the sequences, if the numbers are equal, comes where inputs have it."""
+    if x.tokens is None or x.tokens < 2 or x.tokens not in shape:
+        return None
+    places = [at for at, size in enumerate(shape) if size == x.tokens]
+    if x.tokens == x.sequences and x.batch.axis in places and len(places) > 1:
+        places.remove(x.batch.axis)
+    return places[0]
 
 
 def _is_rounding(gradient: Tensor, x: Examination) -> bool:
@@ -433,12 +393,10 @@ def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
 )
 def view_for_transpose(x: Examination) -> Iterator[Finding]:
     """A view where a transpose was meant."""
-    if x.tokens is None or x.tokens < 3 or x.batch.inputs or _softmaxes(x).wrong():
+    if x.tokens is None or x.tokens < 3 or x.batch.inputs or x.softmaxes.wrong():
         return
-    seen = [call for call in _attention_modules(x) if not call.is_leaf and _has_softmax(call)]
-    smallest = [call for call in seen if not any(c is not call and _inside(c.module, call.module) for c in seen)]
     wrong = []
-    for call in smallest:
+    for call in _attention_modules(x):
         assert call.given is not None
         axis = x.token_axis(call.given)
         if axis is None:
@@ -474,14 +432,14 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
 
 
 def _has_softmax(call: ModuleCall) -> bool:
-    mode = _Softmaxes()
+    mode = Softmaxes()
     assert call.given is not None
     try:
         with torch.no_grad(), mode:
             call.module(call.given)
     except (TypeError, RuntimeError):
         return False
-    return bool(mode.shapes)
+    return bool(mode.calls)
 
 
 def _inside(inner: nn.Module, outer: nn.Module) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart
@@ -42,11 +44,33 @@ def input_in_one_direction(x: Examination) -> Iterator[Finding]:
         "input_in_one_direction",
         "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
         "exactly that: the blocks see the positions and hardly the input.",
-        f"Project it first: self.enter = nn.Linear(features, {given.shape[-1]}), and x = self.enter(x) + positions",
+        _projection(x, given.shape[-1])
+        or f"Project it first: self.enter = nn.Linear(features, {given.shape[-1]}), and x = self.enter(x) + positions",
         measured="share of the difference between inputs that a LayerNorm removes",
         before=share**2,
         after=1 / given.shape[-1],
         intervention="expected with a linear projection",
+    )
+
+
+def _projection(x: Examination, width: int) -> str:
+    """The two lines that project the input; empty if the model does not run with such an input."""
+    place, mains = _source.place_of(type(x.model).forward), x.mains
+    if place is None or len(mains) != 1 or mains[0].ndim != 3 or len(place.node.args.args) < 2:
+        return ""
+    features, argument = mains[0].shape[-1], place.node.args.args[1].arg
+    with torch.random.fork_rng(devices=[]):
+        linear = nn.Linear(features, width).to(mains[0])
+    try:
+        with torch.no_grad():
+            x.run(x.batch.mapped(lambda _, value, axis: linear(value) if value is mains[0] else value))
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return ""  # a module before the first block reads the features themselves
+    name = next(one for one in ("enter", "project_inputs", "input_projection") if not hasattr(x.model, one))
+    kind, module = type(x.model).__name__, place.module(nn, "nn")
+    return (
+        f"Project it first. At the end of `{kind}.__init__`, add `self.{name} = {module}.Linear({features}, {width})`; "
+        f"at the start of `{kind}.forward`, add `{argument} = self.{name}({argument})`"
     )
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import change_between, differs, main_output
+from rankscope.causes.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
 
 
@@ -60,6 +62,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
     any_row = moved.any(0)
     before, itself, after = any_row[:middle], bool(any_row[middle]), any_row[middle + 1 :]
     earlier, later = int(before.sum()), int(after.sum())
+    if x.softmaxes.wrong():
+        return  # weights that sum to one over queries carry a change to every token, whatever the mask
     words = f"replacing token {middle} changes the output at"
     language = is_next_token(x)
     # Each block reaches one token further, so a mask that is off by one reaches as many earlier tokens as blocks.
@@ -70,8 +74,9 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             "causal_mask",
             f"The causal mask is off by one: {words} {earlier} earlier tokens: a token sees the next one"
             + (", which it has to predict." if language else "."),
-            "torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1) marks what must not be seen; yours begins one "
-            "later",
+            _with_mask(x)
+            or "torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1) marks what must not be seen; yours begins "
+            "one later",
             measured="earlier tokens whose output changes when a token is replaced",
             before=float(earlier),
             after=0.0,
@@ -81,7 +86,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "causal_mask",
             f"The causal mask is inverted: {words} {earlier} earlier tokens and at no later one.",
-            "Invert the mask: for nn.MultiheadAttention True hides a key, for F.scaled_dot_product_attention True "
+            _with_mask(x)
+            or "Invert the mask: for nn.MultiheadAttention True hides a key, for F.scaled_dot_product_attention True "
             "shows it",
             measured="earlier and later tokens whose output changes when a token is replaced",
             before=float(earlier),
@@ -93,7 +99,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             "causal_mask",
             f"The model sees the tokens it has to predict: the labels are the next tokens, and {words} {earlier} "
             "earlier tokens. There is no causal mask, or it has no effect.",
-            "Pass a causal mask: is_causal=True in F.scaled_dot_product_attention, or "
+            _with_mask(x)
+            or "Pass a causal mask: is_causal=True in F.scaled_dot_product_attention, or "
             "nn.Transformer.generate_square_subsequent_mask(n)",
             measured="earlier tokens whose output changes when a token is replaced",
             before=float(earlier),
@@ -104,11 +111,27 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "causal_mask",
             f"A token does not see itself: {words} later tokens only; the mask hides the diagonal.",
-            "Use diagonal=1 in torch.triu, so that the diagonal stays visible",
+            _with_mask(x) or "Use diagonal=1 in torch.triu, so that the diagonal stays visible",
             certainty="possible",
             measured="later tokens whose output changes when a token is replaced",
             before=float(later),
         )
+
+
+def _with_mask(x: Examination) -> str:
+    """The edit that makes attention causal; empty if it is not written in one place that can be quoted."""
+    seen = x.softmaxes
+    if seen.again:
+        edits = _source.without_call(seen.again[0].place, "softmax")
+        why = ": a second softmax gives the hidden tokens a weight again"
+        return "" if not edits or seen.again[0].place is None else _source.said(seen.again[0].place, edits) + why
+    square = {place for shape, place in seen.fills if shape[-2:] == (x.tokens, x.tokens)}
+    softmax = attention_softmax(x)
+    if len(square) > 1 or softmax is None:
+        return ""
+    filling = next(iter(square), None)
+    edits = _source.causal(softmax, filling)
+    return _source.said(filling or softmax, edits) if edits else ""
 
 
 @cause(
@@ -162,11 +185,20 @@ def padding_attended(x: Examination) -> Iterator[Finding]:
         else f"Padding is attended to: other values at the padded tokens change the output ({kind}, or has the other "
         "sign)."
     )
+    value = mask.T[padded][0] if rows is not mask else mask[padded][0]
+    dropped = [place for _, place in x.softmaxes.fills if place is not None and _source.kept_result(place)]
+    if dropped:
+        change = f"{_source.said(dropped[0], _source.kept_result(dropped[0]))}: masked_fill does not work in place"
+    else:
+        hidden = f"({name} == {value.item():g})"
+        change = _source.argument_in(x.model, ("src_key_padding_mask", "key_padding_mask"), hidden, name)
+        change = f"{change}: True hides a token, a float does not" if change else ""
     yield Finding(
         "padding_attended",
         sentence,
-        f"Pass a boolean mask that is True at padding: src_key_padding_mask=({name} == 0), not a float; "
-        "F.scaled_dot_product_attention takes the opposite, True at tokens that are seen",
+        change
+        or f"Pass a boolean mask that is True at padding: src_key_padding_mask=({name} == {value.item():g}), not a "
+        "float; F.scaled_dot_product_attention takes the opposite, True at tokens that are seen",
         measured="change of the output at other tokens when padding is replaced",
         before=size,
         after=0.0,

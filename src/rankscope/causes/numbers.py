@@ -60,7 +60,7 @@ def float16_overflow(x: Examination) -> Iterator[Finding]:
     yield Finding(
         "float16_overflow",
         f"Values exceed the range of float16 (65,504), first in {broken.name or type(broken.module).__name__}.",
-        "model.to(torch.bfloat16), or torch.autocast with dtype=torch.bfloat16",
+        "Run `model = model.to(torch.bfloat16)`, or use torch.autocast with dtype=torch.bfloat16",
         measured="outputs that are finite",
         before=float(torch.isfinite(x.result).double().mean()) if x.result is not None else 0.0,
         after=1.0,

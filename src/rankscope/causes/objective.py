@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart
@@ -48,12 +49,18 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     # A loss that separates inputs is far above its best value where all outputs are equal.
     if begin <= 0 or at_constant > end + 0.01 * abs(begin - end) or end > 0.2 * begin:
         return
+    place = None if x.loss is None else _source.place_of(x.loss)
+    edits = _source.added_to_result(place, "torch.relu(1 - {}.std(0)).mean()")
+    term = (
+        _source.said(place, edits)
+        if place is not None and edits and place.known.get("torch") is torch
+        else "Add a term that keeps outputs apart to the loss, such as torch.relu(1 - output.std(0)).mean()"
+    )
     yield Finding(
         "collapsed_objective",
         "The loss is smallest when all outputs are equal: one constant output has the loss "
         f"{at_constant:.3g}. Nothing in the objective keeps inputs apart.",
-        "Add a term that keeps outputs apart, such as F.relu(1 - output.std(0)).mean() (VICReg), or negatives; a "
-        "stop-gradient with a predictor (BYOL, SimSiam) also works",
+        f"{term} (VICReg); negatives, or a stop-gradient with a predictor (BYOL, SimSiam), also work",
         measured="loss",
         before=begin,
         after=at_constant,
@@ -83,11 +90,17 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
         return
     best = torch.nn.functional.one_hot(x.labels.clamp_min(0), out.shape[-1]).to(out)
     floor = float(x.loss_of(best))
+    last = x.softmaxes.returned
+    edits = [] if last is None else _source.without_call(last.place, "softmax")
     yield Finding(
         "double_softmax",
         "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
         f"loss {floor:.3g}, and gradients are small.",
-        "Return logits (remove the softmax at the end of forward); nn.CrossEntropyLoss takes logits",
+        (
+            f"{_source.said(last.place, edits)}: nn.CrossEntropyLoss takes logits"
+            if last is not None and last.place is not None and edits
+            else "Return logits (remove the softmax at the end of forward); nn.CrossEntropyLoss takes logits"
+        ),
         measured="smallest loss that any output can reach",
         before=floor,
         after=float(x.loss_of(best * 50)),
@@ -146,8 +159,10 @@ def labels_are_inputs(x: Examination) -> Iterator[Finding]:
         "labels_are_inputs",
         f"The labels are the inputs: {share:.0%} of the tokens to predict are the token that the model reads at the "
         "same place, so it only has to copy them.",
-        "Pass the masked ids as inputs and the original ones as labels (-100 where nothing was masked), or shift the "
-        "labels by one token for a causal model; for an autoencoder this is meant",
+        "Hide what is to be predicted. Run `hidden = torch.rand(labels.shape) < 0.15; inputs = "
+        "labels.masked_fill(hidden, mask_id); labels = labels.masked_fill(~hidden, -100)` on each batch, with the id "
+        "of the mask token as mask_id. For a causal model shift the labels by one token instead; for an autoencoder "
+        "this is meant",
         certainty="possible",
         measured="share of the labels that are the input at the same token",
         before=share,

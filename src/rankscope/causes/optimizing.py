@@ -31,11 +31,12 @@ def optimizer_misses(x: Examination) -> Iterator[Finding]:
         " It was made from another model, or before the model was copied, wrapped or moved." if whole else
         f" Missing: {', '.join(used[:3])}{' ...' if len(used) > 3 else ''}."
     )  # fmt: skip
-    name = type(x.optimizer).__name__
+    name, rate = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
     yield Finding(
         "optimizer_misses",
         f"The optimizer holds {what}: the others get gradients and never move.{why}",
-        f"optimizer = torch.optim.{name}(model.parameters(), lr=...), after the model was built, copied and moved",
+        f"Run `optimizer = torch.optim.{name}(model.parameters(), lr={rate:g})` after the model was built, copied and "
+        "moved",
         certainty="shown" if whole or 2 * len(missing) > len(wanted) else "possible",
         measured="parameters with a gradient that a step moves",
         before=float(len(wanted) - len(missing)),

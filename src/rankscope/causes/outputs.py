@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
+from rankscope.causes._source import path
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import main_output, redrawn
 
@@ -83,14 +84,23 @@ def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: floa
     return Finding(
         "lost_in_module",
         f"The input is lost in {call.name} ({name}): {how}. The weights of {suspect.name} are the reason.",
-        f"model.{suspect.name}.reset_parameters(), and train with a smaller learning rate or without the large bias "
-        "that put it there",
+        f"Run `{path(x.model, suspect.name or '')}.reset_parameters()`, and train with a smaller learning rate or "
+        "without the large bias that put it there",
         measured=OUTPUTS,
         before=before,
         after=after,
         intervention=f"with new weights for {suspect.name}",
         where=suspect.name or "",
     )
+
+
+def _rate(x: Examination) -> str:
+    """A learning rate that is smaller than that of the optimizer, if there is one."""
+    if x.optimizer is None:
+        return "with Adam, lr=1e-3 or less, and warmup"
+    kind, now = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
+    usual = 1e-3 if kind.startswith("Adam") and now > 1e-3 else now / 10
+    return f"pass `lr={usual:g}` to `torch.optim.{kind}`, and warm up"
 
 
 @cause(
@@ -124,8 +134,7 @@ def collapsed_weights(x: Examination) -> Iterator[Finding]:
         "collapsed_weights",
         "The weights map all inputs to nearly the same output; the architecture does not: with newly drawn weights the "
         "outputs differ. Training did this, usually by a learning rate that is too high.",
-        "Go back to a checkpoint from before, or to new weights, with warmup and a smaller learning rate (with Adam, "
-        "1e-3 or less)",
+        f"Train again from new weights, or from a checkpoint from before, with a smaller learning rate: {_rate(x)}",
         measured=OUTPUTS,
         before=before,
         after=after,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.causes._examination import Examination
+from rankscope.causes._source import path
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import change_between
 from rankscope.models.loading._load import transformers_config
@@ -31,13 +32,14 @@ def unregistered_modules(x: Examination) -> Iterator[Finding]:
     lost = sum(p.numel() for module in outer for p in module.parameters())
     held = sum(p.numel() for p in x.model.parameters())
     kinds = ", ".join(f"{count} {name}" for name, count in Counter(type(m).__name__ for m in outer).items())
-    where = _attribute_holding(x, outer)
-    line = f"self.{where} = nn.ModuleList(self.{where})" if where else "nn.ModuleList([...]) instead of a plain list"
+    where, kind = _attribute_holding(x, outer)
+    at = path(x.model, where)
+    line = f"Run `{at} = nn.{kind}({at})`, or write it so in __init__" if where else "Keep them in an nn.ModuleList"
     yield Finding(
         "unregistered_modules",
         f"{kinds} run in every forward pass and are not registered in the model: model.parameters() does not have "
         "them, so no optimizer trains them and no checkpoint saves them.",
-        f"Register them: {line}",
+        f"Register them. {line}",
         measured="parameters in model.parameters()",
         before=float(held),
         after=float(held + lost),
@@ -46,13 +48,14 @@ def unregistered_modules(x: Examination) -> Iterator[Finding]:
     )
 
 
-def _attribute_holding(x: Examination, hidden: list[torch.nn.Module]) -> str:
-    for module in x.model.modules():
+def _attribute_holding(x: Examination, hidden: list[torch.nn.Module]) -> tuple[str, str]:
+    """Name of the attribute that holds modules, and of the class that would register them."""
+    for owner, module in x.model.named_modules():
         for name, value in vars(module).items():
             entries = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
             if not name.startswith("_") and any(entry is hidden[0] for entry in entries):
-                return name
-    return ""
+                return f"{owner}.{name}" if owner else name, "ModuleDict" if isinstance(value, dict) else "ModuleList"
+    return "", "ModuleList"
 
 
 @cause(
@@ -100,7 +103,7 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
     named = dict(x.model.named_parameters())
     moved = {name: named[name].detach() + 0.5 + torch.rand_like(named[name]) for name in silent}
     after = x.run(replaced=moved)
-    used = _any_difference(x.run(), after)
+    used = _any_difference(x.returned, after)
     parents = sorted({name.rpartition(".")[0].split(".")[0] or name for name in silent})
     if used:
         owners = _owners(silent)
@@ -132,7 +135,8 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
         "unused_parameters",
         f"{len(silent)} parameters of {_few(owners)} are never used: no output changes when they do, and they get no "
         "gradient.",
-        f"Remove {' and '.join(f'self.{name}' for name in parents[:3])} from the model, or call "
+        f"Remove {' and '.join(f'self.{name}' for name in parents[:3])} from __init__ (run "
+        f"`del {', '.join(f'model.{name}' for name in parents)}` to try it), or call "
         f"{'it' if len(parents) == 1 else 'them'} in forward. DistributedDataParallel needs find_unused_parameters "
         "otherwise.",
         measured="parameters without a gradient",
@@ -202,7 +206,7 @@ def shared_teacher(x: Examination) -> Iterator[Finding]:
             "shared_teacher",
             f"self.{same[0]} and self.{same[1]} are the same object: every step of one is a step of the other, so a "
             "loss that compares them compares a network with itself.",
-            f"self.{same[1]} = copy.deepcopy(self.{same[0]})",
+            f"Run `{path(x.model, same[1])} = copy.deepcopy({path(x.model, same[0])})`, or write it so in __init__",
             measured=f"parameters of {same[1]} that move when {same[0]} moves",
             before=float(count),
             after=0.0,

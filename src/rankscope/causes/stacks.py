@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from rankscope._citations import Cite
+from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import shuffled
@@ -26,6 +27,8 @@ BETTER = 2.0
 """Factor by which an intervention has to raise it."""
 KEPT = 0.5
 """Gain below which a skip loses most of the stream in a few blocks."""
+PADDING = frozenset({"padding_attended"})
+"""Padded tokens are left out of the relative residual, so that it means the same if others see them."""
 RESIDUAL = "how much tokens differ after the last block (relative residual)"
 
 
@@ -39,6 +42,7 @@ def _fell(x: Examination) -> bool:
     change="x = x + f(x)",
     order=30,
     cites=(Cite("dong2021attention", "thm. 2.2"),),
+    despite=PADDING,
 )
 def no_skips(x: Examination) -> Iterator[Finding]:
     """Blocks without skip connections."""
@@ -54,12 +58,13 @@ def no_skips(x: Examination) -> Iterator[Finding]:
     after = x.residuals(x.block_states(add_input=bare))
     if not after or not after[-1] > max(BETTER * x.last, LOW / 2):
         return
+    kind = type(dict(x.blocks)[bare[0]])
     yield Finding(
         "no_skips",
         f"{len(bare)} of {len(x.blocks)} blocks ({_pattern(bare)}) have no skip connection: what leaves them is only "
         "what they compute, and tokens become alike.",
-        f"In the forward of {type(dict(x.blocks)[bare[0]]).__name__}: return x + f(x) instead of f(x), around "
-        "attention and around the MLP",
+        _edited(x, bare, _source.with_skips)
+        or f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
         measured=RESIDUAL,
         before=x.last,
         after=after[-1],
@@ -67,6 +72,23 @@ def no_skips(x: Examination) -> Iterator[Finding]:
         where=_pattern(bare),
         curves=(tuple(x.curve), tuple(after)),
     )
+
+
+def _edited(x: Examination, names: list[str], edit: Callable[[_source.Place, nn.Module], list[_source.Edit]]) -> str:
+    """An edit of the blocks' forward as a sentence, if tokens stay apart with it; empty otherwise."""
+    named = dict(x.blocks)
+    block = named[names[0]]
+    place = _source.place_of(type(block).forward)
+    edits = [] if place is None else edit(place, block)
+    if place is None or not edits or any(type(named[name]) is not type(block) for name in names):
+        return ""
+    try:
+        with _source.rewritten(place, edits, type(block)) as possible:
+            after = x.residuals(x.block_states()) if possible else []
+    except (RuntimeError, ValueError, TypeError, NameError, AttributeError):
+        return ""  # the sum has another shape, or the source has changed since it was imported
+    helps = bool(after) and after[-1] > max(BETTER * x.last, LOW / 2)
+    return _source.said(place, edits) if helps else ""
 
 
 def _pattern(names: list[str]) -> str:
@@ -78,6 +100,7 @@ def _pattern(names: list[str]) -> str:
     change="a gain of 1 on the skip",
     order=31,
     needs={"structure"},
+    despite=PADDING,
 )
 def weak_skips(x: Examination) -> Iterator[Finding]:
     """Skips with a gain below one half."""
@@ -99,7 +122,8 @@ def weak_skips(x: Examination) -> Iterator[Finding]:
         "weak_skips",
         f"The skips carry {gain:.2g} of the stream in {len(weak)} of {len(gains)} blocks: after {len(gains)} blocks "
         f"{abs(gain) ** (2 * len(gains)):.1g} of it is left, and tokens become alike.",
-        f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
+        _edited(x, [name for name, _ in x.blocks], lambda place, _: _source.with_whole_skips(place))
+        or f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
         measured=RESIDUAL,
         before=x.last,
         after=after[-1],
@@ -185,6 +209,7 @@ def _cloned(x: Examination) -> list[int]:
     proof="the weights are equal entry by entry; with the entries of each matrix in another order, tokens stay apart",
     change="an initialisation of its own for each layer",
     order=31,
+    despite=PADDING,
 )
 def cloned_layers(x: Examination) -> Iterator[Finding]:
     """Layers that begin with the same weights."""
@@ -195,7 +220,7 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
     redrawn = x.residuals(x.block_states(replaced=replaced))
     after = redrawn[-1]
     name = type(x.blocks[0][1]).__name__
-    owner = x.blocks[0][0].rpartition(".")[0] or "layers"
+    owner = x.blocks[0][0].rpartition(".")[0]
     if after < BETTER * x.last:
         yield Finding(
             "cloned_layers",
@@ -209,13 +234,13 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
         )
         return
     line = (
-        f"Initialise each layer anew: for m in model.{owner}.modules(): "
-        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()"
+        f"Initialise each layer anew: run `for m in {_source.path(x.model, owner)}.modules(): "
+        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()`"
     )
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after
     if both > 1.5 * after:
-        line += f". Then norm_first=True in {name}, which raises it further, to {both:.2g}"
+        line += f". Also pass `norm_first=True` to `nn.{name}`, which raises it further, to {both:.2g}"
     yield Finding(
         "cloned_layers",
         f"{len(same) + 1} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
@@ -246,6 +271,7 @@ def _own_weights(x: Examination, same: list[int]) -> Mapping[str, Tensor]:
     order=32,
     needs={"structure"},
     cites=(Cite("xiong2020layer"), Cite("dong2021attention", "thm. 2.2")),
+    despite=PADDING,
 )
 def deep_post_norm(x: Examination) -> Iterator[Finding]:
     """A stack too deep for norms after its sums."""
@@ -256,7 +282,7 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
         return
     with ExitStack() as opened:
         if opened.enter_context(_norms_first(x)):
-            line = "norm_first=True in nn.TransformerEncoderLayer(...)"
+            line = f"Pass `norm_first=True` to `nn.{type(x.blocks[0][1]).__name__}`"
         else:
             opened.enter_context(applied(x.model, "pre_norm", view=with_proven_cuts(x.view)))
             line = (
@@ -267,6 +293,9 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
     after = moved[-1]
     if after < max(BETTER * x.last, LOW / 2):
         return
+    if not line.startswith("Pass"):
+        written = _edited(x, [name for name, _ in x.blocks], _source.with_norms_first)
+        line = f"{written} (pre-norm), with one norm after the last block" if written else line
     yield Finding(
         "deep_post_norm",
         f"{x.stack.depth} blocks with norms after their sums (post-norm) are too deep at these weights: each block "
@@ -354,8 +383,8 @@ def exploding_stream(x: Examination) -> Iterator[Finding]:
         "exploding_stream",
         f"The stream grows by a factor of {growth ** (1 / (len(sizes) - 1)):.2g} per block: the branches add more than "
         "there is, and nothing normalises what they read.",
-        f"Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth) = {factor:.2g} (e.g. "
-        f"{last[0]}), or put a norm before each branch",
+        f"Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth): run "
+        f"`{_source.for_each(x.model, last, f'{{}}.data.mul_({factor:.2g})')}`; or put a norm before each branch",
         measured="size of the stream after the last block, over that after the first",
         before=growth,
         after=ratio,

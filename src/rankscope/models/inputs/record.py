@@ -30,6 +30,27 @@ _OTHER_MASKS = ("masked", "mask_time", "mask_pos", "mlm", "head_mask", "loss", "
 _SEQUENCES: ContextVar[int | None] = ContextVar("_SEQUENCES", default=None)
 
 
+@dataclass
+class PassCount:
+    """Number of forward passes of batches, also those that were ended early."""
+
+    passes: int = 0
+
+
+_COUNT: ContextVar[PassCount | None] = ContextVar("_COUNT", default=None)
+
+
+@contextmanager
+def passes_counted() -> Iterator[PassCount]:
+    """Count the forward passes of batches."""
+    count = PassCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
 def is_mask_like(name: str) -> bool:
     """Whether an argument of that name may be a token mask."""
     words = name.casefold()
@@ -157,6 +178,8 @@ class Batch:
     def call(self, model: torch.nn.Module) -> Any:
         """Like :meth:`run`, with the model's own errors."""
         first = next(model.parameters(), None)
+        if (count := _COUNT.get()) is not None:
+            count.passes += 1
         with _running(self.sequences):
             if first is None or first.dtype is not torch.float64:
                 return model(*self.arguments, **self.inputs)

@@ -28,7 +28,7 @@ def doctor_chapter(report: DoctorReport) -> Chapter:
         verdict=[visible(words) for words in told],
         tiles=[
             ("blocks", str(sum(stack.depth for stack in report.stacks))),
-            ("passes", f"{forward} forward, {backward} backward"),
+            ("passes", f"{forward} forward, {backward} backward; {report.structure_passes} for the structure"),
             ("checks", f"{len(report.checks)}, {sum(check.status == 'fail' for check in report.checks)} failed"),
         ],
         sections=tuple(_sections(report)),

@@ -102,7 +102,8 @@ class DoctorReport:
         claims: what is claimed about its structure, and what each claim rests on.
         findings: faults that are shown, then possible ones, then what looks like a fault and is harmless.
         not_examined: causes that were not looked for, and why.
-        passes: forward and backward passes of the examination and its experiments.
+        passes: forward and backward passes of the checks, the examination and its experiments.
+        structure_passes: forward passes that found the structure before; 0 if it was remembered.
         details: whether to print all checks and claims.
     """
 
@@ -114,6 +115,7 @@ class DoctorReport:
     findings: tuple[AnyFinding, ...] = ()
     not_examined: Mapping[str, str] = field(default_factory=dict)
     passes: tuple[int, int] = (0, 0)
+    structure_passes: int = 0
     details: bool = False
 
     @property

@@ -24,6 +24,7 @@ from rankscope.errors import (
 )
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, InputsLike, as_inputs
+from rankscope.models.inputs.record import passes_counted
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
@@ -97,11 +98,12 @@ def doctor(
             raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
         return shapes_of(subject.source)
     loaded = subject.loaded
-    batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
+    with passes_counted() as first:
+        batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
     name = type(loaded.model).__name__
     why, view = "", None
     checks: tuple[Check, ...] = ()
-    with undisturbed(loaded.model), quiet_transformers(), ExitStack() as opened:
+    with undisturbed(loaded.model), quiet_transformers(), passes_counted() as count, ExitStack() as opened:
         try:
             view, (batch,) = view_and_batches(
                 loaded.model, (batch,), blocks=subject.blocks, stream=subject.declared_stream
@@ -113,6 +115,7 @@ def doctor(
         except UnsupportedOperationError as error:  # an operator that cannot be followed, such as flex_attention
             why = str(error)
             checks = (Check("blocks", "refused", why),)
+        structure = count.passes
         if view is not None:
             if not cut.changes_nothing:
                 opened.enter_context(operating(loaded.model, cut.operation, view=view))
@@ -137,7 +140,8 @@ def doctor(
         report,
         findings=diagnosis.findings,
         not_examined=diagnosis.not_examined,
-        passes=(diagnosis.forward_passes, diagnosis.backward_passes),
+        passes=(count.passes - structure + diagnosis.forward_passes, diagnosis.backward_passes),
+        structure_passes=first.passes + structure,
     )
 
 
@@ -243,12 +247,18 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
     hooks_before = _count_hooks(model)
     with without_fastpath():
         bare = tensors_in(batch.run(model), depth=4)
+    reader = _Reading(batch)
+
+    def see(ref: SiteRef, seen: Observed) -> None:
+        witness(ref, seen)
+        reader(ref, seen)
+
     try:
-        with trace(view, SiteSelection.parse(SITES), witness):
+        with trace(view, SiteSelection.parse(SITES), see):
             traced = tensors_in(batch.run(model), depth=4)
     except SiteError as error:
         return [Check("sites", "fail", str(error))]
-    measured = _measured(view, batch)
+    measured = reader.check()
     same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
     parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
     left = _count_hooks(model) - hooks_before
@@ -278,19 +288,35 @@ def _shape(stack: Stack, witness: _Witness) -> Check:
     return Check("shape", "pass", f"{prefix}{sizes}, as {reasons} {verb} it")
 
 
-def _measured(view: ModelView, batch: Batch) -> Check:
+class _Reading:
     """Whether the metrics of ``measure`` can be computed, not only the sites observed."""
-    specs = metrics_named(None)
-    writer = RowWriter()
-    reader = SiteReader(specs, "content", writer)
-    reader.start(batch)
-    try:
-        with trace(view, sites_for(specs, None, DEFAULT_SITES), reader):
-            batch.run(view.model)
-        rows = writer.table().num_rows
-    except RankscopeError as error:
-        return Check("measure", "fail", str(error))
-    return Check("measure", "pass", "; ".join((f"the default metrics of measure gave {rows} rows", *reader.notes())))
+
+    def __init__(self, batch: Batch) -> None:
+        specs = metrics_named(None)
+        self._sites = sites_for(specs, None, DEFAULT_SITES)
+        self._writer = RowWriter()
+        self._reader = SiteReader(specs, "content", self._writer)
+        self._reader.start(batch)
+        self._failed = ""
+
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        if self._failed or ref not in self._sites:
+            return
+        try:
+            self._reader(ref, seen)
+        except RankscopeError as error:
+            self._failed = str(error)
+
+    def check(self) -> Check:
+        """The check, after the pass."""
+        try:
+            rows = 0 if self._failed else self._writer.table().num_rows
+        except RankscopeError as error:
+            self._failed = str(error)
+        if self._failed:
+            return Check("measure", "fail", self._failed)
+        detail = "; ".join((f"the default metrics of measure gave {rows} rows", *self._reader.notes()))
+        return Check("measure", "pass", detail)
 
 
 def _finite(witness: _Witness) -> Check:

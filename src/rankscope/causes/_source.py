@@ -1,0 +1,473 @@
+"""Edits of the user's own source, so that a printed change can be made as it stands.
+
+A change names the function, the text that is there and the text to write instead. Text is only quoted from files that
+are not part of an installed package; where nothing fits exactly, nothing is proposed, and a cause falls back to words.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+_INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib")})
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Text to write instead of other text; an empty new text removes the statement."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """A function of the user's source, and a line in it.
+
+    Attributes:
+        name: qualified name of the function.
+        node: its syntax tree.
+        source: the whole file.
+        line: the line that ran, or where the function begins.
+        known: its global names.
+    """
+
+    name: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    source: str
+    line: int
+    known: Mapping[str, Any] = field(compare=False, hash=False)
+
+    def text(self, node: ast.AST, changed: Mapping[ast.AST, str] | None = None) -> str:
+        """The text of a node, with other text for some of the nodes in it; in one line."""
+        begin, end = self._span(node)
+        raw = self.source.encode()
+        parts, at = [], begin
+        for (first, last), new in sorted((self._span(inner), new) for inner, new in (changed or {}).items()):
+            parts += [raw[at:first], new.encode()]
+            at = last
+        return re.sub(r"\s*\n\s*", " ", b"".join([*parts, raw[at:end]]).decode())
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        starts = [0]
+        for line in self.source.encode().splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    def call(self, *names: str) -> ast.Call | None:
+        """The only call of one of these functions or methods on the line; None if there is not exactly one."""
+        found = [
+            node
+            for node in ast.walk(self.node)
+            if isinstance(node, ast.Call)
+            and _called(node) in names
+            and not self._is_submodule(node)
+            and node.lineno <= self.line <= (node.end_lineno or node.lineno)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _is_submodule(self, call: ast.Call) -> bool:
+        """Whether ``a.softmax(b)`` may be a module: only with a number as its axis is it a method of a tensor."""
+        if _called(call) != "softmax" or not isinstance(call.func, ast.Attribute) or self.is_module(call.func.value):
+            return False
+        given = self.axis(call)
+        number = given.operand if isinstance(given, ast.UnaryOp) else given
+        return not (isinstance(number, ast.Constant) and isinstance(number.value, int))
+
+    def statement(self, node: ast.AST) -> ast.stmt | None:
+        """The simple statement that holds a node."""
+        simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)
+        holding = [
+            one for one in ast.walk(self.node) if isinstance(one, simple) and any(n is node for n in ast.walk(one))
+        ]
+        return holding[0] if len(holding) == 1 else None
+
+    def is_module(self, node: ast.AST) -> bool:
+        """Whether an expression is a name of an imported module, such as ``F`` or ``torch``."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and isinstance(self.known.get(node.id), ModuleType)
+
+    def operand(self, call: ast.Call) -> ast.expr | None:
+        """The tensor that a method is called on, or the first argument of a function."""
+        if isinstance(call.func, ast.Attribute) and not self.is_module(call.func.value):
+            return call.func.value
+        return call.args[0] if call.args else None
+
+    def axis(self, call: ast.Call) -> ast.expr | None:
+        """The axis that is passed to a softmax."""
+        named = [one.value for one in call.keywords if one.arg == "dim"]
+        at = 0 if isinstance(call.func, ast.Attribute) and not self.is_module(call.func.value) else 1
+        return named[0] if named else call.args[at] if len(call.args) > at else None
+
+    def module(self, wanted: ModuleType, usual: str) -> str:
+        """The name under which a module is imported; its full name if it is not."""
+        return usual if self.known.get(usual) is wanted else wanted.__name__
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def place_of(function: Callable[..., Any]) -> Place | None:
+    """Where a function is written; None if that is not known, or in an installed package."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None)
+    return None if code is None else _place(code.co_filename, code.co_firstlineno, inner.__globals__)
+
+
+def running() -> Place | None:
+    """The line of the user's source that is being run, outside torch and rankscope."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return None if frame is None else _place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+
+
+def _place(file: str, line: int, known: Mapping[str, Any]) -> Place | None:
+    if file.startswith((*_OURS, *_INSTALLED)):
+        return None
+    source = "".join(linecache.getlines(file))
+    inside = [one for one in _functions(source) if one[1] <= line <= (one[2].end_lineno or 0)]
+    if not inside:
+        return None
+    name, _, node = max(inside, key=lambda one: one[1])
+    return Place(name, node, source, line, known)
+
+
+@lru_cache(maxsize=32)
+def _functions(source: str) -> tuple[tuple[str, int, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
+    """Name, first line and tree of every function."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, (*_Function, ast.ClassDef)):
+                name = f"{prefix}.{child.name}" if prefix else child.name
+            if isinstance(child, _Function):
+                yield name, min([child.lineno, *(one.lineno for one in child.decorator_list)]), child
+            yield from inside(child, name)
+
+    try:
+        return tuple(inside(ast.parse(source), ""))
+    except SyntaxError:  # a file that was changed since it was imported, or is not Python
+        return ()
+
+
+def said(place: Place, edits: Sequence[Edit]) -> str:
+    """The edits as a sentence."""
+    steps = [f"write `{one.new}` instead of `{one.old}`" if one.new else f"remove `{one.old}`" for one in edits]
+    return f"In `{place.name}`, {', and '.join(steps)}"
+
+
+@contextmanager
+def rewritten(place: Place, edits: Sequence[Edit], owner: type[nn.Module]) -> Iterator[bool]:
+    """Run with the forward of a class as the edits make it; False if it cannot be compiled again by itself."""
+    original = owner.__dict__.get("forward")
+    text = textwrap.dedent(" " * place.node.col_offset + (ast.get_source_segment(place.source, place.node) or ""))
+    for one in edits:
+        if not one.new or one.old not in text:
+            yield False
+            return
+        text = text.replace(one.old, one.new)
+    if original is None or original.__code__.co_freevars or place.node.decorator_list:
+        yield False
+        return
+    made: dict[str, Any] = {}
+    exec(compile(f"from __future__ import annotations\n{text}", "<edited forward>", "exec"), dict(place.known), made)
+    try:
+        setattr(owner, "forward", made[place.node.name])  # noqa: B010
+        yield True
+    finally:
+        setattr(owner, "forward", original)  # noqa: B010
+
+
+def with_skips(place: Place, block: nn.Module) -> list[Edit]:
+    """``x + f(x)`` wherever a forward assigns or returns ``f(x)``, with the name of its first input for ``x``."""
+    names = [one.arg for one in place.node.args.args]
+    if len(names) < 2:
+        return []
+    stream, edits = names[1], []
+    for one in _statements(place):
+        value = one.value
+        if value is None or isinstance(value, ast.Tuple) or _is_name(value, stream):
+            continue
+        again = isinstance(one, ast.Assign) and _is_name(one.targets[0], stream) and _names(value, stream)
+        normed = isinstance(value, ast.Call) and _is_norm(value.func, block)
+        if normed or not (again or isinstance(one, ast.Return)):
+            continue
+        text = place.text(value)
+        text = f"({text})" if isinstance(value, (ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda)) else text
+        edits.append(Edit(place.text(one), place.text(one, {value: f"{stream} + {text}"})))
+    return edits
+
+
+def with_whole_skips(place: Place) -> list[Edit]:
+    """``x + f(x)`` for ``g * x + f(x)``."""
+    edits = []
+    for one in _statements(place):
+        for total in ast.walk(one):
+            if not (isinstance(total, ast.BinOp) and isinstance(total.op, ast.Add)):
+                continue
+            for side, branch in ((total.left, total.right), (total.right, total.left)):
+                if not (isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mult)):
+                    continue
+                for stream, gain in ((side.left, side.right), (side.right, side.left)):
+                    if isinstance(stream, ast.Name) and _names(branch, stream.id) and not _names(gain, stream.id):
+                        edits.append(Edit(place.text(one), place.text(one, {side: stream.id})))
+    return edits
+
+
+def with_norms_first(place: Place, block: nn.Module) -> list[Edit]:
+    """``x + f(norm(x))`` for ``norm(x + f(x))``."""
+    edits = []
+    for one in _statements(place):
+        for norm in ast.walk(one):
+            if not (isinstance(norm, ast.Call) and len(norm.args) == 1 and not norm.keywords):
+                continue
+            total = norm.args[0]
+            if not (isinstance(total, ast.BinOp) and isinstance(total.op, ast.Add) and _is_norm(norm.func, block)):
+                continue
+            stream, branch = total.left, total.right
+            if not isinstance(stream, ast.Name):
+                stream, branch = branch, stream
+            if not isinstance(stream, ast.Name) or not _names(branch, stream.id):
+                continue
+            normed = f"{place.text(norm.func)}({stream.id})"
+            read = {n: normed for n in ast.walk(branch) if _is_name(n, stream.id)}
+            edits.append(Edit(place.text(one), place.text(one, {norm: f"{stream.id} + {place.text(branch, read)}"})))
+    return edits
+
+
+def _is_norm(func: ast.expr, block: nn.Module) -> bool:
+    """Whether ``self.name`` is a module of the block without a matrix."""
+    if not (isinstance(func, ast.Attribute) and _is_name(func.value, "self")):
+        return False
+    module = getattr(block, func.attr, None)
+    return isinstance(module, nn.Module) and all(p.ndim < 2 for p in module.parameters())
+
+
+def _statements(place: Place) -> Iterator[ast.Assign | ast.Return]:
+    nested = {
+        id(n) for f in ast.walk(place.node) if isinstance(f, _Function) and f is not place.node for n in ast.walk(f)
+    }
+    for one in ast.walk(place.node):
+        if id(one) in nested:
+            continue
+        if isinstance(one, ast.Return) or (isinstance(one, ast.Assign) and len(one.targets) == 1):
+            yield one
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return any(_is_name(one, name) for one in ast.walk(node))
+
+
+def over_axis(place: Place | None, axis: int) -> list[Edit]:
+    """The softmax on this line over another axis."""
+    call = None if place is None else place.call("softmax")
+    given = None if place is None or call is None else place.axis(call)
+    if place is None or call is None or given is None:
+        return []
+    return [Edit(place.text(call), place.text(call, {given: str(axis)}))]
+
+
+def without_call(place: Place | None, *names: str) -> list[Edit]:
+    """The tensor itself instead of the call on this line; an assignment to itself is removed."""
+    call = None if place is None else place.call(*names)
+    given = None if place is None or call is None else place.operand(call)
+    if place is None or call is None or given is None:
+        return []
+    whole = place.statement(call)
+    alone = isinstance(whole, ast.Assign) and whole.value is call and len(whole.targets) == 1
+    if isinstance(whole, ast.Assign) and alone and isinstance(given, ast.Name) and _is_name(whole.targets[0], given.id):
+        return [Edit(place.text(whole), "")]
+    return [Edit(place.text(call), place.text(given))]
+
+
+def causal(place: Place | None, masking: Place | None) -> list[Edit]:
+    """A causal mask before the softmax on a line, or instead of the mask that is filled in on another."""
+    here = masking or place
+    call = None if here is None else here.call("masked_fill") if masking else here.call("softmax")
+    scores = None if here is None or call is None else here.operand(call)
+    if here is None or call is None or not isinstance(scores, ast.Name):
+        return []
+    hidden = f"torch.ones_like({scores.id}, dtype=torch.bool).triu(1)"
+    if masking is None:
+        return [Edit(here.text(call), here.text(call, {scores: f"{scores.id}.masked_fill({hidden}, -torch.inf)"}))]
+    mask = mask_of(here, call)
+    return [] if mask is None else [Edit(here.text(call), here.text(call, {mask: hidden}))]
+
+
+def mask_of(place: Place, call: ast.Call) -> ast.expr | None:
+    """The mask that is passed to ``masked_fill``."""
+    named = [one.value for one in call.keywords if one.arg == "mask"]
+    at = 0 if isinstance(call.func, ast.Attribute) and not place.is_module(call.func.value) else 1
+    return named[0] if named else call.args[at] if len(call.args) > at else None
+
+
+def masked_before(softmax: Place | None, masking: Place | None) -> list[Edit]:
+    """The mask that is filled in after a softmax, filled in before it."""
+    if softmax is None or masking is None or softmax.node is not masking.node:
+        return []
+    soft, fill = softmax.call("softmax"), masking.call("masked_fill")
+    scores = None if soft is None else softmax.operand(soft)
+    mask = None if fill is None else mask_of(masking, fill)
+    if soft is None or fill is None or scores is None or mask is None:
+        return []
+    names = {n.id for n in ast.walk(mask) if isinstance(n, ast.Name)}
+    later = (n for n in ast.walk(softmax.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    if any(n.id in names and n.lineno >= soft.lineno for n in later):
+        return []
+    before = softmax.text(soft, {scores: f"{softmax.text(scores)}.masked_fill({softmax.text(mask)}, -torch.inf)"})
+    if masking.operand(fill) is soft:
+        return [Edit(softmax.text(fill), before)]
+    return [Edit(softmax.text(soft), before), *without_call(masking, "masked_fill")]
+
+
+def kept_result(masking: Place | None) -> list[Edit]:
+    """``scores = scores.masked_fill(...)`` for a call whose result is dropped."""
+    call = None if masking is None else masking.call("masked_fill")
+    given = None if masking is None or call is None else masking.operand(call)
+    if masking is None or call is None or not isinstance(given, ast.Name):
+        return []
+    if not isinstance(masking.statement(call), ast.Expr):
+        return []
+    return [Edit(masking.text(call), f"{given.id} = {masking.text(call)}")]
+
+
+def product_of(softmax: Place | None) -> tuple[ast.expr, ast.expr] | None:
+    """The product of queries and keys before a softmax, and that with the factors that scale it."""
+    if softmax is None:
+        return None
+    products = [
+        node
+        for node in ast.walk(softmax.node)
+        if (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
+        or (isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm", "einsum"))
+    ]
+    before = [node for node in products if (node.end_lineno or 0) <= softmax.line]
+    if len(before) != 1:
+        return None
+    whole: ast.expr = before[0]
+    for node in reversed(list(ast.walk(softmax.node))):
+        scales = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div))
+        if isinstance(node, ast.BinOp) and scales and (node.left is whole or node.right is whole):
+            whole = node
+    return before[0], whole
+
+
+def scaled_once(softmax: Place | None, width: int) -> list[Edit]:
+    """The product of queries and keys, divided once by the square root of the width of a head."""
+    found = product_of(softmax)
+    if softmax is None or found is None:
+        return []
+    product, whole = found
+    return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
+
+
+def normed_before(softmax: Place | None) -> str:
+    """The sentence that normalises queries and keys before their product; empty if they have no names."""
+    found = product_of(softmax)
+    whole = None if softmax is None or found is None else softmax.statement(found[0])
+    if softmax is None or found is None or whole is None:
+        return ""
+    product = found[0]
+    if isinstance(product, ast.BinOp):
+        pair = [product.left, product.right]
+    else:
+        assert isinstance(product, ast.Call)
+        pair = [one for one in product.args if not isinstance(one, ast.Constant)]
+        if isinstance(product.func, ast.Attribute) and not softmax.is_module(product.func.value):
+            pair = [product.func.value, *pair]
+    names = [_base(one) for one in pair]
+    if len(names) != 2 or not all(names):
+        return ""
+    functional = softmax.module(torch.nn.functional, "F")
+    normed = ", ".join(f"{functional}.layer_norm({name}, {name}.shape[-1:])" for name in names)
+    return f"In `{softmax.name}`, add `{', '.join(names)} = {normed}` before `{softmax.text(whole)}`"
+
+
+def _base(node: ast.expr) -> str:
+    """The name that a transposed tensor has."""
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Attribute):
+            node = node.value
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
+
+
+def added_to_result(place: Place | None, term: str) -> list[Edit]:
+    """A term added to what a function returns; ``{}`` in it stands for the first argument."""
+    returns = [] if place is None else [one for one in _statements(place) if isinstance(one, ast.Return)]
+    if place is None or len(returns) != 1 or returns[0].value is None or not place.node.args.args:
+        return []
+    value = returns[0].value
+    term = term.format(place.node.args.args[0].arg)
+    text = place.text(value) if isinstance(value, (ast.Call, ast.Name, ast.BinOp)) else f"({place.text(value)})"
+    return [Edit(place.text(returns[0]), place.text(returns[0], {value: f"{text} + {term}"}))]
+
+
+def argument_in(model: nn.Module, names: Sequence[str], value: str, needs: str) -> str:
+    """The sentence that gives a keyword argument of a call in one of the model's forwards another value."""
+    for kind in {type(module): None for module in model.modules()}:
+        place = place_of(kind.forward)
+        if place is None or needs not in [one.arg for one in place.node.args.args]:
+            continue
+        for node in ast.walk(place.node):
+            for one in node.keywords if isinstance(node, ast.Call) else ():
+                if one.arg in names:
+                    return said(place, [Edit(place.text(one), f"{one.arg}={value}")])
+    return ""
+
+
+def path(model: nn.Module, name: str, root: str = "model") -> str:
+    """Python that reaches a module or parameter of a model: ``model.front[2].weight`` for ``front.2.weight``."""
+    text, at = root, model
+    for part in name.split(".") if name else ():
+        listed = isinstance(at, (nn.ModuleList, nn.Sequential, nn.ParameterList)) and part.isdigit()
+        text += f"[{part}]" if listed else f".{part}" if part.isidentifier() else f"._modules[{part!r}]"
+        at = getattr(at, part, None) if not listed else at[int(part)]  # type: ignore[assignment, index]
+    return text
+
+
+def for_each(model: nn.Module, names: Sequence[str], what: str) -> str:
+    """One line that does something with every named module or parameter, in a loop over blocks if it is a loop.
+
+    Args:
+        model: the model.
+        names: qualified names.
+        what: what to do, with ``{}`` for what is named.
+    """
+    split = [re.fullmatch(r"(.*?)\.?(\d+)\.(.+)", name) for name in names]
+    if all(split):
+        parts = [(one[1], int(one[2]), one[3]) for one in split if one is not None]
+        owners, inner = {one[0] for one in parts}, list(dict.fromkeys(one[2] for one in parts))
+        owner = model.get_submodule(parts[0][0]) if len(owners) == 1 else None
+        if isinstance(owner, (nn.ModuleList, nn.Sequential)) and len(parts) == len(owner) * len(inner):
+            steps = "; ".join(what.format(path(owner[0], one, "block")) for one in inner)
+            return f"for block in {path(model, parts[0][0])}: {steps}"
+    return "; ".join(what.format(path(model, name)) for name in names)
