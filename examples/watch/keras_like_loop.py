@@ -1,6 +1,6 @@
 import torch
-from toy import ids, llama
 from torch import Tensor, nn
+from toy import ids, llama
 
 import rankscope as rs
 

@@ -1,8 +1,8 @@
 from collections.abc import Iterator
 
 import torch
-from toy import STEPS, ids, llama
 from torch import Tensor
+from toy import STEPS, ids, llama
 
 import rankscope as rs
 
