@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import importlib
 import json
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).parents[1]
 LOOPS = ROOT / "examples" / "watch"
 OUT = ROOT / "docs" / "data" / "monitor" / "hosts.json"
@@ -34,11 +36,12 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Host:
-    """A loop: its title on the page, its file, and the package that it needs."""
+    """A loop: its title on the page, its file, the package that it needs, and what to import before it is forked."""
 
     title: str
     file: str
     package: str
+    module: str = "transformers"
 
 
 HOSTS = {
@@ -46,12 +49,14 @@ HOSTS = {
     "nanogpt": Host("nanoGPT's `train.py`", "train.py", "torch"),
     "keras-like": Host("A class with `compile` and `fit`, as in Keras", "keras_like_loop.py", "torch"),
     "trainer": Host("`transformers.Trainer`", "trainer_loop.py", "transformers"),
-    "lightning": Host("Lightning", "lightning_loop.py", "lightning"),
-    "accelerate": Host("accelerate", "accelerate_loop.py", "accelerate"),
-    "trl": Host("TRL", "trl_loop.py", "trl"),
-    "sentence-transformers": Host("sentence-transformers", "sentence_transformers_loop.py", "sentence-transformers"),
-    "composer": Host("Composer", "composer_loop.py", "mosaicml"),
-    "olmo-core": Host("OLMo-core", "olmo_core_loop.py", "ai2-olmo-core"),
+    "lightning": Host("Lightning", "lightning_loop.py", "lightning", "lightning"),
+    "accelerate": Host("accelerate", "accelerate_loop.py", "accelerate", "accelerate"),
+    "trl": Host("TRL", "trl_loop.py", "trl", "trl.trainer.sft_trainer"),
+    "sentence-transformers": Host(
+        "sentence-transformers", "sentence_transformers_loop.py", "sentence-transformers", "sentence_transformers"
+    ),
+    "composer": Host("Composer", "composer_loop.py", "mosaicml", "composer"),
+    "olmo-core": Host("OLMo-core", "olmo_core_loop.py", "ai2-olmo-core", "olmo_core.train"),
     "torchtitan": Host("A loop with the shape of torchtitan's", "torchtitan_shape_loop.py", "torch"),
 }
 
@@ -67,10 +72,8 @@ def without(source: str) -> str:
             continue
         if "rs.watch(" in line:
             continue
-        found.append(
-            line.replace("model, watch = trainer.model_parts[0], trainer.watch", "model = trainer.model_parts[0]")
-        )
-    return "".join(line for line in found if line.strip() != "watch = trainer.watch")
+        found.append(line)
+    return "".join(found)
 
 
 def nanogpt(checkout: Path) -> str:
@@ -93,43 +96,40 @@ def diff(name: str, source: str) -> str:
 
 
 def run(file: Path, arguments: Sequence[str]) -> None:
-    """Run a loop in this process, and print what it left: a hash of the weights, and what was read."""
-    import torch
-
+    """Run a loop in this process, and write what it left: a hash of the weights, and what was read."""
     torch.set_num_threads(1)
+    os.chdir(file.parent)
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.parent))
     found = runpy.run_path(str(file), run_name="__main__")
-    model, watch = found["model"], found.get("watch")
+    model, watch = found["model"], found.get("watch", getattr(found.get("trainer"), "watch", None))
     bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     told: dict[str, Any] = {"weights": hashlib.sha256(bits).hexdigest()}
     if watch is not None:
-        line = repr(watch)
-        (getattr(watch, "close", None) or (lambda: None))()
         history = watch.history
         told |= {
-            "line": line,
+            "line": repr(watch),
             "readings": len(history),
             "losses": int(history["loss"].notna().sum()) if "loss" in history else 0,
             "alarms": [alarm.name for alarm in watch.alarms],
         }
-    print(f"\n{json.dumps(told)}")
+    Path("told.json").write_text(json.dumps(told))
 
 
 def in_process(source: str, file: str, beside: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a source in a process and a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Run a source in a folder and a process of its own, forked so that imports are paid once."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for other in beside.glob("*.py"):
-            (Path(folder) / other.name).write_text(other.read_text())
+            (folder / other.name).write_text(other.read_text())
         if (beside / "data").exists():
-            prepare_text(Path(folder))
-        (Path(folder) / file).write_text(source)
-        command = [sys.executable, str(Path(__file__).resolve()), "--run", file, *arguments]
-        env = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+            prepare_text(folder)
+        (folder / file).write_text(source)
+        process = torch.multiprocessing.get_context("fork").Process(target=run, args=(folder / file, arguments))
+        process.start()
+        process.join()
+        assert process.exitcode == 0, f"{file} failed"
+        return dict(json.loads((folder / "told.json").read_text()))
 
 
 def prepare_text(folder: Path) -> None:
@@ -153,14 +153,18 @@ NANOGPT = [
 ]  # fmt: skip
 
 
-def seen(name: str, checkout: Path | None) -> dict[str, Any]:
-    """Run one loop with and without the line."""
-    host = HOSTS[name]
+def source_of(name: str, checkout: Path | None) -> str:
+    """A loop with its line."""
     if name == "nanogpt":
         assert checkout is not None
-        source, beside, arguments = nanogpt(checkout), checkout, NANOGPT
-    else:
-        source, beside, arguments = (LOOPS / host.file).read_text(), LOOPS, []
+        return nanogpt(checkout)
+    return (LOOPS / HOSTS[name].file).read_text()
+
+
+def seen(name: str, checkout: Path | None) -> dict[str, Any]:
+    """Run one loop with and without the line."""
+    host, source = HOSTS[name], source_of(name, checkout)
+    beside, arguments = (LOOPS, []) if checkout is None or name != "nanogpt" else (checkout, NANOGPT)
     watched = in_process(source, host.file, beside, arguments)
     bare = in_process(without(source), host.file, beside, arguments)
     same = watched.pop("weights") == bare["weights"]
@@ -177,6 +181,9 @@ def page(told: dict[str, Any]) -> str:
     """The diffs, each with what was seen."""
     lines = ["| loop | run with | readings | with the loss | weights as without the line |", "|---|---|---|---|---|"]
     for name, facts in told.items():
+        if "readings" not in facts:
+            lines.append(f"| {HOSTS[name].title} | not run yet | | | |")
+            continue
         same = "same bits" if facts["weights_are_those_without_the_line"] else "**differ**"
         title, loss = HOSTS[name].title, f"{facts['losses']} of {facts['readings']}"
         lines.append(f"| {title} | {facts['version']} | {facts['readings']} | {loss} | {same} |")
@@ -185,31 +192,39 @@ def page(told: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(told: dict[str, Any], out: Path) -> None:
+    """The record, and the table and diffs of the page."""
+    ordered = {name: told[name] for name in HOSTS if name in told}
+    out.write_text(json.dumps(ordered, indent=1) + "\n")
+    out.with_suffix(".inc").write_text(page(ordered))
+
+
 def main() -> None:
     """Run what is installed, and write what was seen."""
-    if sys.argv[1:2] == ["--run"]:
-        run(Path(sys.argv[2]), sys.argv[3:])
-        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=HOSTS, nargs="+", default=tuple(HOSTS))
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    parser.add_argument("--diffs", action="store_true", help="write the diffs, and run nothing")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     told = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.only:
+        if name == "nanogpt" and options.nanogpt is None:
+            print("nanogpt: no checkout was given")
+            continue
+        told.setdefault(name, {})["diff"] = diff(name, source_of(name, options.nanogpt))
+        write(told, options.out)
         try:
             version(HOSTS[name].package)
         except PackageNotFoundError:
             print(f"{name}: {HOSTS[name].package} is not installed")
             continue
-        if name == "nanogpt" and options.nanogpt is None:
-            print("nanogpt: no checkout was given")
+        if options.diffs:
             continue
+        importlib.import_module(HOSTS[name].module)
         told[name] = seen(name, options.nanogpt)
         print(f"{name}: {json.dumps({key: value for key, value in told[name].items() if key != 'diff'})}", flush=True)
-        told = {key: told[key] for key in HOSTS if key in told}
-        options.out.write_text(json.dumps(told, indent=1) + "\n")
-        options.out.with_suffix(".inc").write_text(page(told))
+        write(told, options.out)
 
 
 if __name__ == "__main__":

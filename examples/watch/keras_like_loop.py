@@ -35,4 +35,3 @@ model = llama()
 trainer = Sequence2Sequence(model)
 trainer.compile(torch.optim.AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss())
 trainer.fit(ids(), ids(), batch_size=8)
-watch = trainer.watch

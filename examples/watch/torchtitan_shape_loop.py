@@ -44,4 +44,4 @@ trainer = Trainer(accumulation=2)
 batches = iter(ids().split(4))
 for _ in range(STEPS):
     trainer.train_step(batches)
-model, watch = trainer.model_parts[0], trainer.watch
+model = trainer.model_parts[0]

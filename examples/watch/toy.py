@@ -31,7 +31,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def ids(count: int = 8 * STEPS) -> Tensor:
     """Sequences of token ids."""
-    every = torch.tensor(tokenizer()(" ".join(WORDS))["input_ids"])
+    every = torch.tensor(tokenizer().convert_tokens_to_ids(WORDS))
     return torch.stack([every[7 * place : 7 * place + TOKENS] for place in range(count)])
 
 
