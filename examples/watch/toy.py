@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rankscope.models.inputs.text import sample_text
-
 STEPS, TOKENS = 12, 16
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
-WORDS = sample_text().split()
+PARTS = ("the", "a", "small", "old", "model", "token", "layer", "reads", "writes", "keeps", "every", "next", "word")
+WORDS = [f"{one}-{other}" for one in PARTS for other in PARTS for _ in range(8)]
+random.Random(0).shuffle(WORDS)
 
 
 def sentences(count: int) -> list[str]:

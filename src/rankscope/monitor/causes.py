@@ -124,7 +124,8 @@ class Structure:
             if abs(gain - old) > SAME_GAIN * max(abs(gain), abs(old)):
                 moved.setdefault((f"{gain:.2g}", f"{old:.2g}"), []).append(name)
         lost = [name for name in before.gains if name not in self.gains]
-        if lost and self.shapes == before.shapes:
+        # A stream that is not finite has no gains either, and is not a change of the model.
+        if lost and self.shapes == before.shapes and all(map(math.isfinite, self.entry.values())):
             found.append(Cause("skip", f"no addition of a skip is seen any more in {_blocks(lost)}"))
         for (gain_now, gain_before), names in moved.items():
             words = f"the skips carry {gain_now} of the stream instead of {gain_before} in {_blocks(names)}"
