@@ -4,6 +4,10 @@ Run ``python -m benchmarks.monitor_overhead`` for a BERT-base-size training (hou
 ``--kinds default --batch 2 64`` for one schedule and a smaller batch. Trainings of the same model advance side by side,
 a few steps each in turn: bare, with the default schedule, and with ``every=1``. The ratio of their wall times is
 printed and, with ``--out``, written as JSON.
+
+``--ratios`` takes a few minutes instead: the processor time of one warm reading over that of a training step on the
+same batch, and of a step that reads norms after every block over a bare one; a BERT of base size (8 x 128 tokens) and
+a GPT-2 of 4 blocks of width 64 (8 x 64), one thread, one step of each in turn, medians.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,90 @@ def _batches(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
         yield torch.randint(5, VOCABULARY, shape, generator=generator)
 
 
+class Ratios:
+    """A model of which a training step, a reading, and a step that reads norms are timed in turn.
+
+    Args:
+        make: builds the model.
+        batch: sequences and tokens of a batch; the probe has the same shape.
+    """
+
+    def __init__(self, make: Callable[[], Any], batch: tuple[int, int]) -> None:
+        self._batches = _batches(batch)
+        self._models = [make().train() for _ in range(3)]
+        self._optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4) for model in self._models]
+        given = {"input_ids": next(self._batches)}
+        self._gauge = Gauge(self._models[1], given, schedule=1, strict=True)
+        self._norms = Gauge(self._models[2], given, schedule=1, where="graph", alarms=(), strict=True)
+
+    def turn(self, step: int) -> dict[str, float]:
+        """Processor seconds of a bare step, of a reading after such a step, and of a step that reads norms."""
+        ids = next(self._batches)
+        bare = self._timed(lambda: self._train(0, ids))
+        self._backward(1, ids)
+        reading = self._timed(lambda: self._gauge.after_backward(step))
+        loss = self._finish(1)
+        reading += self._timed(lambda: self._gauge.step(step, loss=loss, batch={"input_ids": ids}))
+
+        def with_norms() -> None:
+            self._train(2, ids)
+            if self._norms.step(step) is None:
+                raise RuntimeError("the step was not read")
+
+        return {"step": bare, "reading": reading, "step_with_norms": self._timed(with_norms)}
+
+    def _backward(self, number: int, ids: torch.Tensor) -> None:
+        self._loss = self._models[number](input_ids=ids, labels=ids).loss
+        self._loss.backward()
+
+    def _finish(self, number: int) -> float:
+        self._optimizers[number].step()
+        self._optimizers[number].zero_grad()
+        return float(self._loss.detach())
+
+    def _train(self, number: int, ids: torch.Tensor) -> None:
+        self._backward(number, ids)
+        self._finish(number)
+
+    @staticmethod
+    def _timed(act: Callable[[], object]) -> float:
+        started = time.process_time()
+        act()
+        return time.process_time() - started
+
+
+def ratios(turns: int) -> dict[str, Any]:
+    """Both models; the first three turns warm up."""
+    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+    torch.set_num_threads(1)
+    small = GPT2Config(
+        vocab_size=VOCABULARY, n_layer=4, n_embd=64, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    kinds: dict[str, tuple[Callable[[], Any], tuple[int, int], int]] = {
+        "BERT-base, 8 x 128": (
+            lambda: BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES["base"])), (8, 128), turns
+        ),
+        "GPT-2 of 4 blocks of width 64, 8 x 64": (lambda: GPT2LMHeadModel(small), (8, 64), 8 * turns),
+    }  # fmt: skip
+    found: dict[str, Any] = {"torch": torch.__version__}
+    for name, (make, batch, count) in kinds.items():
+        model = Ratios(make, batch)
+        times = [model.turn(step) for step in range(count + 3)][3:]
+        seconds = {key: [one[key] for one in times] for key in times[0]}
+        step = statistics.median(seconds["step"])
+        paired = [one["step_with_norms"] / one["step"] for one in times]
+        found[name] = {
+            "turns": count,
+            "step_seconds": round(step, 4),
+            "reading_seconds": round(statistics.median(seconds["reading"]), 4),
+            "reading_over_step": round(statistics.median(seconds["reading"]) / step, 3),
+            "mean_reading_over_step": round(statistics.mean(seconds["reading"]) / statistics.mean(seconds["step"]), 3),
+            "step_with_norms_over_step": round(statistics.median(paired), 4),
+        }
+    return found
+
+
 KINDS: dict[str, str | int | None] = {"bare": None, "default": "1%", "every=1": 1}
 
 
@@ -144,7 +232,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs=2, metavar=("SEQUENCES", "TOKENS"), help="of a training step")
     parser.add_argument("--kinds", nargs="+", choices=[kind for kind in KINDS if kind != "bare"], default=list(KINDS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--ratios", action="store_true", help="one reading over one step, and norms in every step")
+    parser.add_argument(
+        "--turns", type=int, default=8, help="with --ratios: steps of BERT-base; GPT-2 has eight times as many"
+    )
     options = parser.parse_args()
+    if options.ratios:
+        print(json.dumps(found := ratios(options.turns), indent=1))
+        if options.out is not None:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
+        return
     size, batch, steps = ("small", (8, 32), 60) if options.small else ("base", (8, 128), 500)
     batch = (options.batch[0], options.batch[1]) if options.batch else batch
     found = compare(size, batch, options.steps or steps, options.chunk, options.probe, options.kinds)

@@ -420,7 +420,7 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
     temporary.replace(folder / DONE)
 
 
-def advance(training: Training, gauge: Gauge, step: int) -> tuple[float, float, dict[str, Tensor]]:
+def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, float, dict[str, Tensor]]:
     """One step of training: loss, norm of the gradient, and the batch."""
     for number, group in enumerate(training.optimizer.param_groups):
         group["lr"] = training.learning_rate(step) * training.group_factors[number]
@@ -438,7 +438,8 @@ def advance(training: Training, gauge: Gauge, step: int) -> tuple[float, float, 
         for parameter in learned:
             assert parameter.grad is not None
             parameter.grad.fill_(math.inf)
-    gauge.after_backward(step)
+    if gauge is not None:
+        gauge.after_backward(step)
     norm = float(nn.utils.clip_grad_norm_(learned, 1.0))
     if not skipped:
         training.optimizer.step()

@@ -42,6 +42,7 @@ HEALTHY = {
     "weight_turn_before": 0.02,
     "loss_level": 2.0,
     "loss_spread": 0.1,
+    "cloned_blocks": 0.0,
 }
 BAD = {
     "token_collapse": {"relative_residual": 0.05},
@@ -60,6 +61,7 @@ BAD = {
     "update_growth": {"weight_motion": 2e-2},
     "still_weights": {"still_steps": 32.0},
     "loss_shift": {"loss_now": 4.0},
+    "cloned_blocks": {"cloned_blocks": 3.0},
     "weights_replaced": {"weight_turn": 0.9},
 }
 

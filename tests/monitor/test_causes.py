@@ -87,7 +87,7 @@ def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) ->
     empty = LayerState({}, {}, {}, {})
     facts: dict[str, Any] = {
         "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
-        "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None,
+        "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None,
         "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
     }  # fmt: skip
     return Scene(ALARMS[alarm], None, layer, **{**facts, **given})
@@ -128,6 +128,15 @@ def test_every_alarm_goes_through_the_same_search(alarm: str, given: dict[str, A
     found = find_cause(scene(alarm, **given))
     assert found.component == component
     assert component in TO_DO or component in ("rate", "skip")
+
+
+def test_loss_that_moved_after_a_fault_was_found_follows_it() -> None:
+    jumped = whole(loss_now=4.0, loss_level=3.0, loss_spread=0.1)
+    assert find_cause(scene("loss_shift", None, whole=jumped)).component == "objective"
+    known = Cause("rate", "the rate").following("update_growth")
+    assert find_cause(scene("loss_shift", None, whole=jumped, known=known)) == known
+    alike = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.0})
+    assert find_cause(scene("loss_shift", None, whole=jumped, structure=lambda: alike)).component == "embedding"
 
 
 def test_no_alarm_has_a_cause_written_into_it() -> None:

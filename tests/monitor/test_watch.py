@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import rankscope as rs
 from rankscope.errors import InputError, UnknownNameError
+from rankscope.monitor.alarms.loss_shift import rise
+from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.readings import ENOUGH, one_line
 from tests.monitor.trainings import assert_bit_equal, batches, bert, gpt2
 
@@ -210,12 +212,66 @@ def test_nanogpt_loop_with_positional_arguments_and_fused_queries() -> None:
         for batch in batches(4, sequences=8):
             _, loss = model(batch["input_ids"], batch["labels"])
             assert loss is not None
-            watch.loss(loss).backward()
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     assert len(watch.history) == 4
+    assert watch.history["loss"].notna().all(), "the only scalar that the model returned"
     assert watch.history["qk_to_v_gradient/least"].gt(0).all()
     assert "batch_copies" in watch.history
+
+
+def without_skips(self: Block, x: Tensor) -> Tensor:
+    return self.mlp(self.ln_2(self.attn(self.ln_1(x))))
+
+
+@pytest.mark.parametrize(("since", "alarm"), [(0, "token_collapse"), (20, "model_changed")])
+def test_skips_that_the_code_leaves_out_are_the_cause_from_the_start_and_later(
+    since: int, alarm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Nano()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, strict=True, schedule=2) as watch:
+        for step, batch in enumerate(batches(40, sequences=8)):
+            if step == since:
+                monkeypatch.setattr(Block, "forward", without_skips)
+            model(batch["input_ids"], batch["labels"])[1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {one.name: one for one in watch.alarms}
+    assert found[alarm].component == "skip"
+    assert found[alarm].step <= since + 16
+    assert "skip" in found[alarm].sentence
+
+
+def test_blocks_that_begin_as_copies_are_an_alarm_before_the_first_step() -> None:
+    torch.manual_seed(0)
+    model = Nano()
+    model.h[1].load_state_dict(model.h[0].state_dict())
+    watch = rs.watch(model, torch.optim.AdamW(model.parameters(), lr=1e-3), strict=True)
+    nano_loop(model, watch, watch._optimizers[0])
+    (alarm,) = watch.alarms
+    assert (alarm.name, alarm.step, alarm.component) == ("cloned_blocks", 0, "initialisation")
+    assert "no alarm now, before: cloned_blocks (step 0)" in repr(watch)
+
+
+def test_loss_that_jumps_between_two_readings_is_seen_at_the_next() -> None:
+    level = LossLevel()
+    for _ in range(60):
+        level.take(3.0)
+    for step in range(20):
+        level.take(3.0 if step % 2 else 2.99)
+    assert rise(*(level.level() or ())) < 0.1
+    for _ in range(16):
+        level.take(4.0)
+    for _ in range(40):
+        level.take(4.0)
+    assert rise(*(level.level() or ())) > 1.0, "it was a jump, though the new level is the usual one by now"
+    assert level.level() is None
 
 
 def nano_loop(call: Any, watch: Any, optimizer: torch.optim.Optimizer) -> None:

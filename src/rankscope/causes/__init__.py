@@ -3,6 +3,7 @@
 from rankscope.causes._engine import Diagnosis, examine, find
 from rankscope.causes._examination import AttentionSeen, Examination, ModuleCall
 from rankscope.causes._spec import CAUSES, CauseSpec, Finding, cause
+from rankscope.causes._tensors import cloned
 
 __all__ = [
     "CAUSES",
@@ -13,6 +14,7 @@ __all__ = [
     "Finding",
     "ModuleCall",
     "cause",
+    "cloned",
     "examine",
     "find",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,3 +89,23 @@ def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
                     parameter.normal_(0.0, 0.02)
                 replaced[f"{name}.{inner}" if name else inner] = parameter.detach()
     return replaced
+
+
+def cloned(blocks: Sequence[nn.Module]) -> list[int]:
+    """Blocks whose weights equal those of the first one, entry by entry, in memory of their own."""
+    if len(blocks) < 2:
+        return []
+    first = dict(blocks[0].named_parameters())
+    matrices = [name for name, p in first.items() if p.ndim >= 2]
+    found = []
+    for number, block in enumerate(blocks[1:], start=1):
+        own = dict(block.named_parameters())
+        if (
+            matrices
+            and own.keys() == first.keys()
+            and all(own[n] is not first[n] and own[n].shape == first[n].shape for n in matrices)
+            and all(torch.equal(own[n].detach(), first[n].detach()) for n in matrices)
+            and all(bool(first[n].detach().any()) for n in matrices)
+        ):
+            found.append(number)
+    return found

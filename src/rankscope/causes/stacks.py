@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from rankscope._citations import Cite
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import shuffled
+from rankscope.causes._tensors import cloned, shuffled
 from rankscope.errors import RankscopeError
 from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
@@ -185,26 +184,6 @@ def _norms_first(x: Examination) -> Iterator[bool]:
             layer.norm_first = False
 
 
-def _cloned(x: Examination) -> list[int]:
-    """Blocks whose weights equal those of the first one, entry by entry, in memory of their own."""
-    if len(x.blocks) < 2:
-        return []
-    first = dict(x.blocks[0][1].named_parameters())
-    matrices = [name for name, p in first.items() if p.ndim >= 2]
-    found = []
-    for number, (_, block) in enumerate(x.blocks[1:], start=1):
-        own = dict(block.named_parameters())
-        if (
-            matrices
-            and own.keys() == first.keys()
-            and all(own[n] is not first[n] and own[n].shape == first[n].shape for n in matrices)
-            and all(torch.equal(own[n].detach(), first[n].detach()) for n in matrices)
-            and all(bool(first[n].detach().any()) for n in matrices)
-        ):
-            found.append(number)
-    return found
-
-
 @cause(
     proof="the weights are equal entry by entry; with the entries of each matrix in another order, tokens stay apart",
     change="an initialisation of its own for each layer",
@@ -213,7 +192,7 @@ def _cloned(x: Examination) -> list[int]:
 )
 def cloned_layers(x: Examination) -> Iterator[Finding]:
     """Layers that begin with the same weights."""
-    same = _cloned(x)
+    same = cloned([block for _, block in x.blocks])
     if not same or not x.curve:
         return
     replaced = _own_weights(x, same)

@@ -123,6 +123,10 @@ class Structure:
             old = before.gains.get(name, math.nan)
             if abs(gain - old) > SAME_GAIN * max(abs(gain), abs(old)):
                 moved.setdefault((f"{gain:.2g}", f"{old:.2g}"), []).append(name)
+        lost = [name for name in before.gains if name not in self.gains]
+        # A stream that is not finite has no gains either, and is not a change of the model.
+        if lost and self.shapes == before.shapes and all(map(math.isfinite, self.entry.values())):
+            found.append(Cause("skip", f"no addition of a skip is seen any more in {_blocks(lost)}"))
         for (gain_now, gain_before), names in moved.items():
             words = f"the skips carry {gain_now} of the stream instead of {gain_before} in {_blocks(names)}"
             found.append(Cause("skip", words))
@@ -285,6 +289,7 @@ class Scene:
         before: how the model was put together before.
         structure: how it is put together now.
         not_finite: the first number that is not finite; None if all are finite.
+        known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
         structural: the seam to causes in the structure of the model alone; see :func:`structural_cause`.
         experiment: switches branches off, one kind after the other.
     """
@@ -299,6 +304,7 @@ class Scene:
     before: Structure | None
     structure: Callable[[], Structure]
     not_finite: Callable[[], Cause | None]
+    known: Cause | None
     structural: Callable[[], Cause | None]
     experiment: Callable[[], Cause]
 
@@ -379,6 +385,13 @@ def _of_still_weights(scene: Scene) -> Cause | None:
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
 
 
+def _of_start(scene: Scene) -> Cause | None:
+    number = scene.whole.now.get("cloned_blocks", 0.0)
+    if number == 0.0:
+        return None
+    return Cause("initialisation", f"Cause: the initialisation: {number:.0f} blocks are copies of the first one.")
+
+
 def _of_rate(scene: Scene) -> Cause | None:
     """Weights that move too fast, now or in two readings since the first steps; or a rate that was raised."""
     if not scene.past:
@@ -404,10 +417,11 @@ def _of_rate(scene: Scene) -> Cause | None:
 
 
 def _of_entry(scene: Scene) -> Cause | None:
-    if scene.layer is None:
-        return None
     now = scene.structure()
-    entry, inputs = (found.get(scene.stack or "", math.nan) for found in (now.entry, now.inputs_entry))
+    if scene.layer is None:  # an alarm about the whole model: the stack whose inputs are most alike
+        entry, inputs = (min(found.values(), default=math.nan) for found in (now.entry, now.inputs_entry))
+    else:
+        entry, inputs = (found.get(scene.stack or "", math.nan) for found in (now.entry, now.inputs_entry))
     if entry < COLLAPSED_ENTRY:
         return Cause("embedding", f"Cause: tokens are alike before the first block, relative residual {entry:.2g}.")
     if inputs < EQUAL_INPUTS:
@@ -430,6 +444,8 @@ def _of_objective(scene: Scene) -> Cause | None:
     if scene.state.settled and (not scene.state.converged or "inputs_relative_residual" in scene.spec.metrics):
         words = "the gradient of the whole model has nearly vanished in this state"
         return Cause("objective", f"Cause: the objective: {words}.")
+    if scene.known is not None and scene.known.component != "objective":
+        return scene.known  # the loss moved because of what another alarm has found already
     risen = loss_shift(scene.whole)
     if risen is not None and risen.severity >= 1.0:
         words = f"{risen.words}; data, model and rate are as they were"
@@ -476,11 +492,10 @@ def _of_attention(scene: Scene) -> Cause | None:
     now, entropy = scene.state.now, scene.state.now.get("attention_entropy", math.nan)
     if now.get("qk_to_v_gradient", math.nan) < NOTHING:
         if math.isnan(entropy) or entropy == 0.0:
-            return Cause(
-                "attention", "Cause: each token sees a single key, so queries and keys have no effect: the mask."
-            )
+            words = "each token sees a single key, so queries and keys have no effect: the mask"
+            return Cause("attention", f"Cause: {words}.", "Look at what builds the attention mask, and at its dtype.")
         words = f"attention does not depend on queries and keys at all; its entropy is {entropy:.2g}"
-        return Cause("attention", f"Cause: {words}.")
+        return Cause("attention", f"Cause: {words}.", "Look at the queries, the keys and the scale of their scores.")
     sides = {METRICS[name].side for name in scene.spec.metrics if name in METRICS}
     apart = now.get("relative_residual", math.nan)
     if sides == {"attention"} and apart >= COLLAPSED_ENTRY:
@@ -501,6 +516,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_changes,
     _of_replaced_weights,
     _of_still_weights,
+    _of_start,
     _of_rate,
     _of_entry,
     _of_objective,
@@ -540,12 +556,16 @@ def structural_cause(
     return Cause("structure", f"Cause: {shown.sentence} Shown by: {shown.evidence}", f"{shown.change}.")
 
 
+CERTAIN = frozenset({"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes"})
+"""Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
     "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, or lengthen the warm-up.",
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
     "weights": "Reload the weights from a checkpoint before it and compare what was loaded or re-initialised then.",
+    "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
+    "m.reset_parameters() where there is one.",
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
     "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
     "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",

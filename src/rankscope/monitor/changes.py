@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from rankscope.monitor.alarms import LevelChange
+from rankscope.monitor.alarms.loss_shift import LASTS, rise
 
 BASE = 5
 """Readings whose median is the level before a change."""
@@ -132,13 +133,27 @@ class LossLevel:
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=48)
+        self._last: deque[tuple[float, float, float]] = deque(maxlen=LASTS)
+        self._worst: tuple[float, float, float] | None = None
 
     def take(self, loss: float) -> None:
         """Add the loss of a step."""
-        if math.isfinite(loss):
-            self._losses.append(loss)
+        if not math.isfinite(loss):
+            return
+        self._losses.append(loss)
+        levels = self._levels()
+        if levels is not None:
+            self._last.append(levels)
+            lasting = min(self._last, key=lambda one: rise(*one))
+            if len(self._last) == LASTS and (self._worst is None or rise(*lasting) > rise(*self._worst)):
+                self._worst = lasting
 
     def level(self) -> tuple[float, float, float] | None:
+        """The largest rise since the last call that lasted for four steps: loss, level and spread."""
+        worst, self._worst = self._worst, None
+        return worst
+
+    def _levels(self) -> tuple[float, float, float] | None:
         """Median now, median of the 16 steps before the last 16, and standard deviation of 32 steps before those 16.
 
         The deviation is that of differences of neighbours, which a trend hardly changes. None after fewer than 40

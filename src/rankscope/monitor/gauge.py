@@ -25,6 +25,8 @@ from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
+    CERTAIN,
+    RECENT,
     Cause,
     Scene,
     Structure,
@@ -38,7 +40,7 @@ from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
-from rankscope.monitor.readings import ENOUGH, LOSS, LayerValue, Reading, fact, one_line, scalar_name, too_few
+from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading, fact, one_line, scalar_name, too_few
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
@@ -140,6 +142,9 @@ class Gauge:
         self._structures: deque[Structure] = deque(maxlen=2)
         self._changes: tuple[Cause, ...] = ()
         self._causes: dict[str, Cause] = {}
+        self._alarms: list[Alarm] = []
+        self._start: tuple[LayerValue, ...] | None = None
+        self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
         self._batches = BatchWatch(padding)
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
@@ -183,6 +188,7 @@ class Gauge:
         with self._guarded(), self._timed():
             if self._meets(number):
                 self._gradients = self._prober.look_at_gradients()
+                self._look_at_start()
 
     @contextmanager
     def inside(self, step: int, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -235,6 +241,7 @@ class Gauge:
                     self._outlets.write(reading)
             self._schedule.was_read(step, self._spent)
             self._last_read, self._spent, self._decision = step, 0.0, (step, False)
+            self._alarms += () if reading is None else reading.alarms
             for alarm in () if reading is None else reading.alarms:
                 self._actions.take(alarm, alone=alarm.component == "data" and self._ranks.world > 1)
         return reading
@@ -272,7 +279,7 @@ class Gauge:
             return f"disabled: {self.disabled}"
         if self.last is None:
             return "nothing was read yet"
-        return one_line(self.last, self._outlets.count + self._before)
+        return one_line(self.last, self._outlets.count + self._before, self._alarms)
 
     def __repr__(self) -> str:
         return f"Gauge({type(self._prober.model).__name__}): {self.summary}"
@@ -326,6 +333,11 @@ class Gauge:
             return False
         return pending and announced is not None and step >= announced
 
+    def _look_at_start(self) -> None:
+        """Once, before the first step of the optimizer if gradients are read: what only the initial weights show."""
+        if self._start is None:
+            self._start = tuple(self._prober.look_at_start())
+
     def _meets(self, step: int) -> bool:
         """Whether every rank is here, if a reading needs all of them."""
         if not self._prober.needs_all_ranks:
@@ -378,7 +390,10 @@ class Gauge:
         if self._resumes is not None:
             self._resume(step, self._resumes)
         self._changes = ()
-        if self._outlets.count % STRUCTURE_EVERY == 0 and not self._only_graph:
+        if self._outlets.count == 0 and self._before == 0:
+            self._look_at_start()
+            values = (*values, *(self._start or ()))
+        if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
             values = (*values, self._compared())
         self._references.take(values, step)
         states, active = self._references.states(values), self._watch.active
@@ -413,6 +428,15 @@ class Gauge:
                     changes=self._changes,
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
+                    known=next(
+                        (
+                            self._causes[name].following(name)
+                            for name, at in reversed(self._raised.items())
+                            if name != spec.name and self._outlets.count - at <= RECENT
+                            if self._causes[name].component in CERTAIN
+                        ),
+                        None,
+                    ),
                     not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
                     structural=lambda: structural_cause(
                         structure(),
@@ -427,6 +451,7 @@ class Gauge:
             if found.component == "unknown":
                 found = next((one.following(name) for name, one in self._causes.items() if name in active), found)
             self._causes[spec.name] = found
+            self._raised[spec.name] = self._outlets.count
             return found
 
         @cache

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from rankscope._types import Status
-from rankscope.causes import Finding, examine, find
-from rankscope.errors import RankscopeError
+from rankscope.causes import Finding, cloned, examine, find
+from rankscope.errors import RankscopeError, SiteError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.model import Model
 from rankscope.models.view import ModelView
-from rankscope.models.wrapping import needs_all_ranks
+from rankscope.models.wrapping import is_distributed, needs_all_ranks
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
@@ -56,6 +56,9 @@ DEFAULT_METRICS = (
 
 GAUGE_SITES = ("block.out", "attention.probs", "attention.scores", "block.update", "mlp.branch", "mlp.router")
 """Where a gauge reads the metrics of each side."""
+
+MOST_RENEWALS = 3
+"""Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
 
 RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
@@ -196,6 +199,7 @@ class Prober:
         caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
         not_finite: which weights and gradients were not finite when they were last looked at, in words.
         all_weights_bad: whether no parameter was free of NaN and infinity then.
+        is_renewed: whether the last look found the model on another path than before.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
@@ -203,7 +207,8 @@ class Prober:
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
-        self.all_weights_bad = False
+        self.all_weights_bad, self.is_renewed = False, False
+        self._renewals = 0
         self._watched, self._probe = watched, probe
         self._motion = WeightMotion()
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
@@ -244,13 +249,36 @@ class Prober:
             return find(examine(self.model, prepared[0], view=view)).findings
 
     def look(self) -> tuple[LayerValue, ...]:
-        """Run the probe and compute the metrics."""
+        """Run the probe and compute the metrics.
+
+        A model that takes another path than at the last look, as if its code was changed while it runs, is set up anew;
+        :attr:`is_renewed` is then true until the next look.
+        """
+        known, self.is_renewed = self._ready is not None, False
+        try:
+            return self._look()
+        except SiteError:
+            if not known or self._renewals >= MOST_RENEWALS:
+                raise
+            self.battery.values()  # discard what was read before
+        self._ready, self.is_renewed, self._renewals = None, True, self._renewals + 1
+        return self._look()
+
+    def _look(self) -> tuple[LayerValue, ...]:
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
             for part in prepared:
                 with self.battery.reading(view, part):
                     part.run(self.model)
         return self.battery.values()
+
+    def look_at_start(self) -> Iterator[LayerValue]:
+        """What is only looked at once: how many blocks begin as copies of the first one of their stack."""
+        view, _, _ = self.set_up()
+        if not any(map(is_distributed, self.model.parameters())):
+            modules = view.modules()
+            stacks = [[modules[call.module_name] for call in stack.calls] for stack in view.stacks]
+            yield fact("cloned_blocks", "structure", float(sum(len(cloned(blocks)) for blocks in stacks)))
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""

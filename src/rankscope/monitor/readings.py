@@ -204,13 +204,15 @@ def too_few(count: int) -> str:
     return f"too few readings to judge ({count} of {ENOUGH})"
 
 
-def one_line(reading: Reading, count: int | None = None) -> str:
+def one_line(reading: Reading, count: int | None = None, raised: Sequence[Alarm] = ()) -> str:
     """A reading in one line: ``step 120: healthy, residual 0.41 to 0.62 over 12 blocks, no alarm``.
 
     Args:
         reading: the reading.
         count: how many readings there were, if too few of them should be said.
+        raised: alarms of the run, also of earlier readings.
     """
+    over = {alarm.name: alarm.step for alarm in raised if alarm.state == "raised" and alarm.name not in reading.active}
     residuals = [row.mean for row in reading.table if row.metric == "relative_residual" and row.layer is not None]
     residuals = [value for value in residuals if value == value]
     parts = []
@@ -221,6 +223,8 @@ def one_line(reading: Reading, count: int | None = None) -> str:
         parts.append(f"loss {reading.scalars[LOSS]:.3g}")
     if reading.active:
         parts.append(f"{'alarm' if len(reading.active) == 1 else 'alarms'}: {', '.join(reading.active)}")
+    elif over:
+        parts.append(f"no alarm now, before: {', '.join(f'{name} (step {step})' for name, step in over.items())}")
     elif count is not None and count < ENOUGH:
         parts.append(too_few(count))
     else:

@@ -46,7 +46,7 @@ class Record:
             return "Record: nothing was read yet"
         raised = sum(alarm.state == "raised" for alarm in self.alarms)
         alarms = f", {raised} alarm{'s' if raised > 1 else ''} raised" if raised else ""
-        last = one_line(self.readings[-1], len(self.readings))
+        last = one_line(self.readings[-1], len(self.readings), self.alarms)
         return f"Record{f' {self.name}' if self.name else ''}: {len(self.readings)} readings{alarms}; {last}"
 
     def _repr_html_(self) -> str:

@@ -140,10 +140,13 @@ class Watch(Watched):
             )  # fmt: skip
 
     def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The loss that a model of transformers returns, unless the loop passes its own."""
+        """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
         if torch.compiler.is_compiling() or self._told or not module.training or not torch.is_grad_enabled():
             return
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if loss is None and isinstance(output, tuple | list):  # nanoGPT: logits, loss
+            scalars = [one for one in output if isinstance(one, Tensor) and one.ndim == 0 and one.requires_grad]
+            loss = scalars[0] if len(scalars) == 1 else None
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self._losses.append(loss.detach())
 

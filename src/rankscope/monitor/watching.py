@@ -147,12 +147,21 @@ class References:
         return bool(last) and 0.0 <= median(last) <= CONVERGED * max(first, default=0.0)
 
     def _restarted(self) -> bool:
-        """Whether the learning rate, or the motion of the weights if it is not known, rose in the last readings."""
-        for values in ([one.rate for one in self.past], [one.fastest for one in self.past]):
+        """Whether the learning rate, or the motion of the weights if it is not known, rose in the last readings.
+
+        So it did if blocks that were frozen have begun to move.
+        """
+        motion = max((one.fastest for one in list(self.past)[-RECENT // 2 :]), default=math.nan)
+        blocks = self.past[-1].motion if self.past else {}
+        series = [[one.rate for one in self.past], [one.fastest for one in self.past]]
+        series += [[one.motion.get(place, math.nan) for one in self.past] for place in blocks]
+        for number, values in enumerate(series):
             known = [value for value in values if math.isfinite(value)]
             before, last = known[: -RECENT // 2], known[-RECENT // 2 :]
-            motion = max((one.fastest for one in list(self.past)[-RECENT // 2 :]), default=math.nan)
-            if len(before) >= 3 and max(last) >= RAISED * median(before[-RECENT:]) > 0.0 and motion < FAST:
+            if len(before) < 3 or not motion < FAST:
+                continue
+            level = median(before[-RECENT:])
+            if max(last) > level == 0.0 or (number < 2 and max(last) >= RAISED * level > 0.0):
                 return True
         return False
 
@@ -309,6 +318,8 @@ class AlarmWatch:
         judged = {place[1]: spec.rule(state) for place, state in states.items() if place[0] == stack}
         known = {layer: judgement for layer, judgement in judged.items() if judgement is not None}
         if not known:
+            if spec.is_event and (spec.name, stack) in self._memory:
+                self._memory[spec.name, stack] = _Memory()  # what was read only once is over
             return
         memory = self._memory.setdefault((spec.name, stack), _Memory())
         worst = max(known, key=lambda layer: known[layer].severity)

@@ -8,7 +8,7 @@ inputs. ``evidence`` draws the conclusions.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -434,7 +434,8 @@ def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
     """Raise if blocks without skips are not what the input passes through on its way to the output.
 
     What every block returns is held fixed and the input is replaced. If the output changes, the input gets around the
-    blocks: they are the parts of a branch, or there are others beside them.
+    blocks: they are the parts of a branch, or there are others beside them. Only inputs that reach the blocks are
+    replaced: a model that returns its loss also takes targets, and these never do.
 
     Raises:
         LayoutError: it does.
@@ -444,7 +445,7 @@ def check_carries_all(view: ModelView, batch: Batch, stack: Stack) -> None:
         return
     kept: list[Any] = []
     outputs: list[list[Tensor]] = []
-    for given in (batch, with_another_sequence(batch, 0)):
+    for given in (batch, with_another_sequence(batch, 0, _reaching(view, batch))):
         returned = iter(list(kept))
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any, *, held: Iterator[Any] = returned) -> Any:
@@ -475,6 +476,32 @@ def _parts_of_a_branch(stack: Stack) -> LayoutError:
         "with all that they return held fixed and another input, the output would change. They are parts of a branch, "
         "or other blocks run beside them. Name all modules that are blocks, e.g. blocks='layers.*'."
     )
+
+
+def _reaching(view: ModelView, batch: Batch) -> frozenset[str]:
+    """Names of the inputs on which what a block takes depends; all of them if only one can be replaced."""
+    names = frozenset(batch.inputs)
+    others = {name: with_another_sequence(batch, 0, frozenset({name})) for name in names}
+    replaced = {name for name, one in others.items() if one.inputs[name] is not batch.inputs[name]}
+    if len(replaced) < 2:
+        return names
+    plain = _taken(view, batch)
+    same = {name for name in replaced if all(map(_agree, plain, _taken(view, others[name])))}
+    return names - same if same < replaced else names
+
+
+def _taken(view: ModelView, batch: Batch) -> list[Tensor]:
+    """What the first call of each block takes."""
+    found: dict[str, list[Tensor]] = {}
+    with ExitStack() as hooks:
+        for name in dict.fromkeys(call.module_name for own in view.stacks for call in own.calls):
+
+            def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Any, *, name: str = name) -> None:
+                found.setdefault(name, [one.clone() for one in tensors_in((args, kwargs), depth=3)])
+
+            hooks.callback(view.modules()[name].register_forward_pre_hook(enter, with_kwargs=True).remove)
+        _run(view, batch)
+    return [tensor for taken in found.values() for tensor in taken]
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:
@@ -590,15 +617,18 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
 
 
-def with_another_sequence(batch: Batch, row: int) -> Batch:
+def with_another_sequence(batch: Batch, row: int, names: Collection[str] | None = None) -> Batch:
     """The same batch with other tokens in one sequence, or another image or sound.
 
     Ids are moved along by one place, so that there are as many of each as before: a model may count some of them.
+    Given names, only inputs of these names are changed, and arguments without a name.
     """
     ids = {id(value) for value in token_ids(batch)}
 
     def changed(name: str, value: Tensor, axis: int) -> Tensor:
         are_ids = id(value) in ids
+        if names is not None and name in batch.inputs and name not in names:
+            return value
         if value.dim() < 2 or not (are_ids or is_data(name, value)):
             return value
         value = value.clone()

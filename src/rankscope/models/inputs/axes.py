@@ -81,12 +81,14 @@ class _Finding:
         crosses: a tensor as large as the inputs depends on both sequences, so that this axis counts tokens.
         error: why the model could not be run on two sequences.
         varies: a module that ran for some entries only.
+        depends: a tensor as large as the inputs depends on any of them.
     """
 
     mixes: bool = False
     crosses: bool = False
     error: Exception | None = None
     varies: str = ""
+    depends: bool = True
 
     @property
     def is_proof(self) -> bool:
@@ -176,7 +178,7 @@ def _agreed(own: _Finding, gather: Callable[[bytes], Sequence[bytes]]) -> _Findi
     said = gather(bytes([own.mixes, own.crosses, own.error is not None]))
     mixes, crosses, fails = map(any, zip(*said, strict=True))
     error = RuntimeError("the model fails in another process") if fails and own.error is None else own.error
-    return _Finding(mixes and not fails, crosses, error, own.varies)
+    return _Finding(mixes and not fails, crosses, error, own.varies, own.depends)
 
 
 def main_tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -224,6 +226,12 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
         return InputError(
             "Which axis of the inputs counts sequences cannot be told: in this model, entries along both of the first "
             f"two axes act on each other, as where experts have a limited capacity. {declare}"
+        )
+    if not any(finding.depends for finding in findings.values()):
+        return InputError(
+            "The model computes the same for every input: with other entries, no tensor changes that is as large as "
+            "the inputs. Look at the token ids as the embedding gets them (clamped, or all the same id), and at the "
+            f"embedding's weights. {declare}"
         )
     return InputError(
         "Which axis of the inputs counts sequences cannot be told: replacing some entries changes nothing that also "
@@ -273,15 +281,16 @@ def _finding(
     changes = [_changed(plain, other) for other in others]
     mains = [value[..., 0] if value.ndim == 3 else value for value in _mains(batch)]
     entries = sum(value.numel() for value in mains)
-    crosses = False
-    mixes = False
+    crosses = mixes = depends = False
     for some, rest, other in zip(*changes, strict=True):
         if some is None or rest is None or other is None:
+            depends = True
             continue
+        depends |= some.numel() >= entries and bool((some | rest | other).any())
         together = bool(((some | rest) & other).any())
         mixes |= bool((some & rest).any()) and not together
         crosses |= together and some.numel() >= entries
-    return _Finding(mixes, crosses, varies=_varying(model, [plain, *others]))
+    return _Finding(mixes, crosses, varies=_varying(model, [plain, *others]), depends=depends)
 
 
 def _passes(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:

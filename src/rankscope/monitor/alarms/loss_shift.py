@@ -12,9 +12,22 @@ SPREADS = 2.0
 """Standard deviations of the loss of single steps, by which the median of eight has to rise."""
 
 
-@alarm(metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=2, is_event=True)
+LASTS = 4
+"""Steps in a row for which it has to have risen; the gauge is shown the loss of every step, whether it reads or not."""
+
+
+def rise(now: float, level: float, spread: float) -> float:
+    """How far a loss rose, or changed its sign, in units of what is a jump."""
+    limit = max(RISE * abs(level), SPREADS * spread)
+    # A change of sign is a jump as well, unless the loss goes through zero slowly.
+    flipped = now < 0.0 < level and level - now > max(level, 10.0 * spread)
+    distance = level - now if flipped else max(0.0, now - level)
+    return distance / limit if limit > 0.0 else 0.0 if distance == 0.0 else math.inf
+
+
+@alarm(metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=1, is_event=True)
 def loss_shift(layer: LayerState) -> Judgement | None:
-    """The loss of the last eight steps is above the range of the steps before, in two readings in a row.
+    """The loss of eight steps is above the range of the steps before, for four steps in a row since the last reading.
 
     **Heuristic.** Severity is the rise of the median of eight steps above the median of sixteen steps before the last
     sixteen, divided by the larger of 8% of the latter and two standard deviations of the loss of a
@@ -23,10 +36,5 @@ def loss_shift(layer: LayerState) -> Judgement | None:
     if not layer.has("loss_now", "loss_level", "loss_spread"):
         return None
     now, level, spread = (layer.now[name] for name in ("loss_now", "loss_level", "loss_spread"))
-    limit = max(RISE * abs(level), SPREADS * spread)
-    # A change of sign is a jump as well, unless the loss goes through zero slowly.
-    flipped = now < 0.0 < level and level - now > max(level, 10.0 * spread)
-    distance = level - now if flipped else max(0.0, now - level)
-    severity = distance / limit if limit > 0.0 else 0.0 if distance == 0.0 else math.inf
     evidence = {"loss_now": now, "loss_level": level, "loss_spread": spread}
-    return Judgement(severity, evidence, f"loss {now:.3g} over the last eight steps, {level:.3g} before")
+    return Judgement(rise(now, level, spread), evidence, f"loss {now:.3g} over eight steps, {level:.3g} before")
