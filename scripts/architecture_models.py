@@ -465,13 +465,15 @@ def timm_model(name: str) -> Built:
                 continue
         try:
             model = seeded(lambda sizes=sizes: timm.create_model(name, pretrained=False, **sizes))
-            side = sizes.get("img_size") or model.default_cfg["input_size"][-1]
-            inputs = accepted(model, iter([noise(BATCH, 3, s, s) for s in dict.fromkeys((side, 64, 128, 224, 256))]))
+            sides = (sizes.get("img_size", 64), 128, model.default_cfg["input_size"][-1], 224, 256)
+            inputs = accepted(model, iter([noise(BATCH, 3, side, side) for side in dict.fromkeys(sides)]))
         except Exception as error:  # noqa: BLE001 (so does its first forward pass)
             last = last or error
             continue
         depths = [sizes[key] for key in ("depth", "depths") if key in sizes]
         layers = {sum(d) if isinstance(d, tuple) else d for d in depths} | ({2} if "depths" in sizes else set())
+        if name.startswith("davit"):  # each of its depths is a block over places and one over channels
+            layers = {2 * depth for depth in layers}
         return Built(model, inputs, frozenset(layers))
     raise NotBuilt(f"{type(last).__name__}: {last}")
 
