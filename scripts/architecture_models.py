@@ -247,7 +247,11 @@ def layers_in(config: Any) -> Iterator[int]:
             yield from layers_in(value)
         elif name in _LAYERS.split() and isinstance(value, int):
             yield value
-        elif name in _LISTS and isinstance(value, (list, tuple)) and all(isinstance(v, int) for v in value):
+        elif (
+            name in (*_LISTS, "stage_num_blocks")
+            and isinstance(value, (list, tuple))
+            and all(isinstance(v, int) for v in value)
+        ):
             yield sum(value)
             yield from value
         elif name == "layer_types" and isinstance(value, (list, tuple)):

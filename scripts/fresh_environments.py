@@ -186,6 +186,7 @@ def tried(name: str, wheel: Path, folder: Path) -> dict[str, Any]:
         "environment": name,
         "date": date.today().isoformat(),
         "python": versions["python"],
+        "load": [round(one, 1) for one in os.getloadavg()],
         "seconds": {"torch": torch, "transformers": more, "rankscope": ours},
         "versions": {key: versions[key].partition("+")[0] for key in NAMED if key in versions},
         "printed": done.stdout.splitlines(),
