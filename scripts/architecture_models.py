@@ -98,7 +98,8 @@ _INNER = (
 _LAYERS = (
     "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers depth encoder_depth decoder_depth "
-    "num_decoder_hidden_layers num_encoder_hidden_layers decoder_num_layers encoder_num_layers num_block n_blocks"
+    "num_decoder_hidden_layers num_encoder_hidden_layers decoder_num_layers encoder_num_layers num_block n_blocks "
+    "layers"
 )
 _HEADS = (
     "num_attention_heads num_heads n_head n_heads encoder_attention_heads decoder_attention_heads "
