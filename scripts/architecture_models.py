@@ -259,6 +259,15 @@ def layers_in(config: Any) -> Iterator[int]:
             yield len(value)
 
 
+def without_cross_attention(config: Any, inputs: Mapping[str, Any]) -> frozenset[int]:
+    """The layers that run without an image, if those that attend to images are skipped then (Mllama)."""
+    text = getattr(config, "text_config", config)
+    crossing = getattr(text, "cross_attention_layers", None)
+    if not isinstance(crossing, list) or "pixel_values" in inputs:
+        return frozenset()
+    return frozenset({text.num_hidden_layers - sum(layer < text.num_hidden_layers for layer in crossing)})
+
+
 def model_class(model_type: str) -> Any:
     """The bare model, or else the first head class of the AutoModel mappings."""
     import transformers
@@ -291,7 +300,7 @@ def transformers_model(model_type: str) -> Built:
         except Exception as error:  # noqa: BLE001 (configurations refuse sizes in many ways)
             last = last or error
         else:
-            return Built(model, inputs, frozenset(layers_in(config)))
+            return Built(model, inputs, frozenset(layers_in(config)) | without_cross_attention(config, inputs))
     same = [name for name in TINY_PRESETS if PRESETS[name].model_type.replace("-", "_") == model_type.replace("-", "_")]
     if same:
         model = seeded(lambda: load(f"init:{same[0]}").model)

@@ -154,7 +154,7 @@ def checked(run: rs.Run, built: Built) -> dict[str, Any]:
                 ends = {first + n: end for n, end in enumerate(inner_ends(built, call))}
             for at, end in ends.items():
                 want = ours[str(stack.name), at]
-                reading = agreeing(end, want)
+                reading = agreeing(end, want, given_tokens(built.inputs))
                 if reading is None:
                     hand = next(iter(by_hand(end)), ("nothing", np.array([])))
                     words = f"{call.module_name} {at}: {want.tolist()}, by hand {hand[1].tolist()} ({hand[0]})"
@@ -178,6 +178,9 @@ def inner_ends(built: Built, call: BlockCall) -> list[tuple[list[Tensor], list[T
     """
     name, blocks = call.module_name, len(call.blocks)
     layers = getattr(dict(built.model.named_modules())[name], "layers", None)
+    if isinstance(layers, nn.ModuleList):  # what leads to the next stage is not part of the blocks of this one (LeViT)
+        kinds = [type(layer).__name__ for layer in layers]
+        layers = layers[: next((n for n, kind in enumerate(kinds) if "Subsample" in kind), len(layers))]
     if not isinstance(layers, nn.ModuleList) or (built.layers and len(layers) % blocks):
         return []
     each = [len(layers) // blocks if built.layers else len(plan.adds) for plan in call.blocks]
@@ -230,7 +233,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(one)
 
 
-def by_hand(place: tuple[list[Tensor], list[Tensor]]) -> Iterator[tuple[str, np.ndarray]]:
+def given_tokens(inputs: Any) -> int | None:
+    """How many tokens a model of text alone is given; it may add others, as Longformer does to fill its window."""
+    text_alone = isinstance(inputs, Mapping) and set(inputs) <= {"input_ids", "use_cache"}
+    return int(inputs["input_ids"].shape[1]) if text_alone else None
+
+
+def by_hand(place: tuple[list[Tensor], list[Tensor]], own: int | None = None) -> Iterator[tuple[str, np.ndarray]]:
     """Relative residuals in plain NumPy: what a module returns, sequences first and channels last, is read first."""
     given, returned = place
     sums = [("input + output", a + b) for a in given[:1] for b in returned[:1] if a.shape == b.shape]
@@ -242,7 +251,9 @@ def by_hand(place: tuple[list[Tensor], list[Tensor]]) -> Iterator[tuple[str, np.
     )
     for words, x in [*whole, *sums, *pairs]:
         states = x.double().numpy()
-        for order, arranged in arrangements(states):
+        padded = own is not None and states.ndim == 3 and states.shape[0] == BATCH and states.shape[1] > own
+        without = [(", without what the model pads", states[:, :own])] if padded else []
+        for order, arranged in [*arrangements(states), *without]:
             centred = arranged - arranged.mean(1, keepdims=True)
             size = np.sqrt((arranged**2).sum((1, 2)))
             with np.errstate(all="ignore"):
@@ -268,9 +279,9 @@ def arrangements(states: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         yield ", sequences and tokens in one axis", states.reshape(1, -1, states.shape[-1])
 
 
-def agreeing(place: tuple[list[Tensor], list[Tensor]], want: np.ndarray) -> str | None:
+def agreeing(place: tuple[list[Tensor], list[Tensor]], want: np.ndarray, own: int | None) -> str | None:
     """The first reading that gives these numbers."""
-    for reading, hand in by_hand(place):
+    for reading, hand in by_hand(place, own):
         if hand.shape == want.shape and np.allclose(want, hand, rtol=TOLERANCE, atol=1e-30, equal_nan=True):
             return reading
     return None

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import fresh_environments
 from scripts.fresh_environments import ENVIRONMENTS
 from scripts.write_versions import CORE, DATA, EXTRAS, TABLE, table
 
@@ -66,6 +67,20 @@ def test_the_oldest_torch_and_transformers_were_tried() -> None:
     for name in BESIDE:
         bound = numbers(bounds()[name])
         assert min(numbers(version) for package, version in pins if package == name)[: len(bound)] == bound
+
+
+def test_fresh_environments_were_recorded_with_these_versions() -> None:
+    rows = json.loads(fresh_environments.RECORD.read_text(encoding="utf-8"))
+    assert {"torch alone", "oldest", "middle"} <= {row["environment"] for row in rows}
+    assert fresh_environments.TABLE.read_text(encoding="utf-8") == fresh_environments.table(rows)
+    for row in rows:
+        chosen = ENVIRONMENTS[row["environment"]]
+        pins = dict(one.split("==") for one in (*chosen.pinned, *chosen.transformers) if "==" in one)
+        assert row["exit"] == 0
+        assert row["python"].startswith(f"{chosen.python}.")
+        assert {name: row["versions"][name] for name in pins if name in row["versions"]} == {
+            name: version for name, version in pins.items() if name in row["versions"]
+        }
 
 
 def test_what_was_recorded_is_what_is_promised() -> None:
