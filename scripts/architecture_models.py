@@ -98,7 +98,8 @@ _INNER = (
 _LAYERS = (
     "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers encoder_num_hidden_layers decoder_num_hidden_layers depth encoder_depth decoder_depth "
-    "num_decoder_hidden_layers num_encoder_hidden_layers decoder_num_layers encoder_num_layers num_block n_blocks"
+    "num_decoder_hidden_layers num_encoder_hidden_layers decoder_num_layers encoder_num_layers num_block n_blocks "
+    "layers"
 )
 _HEADS = (
     "num_attention_heads num_heads n_head n_heads encoder_attention_heads decoder_attention_heads "
@@ -247,11 +248,24 @@ def layers_in(config: Any) -> Iterator[int]:
             yield from layers_in(value)
         elif name in _LAYERS.split() and isinstance(value, int):
             yield value
-        elif name in _LISTS and isinstance(value, (list, tuple)) and all(isinstance(v, int) for v in value):
+        elif (
+            name in (*_LISTS, "stage_num_blocks")
+            and isinstance(value, (list, tuple))
+            and all(isinstance(v, int) for v in value)
+        ):
             yield sum(value)
             yield from value
         elif name == "layer_types" and isinstance(value, (list, tuple)):
             yield len(value)
+
+
+def without_cross_attention(config: Any, inputs: Mapping[str, Any]) -> frozenset[int]:
+    """The layers that run without an image, if those that attend to images are skipped then (Mllama)."""
+    text = getattr(config, "text_config", config)
+    crossing = getattr(text, "cross_attention_layers", None)
+    if not isinstance(crossing, list) or "pixel_values" in inputs:
+        return frozenset()
+    return frozenset({text.num_hidden_layers - sum(layer < text.num_hidden_layers for layer in crossing)})
 
 
 def model_class(model_type: str) -> Any:
@@ -286,7 +300,7 @@ def transformers_model(model_type: str) -> Built:
         except Exception as error:  # noqa: BLE001 (configurations refuse sizes in many ways)
             last = last or error
         else:
-            return Built(model, inputs, frozenset(layers_in(config)))
+            return Built(model, inputs, frozenset(layers_in(config)) | without_cross_attention(config, inputs))
     same = [name for name in TINY_PRESETS if PRESETS[name].model_type.replace("-", "_") == model_type.replace("-", "_")]
     if same:
         model = seeded(lambda: load(f"init:{same[0]}").model)
@@ -465,13 +479,15 @@ def timm_model(name: str) -> Built:
                 continue
         try:
             model = seeded(lambda sizes=sizes: timm.create_model(name, pretrained=False, **sizes))
-            side = sizes.get("img_size") or model.default_cfg["input_size"][-1]
-            inputs = accepted(model, iter([noise(BATCH, 3, s, s) for s in dict.fromkeys((side, 64, 128, 224, 256))]))
+            sides = (sizes.get("img_size", 64), 128, model.default_cfg["input_size"][-1], 224, 256)
+            inputs = accepted(model, iter([noise(BATCH, 3, side, side) for side in dict.fromkeys(sides)]))
         except Exception as error:  # noqa: BLE001 (so does its first forward pass)
             last = last or error
             continue
         depths = [sizes[key] for key in ("depth", "depths") if key in sizes]
         layers = {sum(d) if isinstance(d, tuple) else d for d in depths} | ({2} if "depths" in sizes else set())
+        if name.startswith("davit"):  # each of its depths is a block over places and one over channels
+            layers = {2 * depth for depth in layers}
         return Built(model, inputs, frozenset(layers))
     raise NotBuilt(f"{type(last).__name__}: {last}")
 

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import fresh_environments
 from scripts.fresh_environments import ENVIRONMENTS
 from scripts.write_versions import CORE, DATA, EXTRAS, TABLE, table
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_OTHERS = {"gradio", "trackio", "wandb", "mlflow"}
 """Extras that were not installed beside the oldest of all others; docs/reliability_tests.md says so."""
-BESIDE = {"transformers", "safetensors"}
-"""Tried in environments of their own: the presets and block-by-block reading need the newer ones of the oldest set."""
+BESIDE = {"torch", "transformers", "safetensors"}
+"""Older ones than in the oldest set were tried in environments of their own, without what needs the newer ones."""
 OLDEST_SYNTAX = (3, 10)
 
 
@@ -59,11 +60,27 @@ def test_every_lower_bound_is_in_the_oldest_set() -> None:
     assert {name: numbers(pins[name]) for name in tried} == {name: numbers(bound) for name, bound in tried.items()}
 
 
-def test_the_oldest_transformers_was_tried() -> None:
-    first = min(
-        (numbers(one.partition("==")[2]), one) for several in ENVIRONMENTS.values() for one in several if "==" in one
-    )
-    assert numbers(bounds()["transformers"]) == first[0][:2]
+def test_the_oldest_torch_and_transformers_were_tried() -> None:
+    pins = [
+        one.split("==") for some in ENVIRONMENTS.values() for one in (*some.pinned, *some.transformers) if "=" in one
+    ]
+    for name in BESIDE:
+        bound = numbers(bounds()[name])
+        assert min(numbers(version) for package, version in pins if package == name)[: len(bound)] == bound
+
+
+def test_fresh_environments_were_recorded_with_these_versions() -> None:
+    rows = json.loads(fresh_environments.RECORD.read_text(encoding="utf-8"))
+    assert {"torch alone", "oldest", "middle"} <= {row["environment"] for row in rows}
+    assert fresh_environments.TABLE.read_text(encoding="utf-8") == fresh_environments.table(rows)
+    for row in rows:
+        chosen = ENVIRONMENTS[row["environment"]]
+        pins = dict(one.split("==") for one in (*chosen.pinned, *chosen.transformers) if "==" in one)
+        assert row["exit"] == 0
+        assert row["python"].startswith(f"{chosen.python}.")
+        assert {name: row["versions"][name] for name in pins if name in row["versions"]} == {
+            name: version for name, version in pins.items() if name in row["versions"]
+        }
 
 
 def test_what_was_recorded_is_what_is_promised() -> None:
@@ -85,6 +102,38 @@ def test_every_file_is_written_in_the_oldest_python() -> None:
     tops = ("src", "tests", "scripts", "examples", "benchmarks")
     for path in (path for top in tops for path in sorted((ROOT / top).rglob("*.py"))):
         ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=OLDEST_SYNTAX)
+
+
+LATER = {
+    "typing": {
+        *("Self", "Never", "LiteralString", "Required", "NotRequired", "TypeVarTuple", "Unpack", "override", "TypeIs"),
+        *("assert_never", "assert_type", "dataclass_transform", "reveal_type", "ReadOnly", "TypeAliasType"),
+    },
+    "datetime": {"UTC"},
+    "enum": {"StrEnum", "ReprEnum", "member", "nonmember", "verify"},
+    "contextlib": {"chdir"},
+    "hashlib": {"file_digest"},
+    "itertools": {"batched"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "operator": {"call"},
+    "inspect": {"getmembers_static", "markcoroutinefunction"},
+    "tomllib": {"load", "loads"},
+}
+"""Names of the standard library that Python 3.10 does not have: an import of one breaks the package there."""
+
+
+def newer_names(code: str) -> set[str]:
+    """Those that a file imports; names under ``if TYPE_CHECKING`` count too, as no file needs one."""
+    imports = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom))
+    found = ((str(node.module), one.name) for node in imports for one in node.names)
+    return {f"{module}.{name}" for module, name in found if name in LATER.get(module, ())}
+
+
+def test_no_module_imports_a_name_that_the_oldest_python_lacks() -> None:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    found = {path.name: newer_names(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert newer_names("from typing import Any, Self") == {"typing.Self"}
 
 
 def test_that_check_has_teeth() -> None:

@@ -138,3 +138,27 @@ def test_a_batch_in_a_file_is_the_batch(tmp_path: Path) -> None:
     given: list[Any] = [batch, tmp_path / "batch.npz", tmp_path / "batch.pt"]
     one, other, third = (list(rs.measure(Reader(), each).curve("mu").mean) for each in given)
     assert one == other == third
+
+
+class Video(nn.Module):
+    """Several rows of the inputs, its frames, are one sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        x = x.flatten(2).mean(-1).reshape(len(x) // frames, frames, DIM)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_batch_of_which_two_rows_are_no_sequences_is_refused() -> None:
+    with pytest.raises(InputError, match=r"runs on these 8 sequences, but not on 2 of them.*shape '\[0, 4, 8\]'"):
+        rs.measure(Video().eval(), {"x": torch.randn(8, DIM, 3, 3), "frames": 4})
+
+
+def test_a_model_that_fails_on_the_whole_batch_keeps_its_own_error() -> None:
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        rs.measure(Video().eval(), {"x": torch.randn(6, DIM, 3, 3), "frames": 4})

@@ -84,6 +84,21 @@ def test_a_compiled_model_is_left_compiled(name: str) -> None:
     assert is_compiled(model)
 
 
+def test_before_torch_2_6_compiled_methods_are_refused_and_compiled_modules_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = llama()
+    values = _values(rs.measure(plain, IDS))
+    blocks, method = copy.deepcopy(plain), copy.deepcopy(plain)
+    for block in blocks.layers:
+        block.compile(backend="eager")
+    method.layers[0].forward = torch.compile(method.layers[0].forward, backend="eager")
+    monkeypatch.setattr("rankscope.models.wrapping.STANCES", "99.0")
+    assert np.array_equal(_values(rs.measure(blocks, IDS)), values, equal_nan=True)
+    with pytest.raises(UnsupportedConfigError, match=r"layers\.0 is a compiled function.*needs torch 99\.0"):
+        rs.measure(method, IDS)
+
+
 def test_surgery_reaches_a_model_that_is_compiled() -> None:
     """Compiled code that ran before would otherwise run without the surgery."""
     plain = llama()

@@ -61,6 +61,16 @@ def test_page_fits_and_is_accessible(browser: Any, page: str, scheme: str, width
         assert serious_findings(seen.page, axe_file()) == []
 
 
+def test_the_figure_of_many_rows_can_be_read_on_a_phone(browser: Any) -> None:
+    with opened(browser, BUILT / "gallery/mechanisms.html", width=390, scheme="light") as seen:
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+        shown = seen.page.evaluate(
+            "(() => { const p = document.querySelector('p.scrolling'); return [p.querySelector('img').clientWidth, "
+            "p.scrollWidth > p.clientWidth, p.getAttribute('tabindex')]; })()"
+        )
+        assert shown == [768, True, "0"]
+
+
 def test_no_table_or_code_is_cut(browser: Any) -> None:
     """Regions that scroll sideways show only a part of what they hold."""
     with opened(browser, BUILT / WIDE[0], width=1400) as seen:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from rankscope._registry import Registry
-from rankscope.errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, RankscopeError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.ranks import RankShare, parallel_mode, sharing
 from rankscope.execution.support import ExecutionSupport
@@ -45,7 +45,7 @@ from rankscope.models.view import ModelView
 from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
-from rankscope.stream.viewing import undisturbed, view_and_batches
+from rankscope.stream.viewing import probe_batch, undisturbed, view_and_batches
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.surgery import SurgeryLike, as_surgery
@@ -244,9 +244,17 @@ class InMemory(Execution):
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
             self._share.before_discovery(self.prepared)
-            self._view, batches = view_and_batches(
-                model, tuple(self.prepared), blocks=self.model.blocks, stream=self.model.declared_stream
-            )
+            try:
+                self._view, batches = view_and_batches(
+                    model, tuple(self.prepared), blocks=self.model.blocks, stream=self.model.declared_stream
+                )
+            except RankscopeError:
+                raise
+            except Exception as error:
+                why = _cannot_be_cut(model, self.prepared[0]) if self._share.is_alone else None
+                if why is None:
+                    raise
+                raise why from error
             self.prepared = replace(self.prepared, batches=batches)
         self._operate(self._view)
         return self._view
@@ -354,6 +362,22 @@ def _able(loaded: LoadedModel, support: ExecutionSupport) -> Iterator[LoadedMode
     note = f"{device} has no float64, in which {support.verb} computes: it ran on a copy of the model on the processor."
     with held_on(loaded.model, home):
         yield replace(loaded, device=str(home), notes=(*loaded.notes, note))
+
+
+def _cannot_be_cut(model: nn.Module, batch: Batch) -> InputError | None:
+    """An error for a model that runs on a batch, but not on two of its sequences; None for any other."""
+    small, count = probe_batch(batch, whole=True)
+    batch.call(model)  # if this fails too, the model's own error is the right one
+    try:
+        small.call(model)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is told)
+        told = " ".join(str(error).split())[:300].rstrip(".")
+        return InputError(
+            f"{type(model).__name__} runs on these {batch.sequences} sequences, but not on {count} of them, on which "
+            f"its blocks are found: {type(error).__name__}: {told}. If several rows are parts of one sequence, such as "
+            "the frames of a video, pass a module whose forward takes one row per sequence and splits it."
+        )
+    return None
 
 
 def _need_weights(model: nn.Module, support: ExecutionSupport) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -140,7 +139,7 @@ class AttentionMatrix(AttentionView, Joinable):
         """Always False: every singular value is computed."""
         return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
 
-    def held(self) -> Self:
+    def held(self) -> AttentionMatrix:
         """The same view with a copy of its probabilities; the support gets an entry per sequence, to be joined."""
         found = super().held()
         if found._support is not None:

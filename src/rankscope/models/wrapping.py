@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from rankscope.errors import InputError, UnsupportedConfigError
 
 Spread = Literal["fsdp", "tensor"]
+STANCES = "2.6"
+"""The first torch that can be told to run compiled functions as they were written."""
 T = TypeVar("T")
 
 
@@ -85,6 +87,16 @@ def is_compiled(model: nn.Module) -> bool:
     return any(module._compiled_call_impl or _is_compiled_wrapper(module) for module in model.modules())
 
 
+def _refuse_compiled_functions(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if hasattr(module.forward, "_torchdynamo_orig_callable"):
+            raise UnsupportedConfigError(
+                f"The forward method of {name or type(model).__name__} is a compiled function. Reading such a model "
+                f"needs torch {STANCES} or newer, and this is {torch.__version__}. Use torch.compile(module) or "
+                "module.compile() instead of compiling its forward method, or measure before compiling."
+            )
+
+
 @contextmanager
 def uncompiled(module: nn.Module) -> Iterator[None]:
     """Run what ``torch.compile`` wrapped as it was written; compiled code is kept, and neither run nor recompiled.
@@ -100,7 +112,9 @@ def uncompiled(module: nn.Module) -> Iterator[None]:
     ]
     compiled = [(part, part._compiled_call_impl) for part in module.modules() if part._compiled_call_impl]
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in sys.modules and torch.__version__ < STANCES:
+            _refuse_compiled_functions(module)
+        elif "torch._dynamo" in sys.modules:
             # Also reaches functions that were compiled, such as model.forward = torch.compile(model.forward).
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:

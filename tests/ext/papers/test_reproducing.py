@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from rankscope.errors import InputError, UnknownNameError
+import rankscope as rs
+from rankscope.errors import InputError, RankscopeError, UnknownNameError
 from rankscope.ext.papers._curves import line, published, published_line
 from rankscope.ext.papers._spec import METHOD, REPRODUCTIONS
 from rankscope.ext.papers.reproducing import reproduce, text_of, write_reproduction
@@ -128,3 +132,26 @@ def test_published_curves_are_whole() -> None:
 def test_a_reproduction_tells_how_long_it_took_unless_parts_were_kept(tmp_path: Path) -> None:
     assert (reproduce("dong2021-path-census", small=True).provenance.wall_seconds or 0) > 0
     assert reproduce("dong2021-circle", small=True, keep=tmp_path).provenance.wall_seconds is None
+
+
+def test_the_networks_of_a_figure_are_measured_with_an_own_model() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    inputs = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    run = rs.reproduce("dong2021-fig2", model, inputs)
+    same = rs.ablate(model, inputs, variants=["pure", "+mlp", "+skip", "full"], metrics=["relative_residual"])
+    assert run.table.equals(same.table)
+    assert {row["variant"] for row in run.table.to_pylist()} == {"pure", "+mlp", "+skip", "full"}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda model: rs.reproduce(model), "then your model: rankscope.reproduce('dong2021-fig2', model, inputs)"),
+        (lambda model: rs.reproduce("mechanisms", model), "takes no model; dong2021-fig2 does"),
+        (lambda model: rs.reproduce("dong2021-fig2", inputs=torch.ones(1, 2, 16)), "Pass your model too"),
+        (lambda model: rs.reproduce("dong2021-fig2", modle=model), "Did you mean 'model'"),
+    ],
+)
+def test_wrong_ways_to_pass_an_own_model(call: Callable[[nn.Module], object], words: str) -> None:
+    with pytest.raises(RankscopeError, match=re.escape(words)):
+        call(nn.Linear(2, 2))

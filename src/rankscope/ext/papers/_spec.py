@@ -93,6 +93,7 @@ class Reproduction:
         minutes: rough duration at full size on two cores.
         rows: names of the rows that can be measured alone, if it is a table.
         figure: what ``figure.png`` shows, for readers who cannot see it; empty without one.
+        variants: the networks of the figure, as names of ``rankscope.ablate``, if any model has them.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Reproduction:
     minutes: float = 0.1
     rows: tuple[str, ...] = ()
     figure: str = ""
+    variants: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
         """The entry in ``reproduce --list --json``, in plain JSON types."""

@@ -109,9 +109,18 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
 
 
+def current_accelerator() -> torch.device | None:
+    """The accelerator of this torch, which before 2.6 has to be found by trying."""
+    if torch.__version__ >= "2.6":
+        return torch.accelerator.current_accelerator()
+    found = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available()}
+    found["mps"] = torch.backends.mps.is_available()
+    return next((torch.device(kind) for kind, available in found.items() if available), None)
+
+
 def devices_in_use() -> list[torch.device]:
     """The CPU, and every device of the accelerator if torch has initialised it."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = current_accelerator()
     if accelerator is None:
         return [torch.device("cpu")]
     module = torch.get_device_module(accelerator)

@@ -41,6 +41,7 @@ ENTRY = Reproduction(
         "and as stated in the theorem"
     ),
     checkpoints=("bert", "albert", "xlnet"),
+    variants=("pure", "+mlp", "+skip", "full"),
     minutes=40,
 )
 declare(ENTRY)
