@@ -44,6 +44,7 @@ ONCE_WRONG = {
     30875: "experts, named as blocks as the hint says, that take other tokens of another input",
     30908: "an MLP beside a mixer through NumPy",
     31431: "an MLP without a matrix behind the last sum that is known, between two norms",
+    31546: "a mixer that is the gradient of an energy, behind the last sum that is known",
     33751: "the same, written into a copy of the stream in place",
 }
 

@@ -66,6 +66,8 @@ def discover(
     found = plain = _stacks(model, run, batch, blocks, stream, "plain", begun=begun)
     if plain.stacks and not _uncut(plain.stacks):
         _refuse_missed(plain.stacks, plain.records, blocks)
+        if blocks is None:
+            _refuse_blocks_inside(plain.stacks, plain.records)
         return ModelView(model, plain.stacks)
     # Some skips are not plain sums: probe again with every recognised form of a sum, and keep what explains more.
     wider: tuple[Sums, ...] = ("any", "joined") if plain.joins else ("any",)
@@ -80,6 +82,7 @@ def discover(
     _refuse_missed(found.stacks, plain.records, blocks)
     if blocks is None:
         _refuse_lost_attention(found.stacks, found.records)
+        _refuse_blocks_inside(found.stacks, found.records)
     if _uncut(found.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
         sums = found.stacks[0].sums
@@ -163,6 +166,28 @@ def _refuse_lost_attention(stacks: Sequence[Stack], records: list[CallRecord]) -
                 [],
                 "Give each block a module of its own, and name them, e.g. blocks='layers.*'.",
             )
+
+
+def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) -> None:
+    """Refuse to read a module as a block that has a list of blocks in its branch.
+
+    The list has skips that are not those of the module itself, as where a whole stack has a skip around it.
+    """
+    names = {call.module_name for stack in stacks for call in stack.calls}
+    for outer in (record for record in records if record.name in names):
+        inside: dict[str, list[CallRecord]] = {}
+        for record in records:
+            if _is_numbered(record) and record.mixes and record.labels and any(a is outer for a in _ancestors(record)):
+                inside.setdefault(_pattern(record), []).append(record)
+        for pattern, found in inside.items():
+            if len(found) > 1 and sum(len(record.labels) for record in found) > len(outer.labels):
+                raise DiscoveryError(
+                    f"{outer.name or 'the model itself'} adds one branch to its input, and in that branch are "
+                    f"{len(found)} modules with attention and skips of their own, {found[0].name} to "
+                    f"{found[-1].name}: which of them are the blocks cannot be told.",
+                    [({"blocks": pattern}, f"Name them: blocks={pattern!r}.")],
+                    f"Name them, e.g. blocks={pattern!r}.",
+                )
 
 
 def with_streams(

@@ -8,7 +8,8 @@ known sum begins anew with a fixed stream. Compared with such a pass, others cha
   known sum.
 - what comes out of those matrices that the stream reached. If that reaches the stream where a known sum takes it, it
   was added there by a sum that is not known. After the last known sum, the same holds for the output of the block,
-  provided that the stream reaches it as well: without that, the block has no skip there.
+  provided that the stream reaches it as well: without that, the block has no skip there. If the stream reaches both a
+  matrix and the output there, that is enough: what the matrix does may be hidden, as in a gradient of an energy.
 - the stream after every other sum, where branches are added to each other first. If that reaches a parallel branch, it
   was not computed beside the one before it.
 
@@ -90,9 +91,12 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
 
     def leaks_of(only: _Place | None = None) -> set[_Place]:
         early = passed("early", only)
-        late = passed("late", only).changed if reference.weights_at_end or reference.unfollowed else set()
+        weights_then, late = reference.opaque, set()
+        if reference.weights_at_end or reference.unfollowed:
+            behind = passed("late", only)
+            weights_then, late = reference.opaque | behind.weights_reached, behind.changed
         weights = passed("weights", only)
-        found = early.changed | weights.added | (late & (weights.changed | reference.opaque))
+        found = early.changed | weights.added | (late & (weights.changed | weights_then))
         return found | _beside_weights(passed, kept, early.reached, (late & reference.unfollowed) - found)
 
     leaks = leaks_of()
@@ -222,6 +226,7 @@ class _Held(StreamMode):
         changed: block calls whose output differs from that of the pass that changed nothing.
         added: those in which what passed through weights became part of the stream before a known sum.
         weights_at_end: those in which a matrix of weights is used after the last known sum.
+        weights_reached: those in which the stream reaches such a matrix, compared with the pass that changed nothing.
         opaque: those in which an operator that takes functions runs after the last known sum: it may add what it was
             given to what its functions compute.
         combined: the last operation of each call that may be a sum, as its author wrote it.
@@ -241,6 +246,7 @@ class _Held(StreamMode):
         self.added: set[_Place] = set()
         self._products = Counter[_Place]()
         self.weights_at_end: set[_Place] = set()
+        self.weights_reached: set[_Place] = set()
         self.opaque: set[_Place] = set()
         self.combined: dict[_Place, str] = {}
         self.met: dict[_Place, str] = {}
@@ -315,7 +321,10 @@ class _Held(StreamMode):
         if _is_last(call):
             self.weights_at_end.add(_place(call))
         with torch._C.DisableTorchFunction():
-            changes = self._is_reached(_place(call), given) and self._changes_weights(_place(call))
+            is_reached = self._is_reached(_place(call), given)
+            if is_reached and _is_last(call):
+                self.weights_reached.add(_place(call))
+            changes = is_reached and self._changes_weights(_place(call))
             for tensor in tensors_in(out):
                 self._origins[tensor] = _WEIGHTS
                 if tensor.is_floating_point():
