@@ -186,7 +186,7 @@ def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) ->
                     f"{len(found)} modules with attention and skips of their own, {found[0].name} to "
                     f"{found[-1].name}: which of them are the blocks cannot be told.",
                     [({"blocks": pattern}, f"Name them: blocks={pattern!r}.")],
-                    f"Name them, e.g. blocks={pattern!r}.",
+                    "Name the blocks with blocks=, and give inputs of two tokens or more.",
                 )
 
 
