@@ -152,7 +152,7 @@ def _are_norms(plus: Tensor, minus: Tensor) -> bool:
     """
     bias, weighted = (plus + minus) / 2, (plus - minus) / 2
     whole = len(plus) // 3 * 3
-    one, other, both = weighted[:whole].unflatten(0, (-1, 3)).unbind(1)
+    one, other, both = (weighted[first:whole:3] for first in range(3))
     size = plus.abs().max()
     limit = _ROUNDINGS * torch.finfo(plus.dtype).eps * size
     return whole > 0 and bool(
