@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.failing_runs.declared import RUNS, SETS, Declared
+from benchmarks.failing_runs.declared import SETS, Declared
 from benchmarks.failing_runs.evaluating import Stored, stored
 from benchmarks.failing_runs.training import FAULTS, Training, advance
 from rankscope.monitor import Alarm
@@ -49,7 +49,7 @@ ONCE = frozenset(
 """Faults that overwrite weights at one step."""
 GOOD_RATE = 1e-3
 LOADS = ("Return to a checkpoint", "Reload the weights", "Restart from a checkpoint")
-LOOKS = ("Look at", "Check that", "Compare the", "compare code")
+LOOKS = ("Look at", "Check that", "Compare the", "compare code", "If a loss scaler")
 
 
 @dataclass
@@ -168,7 +168,7 @@ def facts_of(run: Stored) -> dict[str, Any] | None:
     train(faulty, alarm.step + 1, steps, faulty=True)
     oracle = Training(healthy(declared), run.seed, "tiny")
     train(oracle, 0, steps, faulty=False)
-    losses = {
+    losses: dict[str, float] = {
         "nothing": held_out_loss(faulty),
         "told": held_out_loss(rescued(run, alarm, before, steps)),
         "oracle": held_out_loss(oracle),
@@ -179,7 +179,7 @@ def facts_of(run: Stored) -> dict[str, Any] | None:
         "step": alarm.step,
         "cause": alarm.component,
         "said": suggestion(alarm.sentence),
-        "losses": losses,
+        "losses": {name: loss if math.isfinite(loss) else None for name, loss in losses.items()},
         "improved": losses["told"] < losses["nothing"] - MARGIN,
         "worse": losses["told"] > losses["nothing"] + MARGIN,
     }
@@ -196,7 +196,8 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in runs:
-        numbers = [f"{run['losses'][name]:.2f}".replace("inf", "NaN") for name in ("nothing", "told", "oracle")]
+        losses = [run["losses"][name] for name in ("nothing", "told", "oracle")]
+        numbers = ["NaN" if loss is None else f"{loss:.2f}" for loss in losses]
         cells = [run["name"], run["seed"], run["step"], run["cause"], run["said"], *numbers]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
@@ -208,12 +209,16 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, required=True, help="folder of the runs, trained with --live")
     parser.add_argument("--seeds", type=int, nargs="+", help="all that are stored, if not given")
     parser.add_argument("--set", choices=SETS, default="unseen")
+    parser.add_argument("--only", nargs="+", help="names of runs; what is recorded of the others stays")
     parser.add_argument("--out", type=Path, help="file for the numbers; the table is written beside it (.inc)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = {declared.name for declared in SETS[options.set] if declared.fault is not None}
-    assert names <= set(RUNS)
-    found = []
+    found: list[dict[str, Any]] = []
+    if options.only:
+        names &= set(options.only)
+        earlier = json.loads(options.out.read_text())["runs"] if options.out is not None else []
+        found = [facts for facts in earlier if facts["name"] not in names]
     for run in stored(options.keep, "tiny", options.seeds):
         facts = facts_of(run) if run.declared.name in names else None
         if facts is not None:
