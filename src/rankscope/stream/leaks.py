@@ -332,7 +332,7 @@ class _Held(StreamMode):
         return out
 
     def _is_reached(self, place: _Place, given: Sequence[Tensor]) -> bool:
-        """Whether what a product is given depends on the stream, or on a product that does."""
+        """Whether what a product is given differs in this pass; where weights change, in any pass before."""
         number = self._products[place]
         self._products[place] += 1
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
@@ -343,11 +343,9 @@ class _Held(StreamMode):
         if self._change == "nothing":
             self._kept.sums[place, number] = total
         differs = self._kept.sums.get((place, number)) != total
-        if self._change in ("even", "odd"):
-            return differs
-        if differs:
+        if differs and self._change not in ("even", "odd"):
             self._kept.reached.add((place, number))
-        return (place, number) in self._kept.reached
+        return (place, number) in self._kept.reached if self._change == "weights" else differs
 
     def _changes(self, what: _Change, place: _Place) -> bool:
         return self._change == what and self._only in (None, place)
