@@ -60,7 +60,7 @@ _count = 0
 def _built(source: str, call: str) -> Case:
     global _count  # each text is a file of its own, as for a user who edits and starts again
     _count += 1
-    file = f"/home/user/train_{_count}.py"
+    file = f"train_{_count}.py"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     module = types.ModuleType(f"train_{_count}")
     exec(compile(source, file, "exec"), module.__dict__)

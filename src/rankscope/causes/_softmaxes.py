@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
-from rankscope.causes._source import Place
+from rankscope.causes._source import SourcePlace
 from rankscope.stream.operators import PRODUCTS, SOFTMAXES
 
 _FOLLOWED = 8
@@ -23,7 +23,7 @@ class SoftmaxCall:
 
     axis: int
     shape: tuple[int, ...]
-    place: Place | None
+    place: SourcePlace | None
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.calls: list[SoftmaxCall] = []
         self.again: list[SoftmaxCall] = []
-        self.fills: list[tuple[tuple[int, ...], Place | None]] = []
-        self.filled_after: list[Place | None] = []
+        self.fills: list[tuple[tuple[int, ...], SourcePlace | None]] = []
+        self.filled_after: list[SourcePlace | None] = []
         self.weightings: list[_Weighting] = []
         self.returned: SoftmaxCall | None = None
         self._known: list[tuple[Tensor, Tensor, SoftmaxCall]] = []

@@ -39,7 +39,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """A function of the user's source, and a line in it.
 
     Attributes:
@@ -127,14 +127,14 @@ def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def place_of(function: Callable[..., Any]) -> Place | None:
+def place_of(function: Callable[..., Any]) -> SourcePlace | None:
     """Where a function is written; None if that is not known, or in an installed package."""
     inner = inspect.unwrap(function)
     code = getattr(inner, "__code__", None)
     return None if code is None else _place(code.co_filename, code.co_firstlineno, inner.__globals__)
 
 
-def running() -> Place | None:
+def running() -> SourcePlace | None:
     """The line of the user's source that is being run, outside torch and rankscope."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
@@ -142,7 +142,7 @@ def running() -> Place | None:
     return None if frame is None else _place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
-def _place(file: str, line: int, known: Mapping[str, Any]) -> Place | None:
+def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None:
     if file.startswith((*_OURS, *_INSTALLED)):
         return None
     source = "".join(linecache.getlines(file))
@@ -150,7 +150,7 @@ def _place(file: str, line: int, known: Mapping[str, Any]) -> Place | None:
     if not inside:
         return None
     name, _, node = max(inside, key=lambda one: one[1])
-    return Place(name, node, source, line, known)
+    return SourcePlace(name, node, source, line, known)
 
 
 @lru_cache(maxsize=32)
@@ -172,14 +172,14 @@ def _functions(source: str) -> tuple[tuple[str, int, ast.FunctionDef | ast.Async
         return ()
 
 
-def said(place: Place, edits: Sequence[Edit]) -> str:
+def said(place: SourcePlace, edits: Sequence[Edit]) -> str:
     """The edits as a sentence."""
     steps = [f"write `{one.new}` instead of `{one.old}`" if one.new else f"remove `{one.old}`" for one in edits]
     return f"In `{place.name}`, {', and '.join(steps)}"
 
 
 @contextmanager
-def rewritten(place: Place, edits: Sequence[Edit], owner: type[nn.Module]) -> Iterator[bool]:
+def rewritten(place: SourcePlace, edits: Sequence[Edit], owner: type[nn.Module]) -> Iterator[bool]:
     """Run with the forward of a class as the edits make it; False if it cannot be compiled again by itself."""
     original = owner.__dict__.get("forward")
     text = textwrap.dedent(" " * place.node.col_offset + (ast.get_source_segment(place.source, place.node) or ""))
@@ -200,7 +200,7 @@ def rewritten(place: Place, edits: Sequence[Edit], owner: type[nn.Module]) -> It
         setattr(owner, "forward", original)  # noqa: B010
 
 
-def with_skips(place: Place, block: nn.Module) -> list[Edit]:
+def with_skips(place: SourcePlace, block: nn.Module) -> list[Edit]:
     """``x + f(x)`` wherever a forward assigns or returns ``f(x)``, with the name of its first input for ``x``."""
     names = [one.arg for one in place.node.args.args]
     if len(names) < 2:
@@ -220,7 +220,7 @@ def with_skips(place: Place, block: nn.Module) -> list[Edit]:
     return edits
 
 
-def with_whole_skips(place: Place) -> list[Edit]:
+def with_whole_skips(place: SourcePlace) -> list[Edit]:
     """``x + f(x)`` for ``g * x + f(x)``."""
     edits = []
     for one in _statements(place):
@@ -236,7 +236,7 @@ def with_whole_skips(place: Place) -> list[Edit]:
     return edits
 
 
-def with_norms_first(place: Place, block: nn.Module) -> list[Edit]:
+def with_norms_first(place: SourcePlace, block: nn.Module) -> list[Edit]:
     """``x + f(norm(x))`` for ``norm(x + f(x))``."""
     edits = []
     for one in _statements(place):
@@ -265,7 +265,7 @@ def _is_norm(func: ast.expr, block: nn.Module) -> bool:
     return isinstance(module, nn.Module) and all(p.ndim < 2 for p in module.parameters())
 
 
-def _statements(place: Place) -> Iterator[ast.Assign | ast.Return]:
+def _statements(place: SourcePlace) -> Iterator[ast.Assign | ast.Return]:
     nested = {
         id(n) for f in ast.walk(place.node) if isinstance(f, _Function) and f is not place.node for n in ast.walk(f)
     }
@@ -284,7 +284,7 @@ def _names(node: ast.AST, name: str) -> bool:
     return any(_is_name(one, name) for one in ast.walk(node))
 
 
-def over_axis(place: Place | None, axis: int) -> list[Edit]:
+def over_axis(place: SourcePlace | None, axis: int) -> list[Edit]:
     """The softmax on this line over another axis."""
     call = None if place is None else place.call("softmax")
     given = None if place is None or call is None else place.axis(call)
@@ -293,7 +293,7 @@ def over_axis(place: Place | None, axis: int) -> list[Edit]:
     return [Edit(place.text(call), place.text(call, {given: str(axis)}))]
 
 
-def without_call(place: Place | None, *names: str) -> list[Edit]:
+def without_call(place: SourcePlace | None, *names: str) -> list[Edit]:
     """The tensor itself instead of the call on this line; an assignment to itself is removed."""
     call = None if place is None else place.call(*names)
     given = None if place is None or call is None else place.operand(call)
@@ -306,7 +306,7 @@ def without_call(place: Place | None, *names: str) -> list[Edit]:
     return [Edit(place.text(call), place.text(given))]
 
 
-def causal(place: Place | None, masking: Place | None) -> list[Edit]:
+def causal(place: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:
     """A causal mask before the softmax on a line, or instead of the mask that is filled in on another."""
     here = masking or place
     call = None if here is None else here.call("masked_fill") if masking else here.call("softmax")
@@ -320,14 +320,14 @@ def causal(place: Place | None, masking: Place | None) -> list[Edit]:
     return [] if mask is None else [Edit(here.text(call), here.text(call, {mask: hidden}))]
 
 
-def mask_of(place: Place, call: ast.Call) -> ast.expr | None:
+def mask_of(place: SourcePlace, call: ast.Call) -> ast.expr | None:
     """The mask that is passed to ``masked_fill``."""
     named = [one.value for one in call.keywords if one.arg == "mask"]
     at = 0 if isinstance(call.func, ast.Attribute) and not place.is_module(call.func.value) else 1
     return named[0] if named else call.args[at] if len(call.args) > at else None
 
 
-def masked_before(softmax: Place | None, masking: Place | None) -> list[Edit]:
+def masked_before(softmax: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:
     """The mask that is filled in after a softmax, filled in before it."""
     if softmax is None or masking is None or softmax.node is not masking.node:
         return []
@@ -346,7 +346,7 @@ def masked_before(softmax: Place | None, masking: Place | None) -> list[Edit]:
     return [Edit(softmax.text(soft), before), *without_call(masking, "masked_fill")]
 
 
-def kept_result(masking: Place | None) -> list[Edit]:
+def kept_result(masking: SourcePlace | None) -> list[Edit]:
     """``scores = scores.masked_fill(...)`` for a call whose result is dropped."""
     call = None if masking is None else masking.call("masked_fill")
     given = None if masking is None or call is None else masking.operand(call)
@@ -357,7 +357,7 @@ def kept_result(masking: Place | None) -> list[Edit]:
     return [Edit(masking.text(call), f"{given.id} = {masking.text(call)}")]
 
 
-def product_of(softmax: Place | None) -> tuple[ast.expr, ast.expr] | None:
+def product_of(softmax: SourcePlace | None) -> tuple[ast.expr, ast.expr] | None:
     """The product of queries and keys before a softmax, and that with the factors that scale it."""
     if softmax is None:
         return None
@@ -378,7 +378,7 @@ def product_of(softmax: Place | None) -> tuple[ast.expr, ast.expr] | None:
     return before[0], whole
 
 
-def scaled_once(softmax: Place | None, width: int) -> list[Edit]:
+def scaled_once(softmax: SourcePlace | None, width: int) -> list[Edit]:
     """The product of queries and keys, divided once by the square root of the width of a head."""
     found = product_of(softmax)
     if softmax is None or found is None:
@@ -387,7 +387,7 @@ def scaled_once(softmax: Place | None, width: int) -> list[Edit]:
     return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
 
 
-def normed_before(softmax: Place | None) -> str:
+def normed_before(softmax: SourcePlace | None) -> str:
     """The sentence that normalises queries and keys before their product; empty if they have no names."""
     found = product_of(softmax)
     whole = None if softmax is None or found is None else softmax.statement(found[0])
@@ -420,7 +420,7 @@ def _base(node: ast.expr) -> str:
             return node.id if isinstance(node, ast.Name) else ""
 
 
-def added_to_result(place: Place | None, term: str) -> list[Edit]:
+def added_to_result(place: SourcePlace | None, term: str) -> list[Edit]:
     """A term added to what a function returns; ``{}`` in it stands for the first argument."""
     returns = [] if place is None else [one for one in _statements(place) if isinstance(one, ast.Return)]
     if place is None or len(returns) != 1 or returns[0].value is None or not place.node.args.args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._source import Place
+from rankscope.causes._source import SourcePlace
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart, change_between, differs, redrawn
 
@@ -257,7 +257,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     )
 
 
-def attention_softmax(x: Examination) -> Place | None:
+def attention_softmax(x: Examination) -> SourcePlace | None:
     """Where the softmax over keys is written, if it is written in one place."""
     size = x.tokens
     square = [one for one in x.softmaxes.calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
@@ -265,7 +265,7 @@ def attention_softmax(x: Examination) -> Place | None:
     return places.pop() if len(places) == 1 else None
 
 
-def _said(place: Place | None, edits: list[_source.Edit]) -> str:
+def _said(place: SourcePlace | None, edits: list[_source.Edit]) -> str:
     assert place is not None  # edits are made of a place
     return _source.said(place, edits)
 

@@ -73,7 +73,9 @@ def no_skips(x: Examination) -> Iterator[Finding]:
     )
 
 
-def _edited(x: Examination, names: list[str], edit: Callable[[_source.Place, nn.Module], list[_source.Edit]]) -> str:
+def _edited(
+    x: Examination, names: list[str], edit: Callable[[_source.SourcePlace, nn.Module], list[_source.Edit]]
+) -> str:
     """An edit of the blocks' forward as a sentence, if tokens stay apart with it; empty otherwise."""
     named = dict(x.blocks)
     block = named[names[0]]

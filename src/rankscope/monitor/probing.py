@@ -278,7 +278,9 @@ class Prober:
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
             stacks = [[modules[call.module_name] for call in stack.calls] for stack in view.stacks]
-            yield fact("cloned_blocks", "structure", float(sum(len(cloned(blocks)) for blocks in stacks)))
+            number = sum(len(cloned(blocks)) for blocks in stacks)
+            if number:
+                yield fact("cloned_blocks", "structure", float(number))
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""

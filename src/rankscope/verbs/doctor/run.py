@@ -247,7 +247,7 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
     hooks_before = _count_hooks(model)
     with without_fastpath():
         bare = tensors_in(batch.run(model), depth=4)
-    reader = _Reading(batch)
+    reader = _TrialReading(batch)
 
     def see(ref: SiteRef, seen: Observed) -> None:
         witness(ref, seen)
@@ -288,7 +288,7 @@ def _shape(stack: Stack, witness: _Witness) -> Check:
     return Check("shape", "pass", f"{prefix}{sizes}, as {reasons} {verb} it")
 
 
-class _Reading:
+class _TrialReading:
     """Whether the metrics of ``measure`` can be computed, not only the sites observed."""
 
     def __init__(self, batch: Batch) -> None:
