@@ -380,7 +380,8 @@ class _Held(StreamMode):
             if self._differs(branch_of, branch) and self._change == parity:
                 self.late_joins.add(_place(call))
             return call.sum.of(stream, None)
-        if self._differs(branch_of, branch) and label == "mlp":
+        # What mixes tokens may grow with them. Only from a sum that subtracts the stream, it has to be a part of it.
+        if self._differs(branch_of, branch) and (label == "mlp" or _is_subtracted(stream, call.sum.carried)):
             self.reached.add(branch_of)
         if self._change in _SIZES:
             self.values[branch_of] = branch.detach().clone()
@@ -443,6 +444,14 @@ class _Held(StreamMode):
         if self._open is None or out is None or self._open.is_stream(out):
             return None
         return with_output_tensor(output, self._fixed(self._open, out.clone(), tensors_in(args)))
+
+
+def _is_subtracted(summand: Tensor, stream: Tensor) -> bool:
+    """Whether a sum takes the stream with a negative sign."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(stream):
+        return False
+    with torch._C.DisableTorchFunction():
+        return summand.shape == stream.shape and float((summand * stream).sum()) < 0.0
 
 
 def _unlike(value: Tensor, before: Tensor) -> bool:
