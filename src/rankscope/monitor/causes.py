@@ -72,7 +72,9 @@ class Cause:
     change: str = ""
 
     def following(self, alarm: str) -> Cause:
-        """The same cause, for an alarm that has none of its own while another one is active."""
+        """The same cause, for an alarm that has none of its own; one that follows already names the first alarm."""
+        if self.words.startswith("Follows "):
+            return self
         return replace(self, words=f"Follows {alarm.replace('_', ' ')}. {self.words}")
 
 
