@@ -571,16 +571,15 @@ PATTERNS.append(
 
 
 # 19, 20: logits of attention that are far too large.
-def _attention_entropy(case: Case) -> float:
+def _mean_at_softmax(case: Case, read: Callable[[Tensor, Tensor], float | None]) -> float:
+    """Mean of what is read of the scores and probabilities of each softmax in one pass; None is left out."""
     found: list[float] = []
     original = Tensor.softmax
 
     def softmax(scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
         probs = original(scores, dim, *args, **kwargs)
-        if scores.ndim == 4:
-            rows = probs[..., 1:, :]
-            seen = torch.arange(2, probs.shape[-1] + 1).log()
-            found.append(float((-(rows * rows.clamp_min(1e-30).log()).sum(-1) / seen).mean()))
+        value = read(scores, probs)
+        found.extend([] if value is None else [value])
         return probs
 
     Tensor.softmax = softmax  # type: ignore[method-assign, assignment]
@@ -590,6 +589,17 @@ def _attention_entropy(case: Case) -> float:
     finally:
         Tensor.softmax = original  # type: ignore[method-assign]
     return sum(found) / len(found)
+
+
+def _attention_entropy(case: Case) -> float:
+    def entropy(scores: Tensor, probs: Tensor) -> float | None:
+        if scores.ndim != 4:
+            return None
+        rows = probs[..., 1:, :]
+        seen = torch.arange(2, probs.shape[-1] + 1).log()
+        return float((-(rows * rows.clamp_min(1e-30).log()).sum(-1) / seen).mean())
+
+    return _mean_at_softmax(case, entropy)
 
 
 PATTERNS.append(
@@ -650,20 +660,7 @@ PATTERNS.append(
 # 22: attention that is uniform.
 def _deviation(case: Case) -> float:
     """Standard deviation of the scores of attention."""
-    found: list[float] = []
-    original = Tensor.softmax
-
-    def softmax(scores: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
-        found.append(float(scores.std()))
-        return original(scores, dim, *args, **kwargs)
-
-    Tensor.softmax = softmax  # type: ignore[method-assign, assignment]
-    try:
-        with torch.no_grad():
-            case.call()
-    finally:
-        Tensor.softmax = original  # type: ignore[method-assign]
-    return sum(found) / len(found)
+    return _mean_at_softmax(case, lambda scores, probs: float(scores.std()))
 
 
 PATTERNS.append(

@@ -174,20 +174,23 @@ def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) ->
     The list has skips that are not those of the module itself, as where a whole stack has a skip around it.
     """
     names = {call.module_name for stack in stacks for call in stack.calls}
-    for outer in (record for record in records if record.name in names):
-        inside: dict[str, list[CallRecord]] = {}
-        for record in records:
-            if _is_numbered(record) and record.mixes and record.labels and any(a is outer for a in _ancestors(record)):
-                inside.setdefault(_pattern(record), []).append(record)
-        for pattern, found in inside.items():
-            if len(found) > 1 and sum(len(record.labels) for record in found) > len(outer.labels):
-                raise DiscoveryError(
-                    f"{outer.name or 'the model itself'} adds one branch to its input, and in that branch are "
-                    f"{len(found)} modules with attention and skips of their own, {found[0].name} to "
-                    f"{found[-1].name}: which of them are the blocks cannot be told.",
-                    [({"blocks": pattern}, f"Name them: blocks={pattern!r}.")],
-                    "Name the blocks with blocks=, and give inputs of two tokens or more.",
-                )
+    inside: dict[tuple[int, str], list[CallRecord]] = {}
+    around: dict[int, CallRecord] = {}
+    for record in records:
+        if _is_numbered(record) and record.mixes and record.labels:
+            for outer in (ancestor for ancestor in _ancestors(record) if ancestor.name in names):
+                around[id(outer)] = outer
+                inside.setdefault((id(outer), _pattern(record)), []).append(record)
+    for (number, pattern), found in inside.items():
+        outer = around[number]
+        if len(found) > 1 and sum(len(record.labels) for record in found) > len(outer.labels):
+            raise DiscoveryError(
+                f"{outer.name or 'the model itself'} adds one branch to its input, and in that branch are "
+                f"{len(found)} modules with attention and skips of their own, {found[0].name} to "
+                f"{found[-1].name}: which of them are the blocks cannot be told.",
+                [({"blocks": pattern}, f"Name them: blocks={pattern!r}.")],
+                "Name the blocks with blocks=, and give inputs of two tokens or more.",
+            )
 
 
 def with_streams(

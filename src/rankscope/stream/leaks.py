@@ -100,11 +100,11 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
         return found | _beside_weights(passed, kept, early.reached, (late & reference.unfollowed) - found)
 
     leaks = leaks_of()
-    if any(any(plan.joins) for stack in view.stacks for plan in stack.plans):
-        leaks |= passed("even").late_joins | passed("odd").late_joins
     if any(stack.long_skips for stack in view.stacks):
         # A long skip brings the changed stream of one block to another, so each is changed alone.
         leaks = {place for place in leaks if place in leaks_of(place)}
+    if any(any(plan.joins) for stack in view.stacks for plan in stack.plans):
+        leaks |= passed("even").late_joins | passed("odd").late_joins
     return replace(view, stacks=tuple(_with(stack, leaks, reference) for stack in view.stacks))
 
 
