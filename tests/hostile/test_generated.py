@@ -47,6 +47,7 @@ ONCE_WRONG = {
     31546: "a mixer that is the gradient of an energy, behind the last sum that is known",
     33751: "the same, written into a copy of the stream in place",
     40850: "a sum of the stream, a multiple of it and a mixer without a matrix",
+    50192: "an image with attention over groups of channels: two layouts are accepted, and neither is true",
 }
 
 

@@ -402,15 +402,18 @@ def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
 
 
 def _against_streams(stream: Stream, facts: _Facts) -> list[str]:
-    """Evidence against an axis of streams: a changed token reaches some of its streams only, as it does windows."""
-    reached = []
+    """Evidence against an axis of streams: a changed token reaches some of its streams only, as it does windows.
+
+    What enters the first block decides, because attention carries a change to every window.
+    """
     for changed in (facts.changed, facts.changed_behind):
         if changed is not None and _batch_of(stream, changed.shape, facts.rows) == facts.rows:
             words, sizes = stream.unfolded(changed.shape, facts.rows)
-            reached.append(_reached(changed.reshape(sizes), words.index("streams")))
-    if not reached or any(bool(streams.all()) for streams in reached):
-        return []
-    return [f"a change of one token reached {int(reached[-1].sum())} of its {len(reached[-1])} streams"]
+            reached = _reached(changed.reshape(sizes), words.index("streams"))
+            if not bool(reached.all()):
+                return [f"a change of one token reached {int(reached.sum())} of its {len(reached)} streams"]
+            return []
+    return []
 
 
 def _reached(changed: Tensor, axis: int) -> Tensor:

@@ -101,7 +101,7 @@ def _view_of(
         except DiscoveryError as error:
             found = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
             if found is None:
-                raise error.with_hints([hint for options, hint in error.hints if _passes(settled, options)]) from None
+                raise error.with_hints(_tried(error, settled)) from None
             view = found
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
         view = _with_idle(view, small)
@@ -235,8 +235,15 @@ def view_and_batches(
         return view_of(model, marked[0], blocks=blocks, stream=stream), marked
 
 
+def _tried(error: DiscoveryError, settled: Callable[..., ModelView]) -> list[str]:
+    """The hints of an error that are accepted themselves; none if they read the axes in different ways."""
+    passed = [(options.get("stream"), hint) for options, hint in error.hints if _passes(settled, options)]
+    orders = {stream.axes for stream, _ in passed if isinstance(stream, Stream)}
+    return [hint for _, hint in passed] if len(orders) < 2 else []
+
+
 def _passes(settled: Callable[..., ModelView], options: Mapping[str, Any]) -> bool:
-    """Whether a declaration that an error would suggest is accepted itself."""
+    """Whether a declaration is accepted."""
     try:
         settled(**options)
     except RankscopeError:
