@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from rankscope.errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
+from rankscope.models.inputs.record import Batch
 from rankscope.models.loading import folder as folder_module
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_from_json, config_hash
@@ -225,3 +226,20 @@ def test_parse_dtype_takes_names_and_dtypes() -> None:
     assert parse_dtype(torch.bfloat16) is parse_dtype("bfloat16") is torch.bfloat16
     with pytest.raises(LoadError):
         parse_dtype(torch.int8)
+
+
+class Constant(torch.nn.Module):
+    """Adds a constant that it makes in torch's default dtype, as decays of linear attention are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.weight + 0.9 ** torch.arange(3)
+
+
+def test_a_float64_module_of_ones_own_makes_its_constants_as_it_does_without_us() -> None:
+    model, given = Constant(), torch.zeros(1, 3, dtype=torch.float64)
+    batch = Batch({}, None, 0, 1, (given,))
+    assert torch.equal(batch.run(model), model(given))

@@ -27,7 +27,7 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named
-from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.dtypes import default_dtype, note_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.shard_files import BESIDE, TOKENIZER_FILES
 from rankscope.models.loading.tokenizer import tokenizer_in
@@ -182,6 +182,7 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
             model: nn.Module = model_class_named("AutoModel").from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise LoadError(f"The model could not be built from its configuration: {error}") from error
+    note_dtype(model, dtype)
     return model.eval()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, overload
@@ -13,7 +13,7 @@ import torch
 
 from rankscope.errors import InputError, RankscopeError
 from rankscope.models.inputs.failing import why_it_fails
-from rankscope.models.loading.dtypes import default_dtype
+from rankscope.models.loading.dtypes import default_dtype, is_loaded_double
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
 Padding = str | torch.Tensor | None
@@ -160,7 +160,8 @@ class Batch:
     def run(self, model: torch.nn.Module) -> Any:
         """Call ``model`` on this batch.
 
-        A float64 model runs with float64 as torch's default dtype, because some models create constants in forward.
+        A model that was loaded in float64 runs with float64 as torch's default dtype, because some create constants in
+        forward; a module of the caller's own runs as it is.
 
         Raises:
             InputError: an id has no embedding, there are more tokens than the model takes, or it fails by itself.
@@ -177,14 +178,10 @@ class Batch:
 
     def call(self, model: torch.nn.Module) -> Any:
         """Like :meth:`run`, with the model's own errors."""
-        first = next(model.parameters(), None)
         if (count := _COUNT.get()) is not None:
             count.passes += 1
-        with _running(self.sequences):
-            if first is None or first.dtype is not torch.float64:
-                return model(*self.arguments, **self.inputs)
-            with default_dtype(torch.float64):
-                return model(*self.arguments, **self.inputs)
+        with _running(self.sequences), default_dtype(torch.float64) if is_loaded_double(model) else nullcontext():
+            return model(*self.arguments, **self.inputs)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rankscope.models.hf import hf_model_class, require_transformers
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.devices import are_on, devices_of, parse_device
-from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.dtypes import default_dtype, is_loaded_double, note_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.named import named_object
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
@@ -331,6 +331,7 @@ def described(
     floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     if config is not None and origin != "memory" and floating:
         _make_runnable(model, config, floating[0].dtype)
+        note_dtype(model, floating[0].dtype)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -386,4 +387,6 @@ def load_initialised_twin(loaded: LoadedModel, *, seed: int) -> LoadedModel:
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         twin = type(loaded.model)(copy.deepcopy(config))
+    if is_loaded_double(loaded.model):
+        note_dtype(twin, first.dtype)
     return load(twin.to(dtype=first.dtype, device=first.device).eval())
