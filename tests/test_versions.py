@@ -139,3 +139,10 @@ def test_no_module_imports_a_name_that_the_oldest_python_lacks() -> None:
 def test_that_check_has_teeth() -> None:
     with pytest.raises(SyntaxError):
         ast.parse("try:\n    pass\nexcept* ValueError:\n    pass\n", feature_version=OLDEST_SYNTAX)
+
+
+def test_the_folders_of_tests_that_both_ends_run_exist() -> None:
+    script = (ROOT / ".ci/versions").read_text(encoding="utf-8")
+    parts = re.search(r"^parts=\((.*)\)$", script, re.MULTILINE)
+    assert parts is not None
+    assert [part for part in parts[1].split() if not (ROOT / "tests" / part).is_dir()] == []
