@@ -338,3 +338,70 @@ def test_random_numbers_of_a_training_are_not_drawn() -> None:
     state = torch.get_rng_state()
     rs.doctor(model, torch.ones(2, 5, 16))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Half(nn.Module):
+    """A block of which one skip may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n1, self.n2 = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.attn = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+class NoAttentionSkip(Half):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.n1(x)
+        x = self.mixed(h)
+        return x + self.mlp(self.n2(x))
+
+
+class NoMlpSkip(Half):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixed(self.n1(x))
+        return self.mlp(self.n2(x))
+
+
+class NormBehind(Half):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.n1(self.mixed(x))
+        return self.n2(x + self.mlp(x))
+
+
+class Both(Half):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixed(self.n1(x))
+        return x + self.mlp(self.n2(x))
+
+
+def halves(kind: type[Half], scale: float = 1.0) -> Case:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(kind() for _ in range(8)))
+    with torch.no_grad():
+        for block in blocks:
+            block.attn.out_proj.weight.mul_(scale)
+            block.attn.in_proj_weight[64:].mul_(scale)
+    return Case(blocks, torch.randn(6, 24, 32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (NoAttentionSkip, "write `x = x + self.mixed(h)` instead of `x = self.mixed(h)`"),
+        (NoMlpSkip, "write `return x + self.mlp(self.n2(x))` instead of `return self.mlp(self.n2(x))`"),
+        (NormBehind, "write `x = self.n1(x + self.mixed(x))` instead of `x = self.n1(self.mixed(x))`"),
+    ],
+)
+def test_one_missing_skip_of_two_is_named(kind: type[Half], change: str) -> None:
+    found = diagnosed(halves(kind))
+    assert shown(found)[:1] == ["no_skips"]
+    assert found.findings[0].change == f"In `{kind.__name__}.forward`, {change}"
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_no_skip_is_missing_where_tokens_become_alike_for_another_reason(scale: float) -> None:
+    assert "no_skips" not in shown(diagnosed(halves(Both, scale)))

@@ -364,6 +364,46 @@ class Examination:
             self.run(replaced=replaced)
         return found
 
+    def carried(self) -> dict[str, float]:
+        """Mean cosine between a random change of what enters each block and that of what leaves it, by token.
+
+        Every block is given what it took in the pass on the batch as it is, so that one pass is enough. Changes are as
+        large as the tokens. Blocks that do not return what they take, or of which no copy was kept, are left out.
+        """
+        calls = {call.module: call for call in self.base}
+        found: dict[str, float] = {}
+        drawn = torch.Generator().manual_seed(0)
+
+        def note(name: str, given: Tensor, left: Tensor) -> tuple[Callable[..., Any], Callable[..., None]]:
+            size = given.norm(dim=-1, keepdim=True) / given.shape[-1] ** 0.5
+            change = torch.randn(given.shape, generator=drawn).to(given) * size
+
+            def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+                leaves, spec = pytree.tree_flatten((args, kwargs))
+                place = next((at for at, leaf in enumerate(leaves) if _like(leaf, given)), None)
+                if place is not None:
+                    leaves[place] = given + change
+                return pytree.tree_unflatten(leaves, spec)
+
+            def leave(module: nn.Module, args: Any, output: Any) -> None:
+                out = main_output(output)
+                if out is not None and out.shape == left.shape:
+                    along = nn.functional.cosine_similarity(out.detach().float() - left.float(), change.float(), dim=-1)
+                    found[name] = float(along.mean())
+
+            return enter, leave
+
+        with ExitStack() as hooks:
+            for name, module in self.blocks:
+                call = calls.get(module)
+                if call is None or call.given is None or call.output is None or not _like(call.given, call.output):
+                    continue
+                enter, leave = note(name, call.given, call.output)
+                hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(leave).remove)
+            self.run()
+        return found
+
     def _canonical(self, states: Tensor) -> Tensor:
         if states.ndim == 2:
             return states[None]

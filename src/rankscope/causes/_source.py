@@ -206,18 +206,32 @@ def with_skips(place: SourcePlace, block: nn.Module) -> list[Edit]:
     if len(names) < 2:
         return []
     stream, edits = names[1], []
+    of_stream = {stream}
     for one in _statements(place):
         value = one.value
-        if value is None or isinstance(value, ast.Tuple) or _is_name(value, stream):
+        if value is None or isinstance(value, ast.Tuple) or _is_name(value, stream) or _adds(value, stream):
             continue
-        again = isinstance(one, ast.Assign) and _is_name(one.targets[0], stream) and _names(value, stream)
-        normed = isinstance(value, ast.Call) and _is_norm(value.func, block)
-        if normed or not (again or isinstance(one, ast.Return)):
+        reads = any(_names(value, name) for name in of_stream)
+        if reads and isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            of_stream.add(one.targets[0].id)
+        again = isinstance(one, ast.Assign) and _is_name(one.targets[0], stream) and reads
+        if not (again or isinstance(one, ast.Return)):
             continue
+        if isinstance(value, ast.Call) and len(value.args) == 1 and _is_norm(value.func, block):
+            value = value.args[0]  # a norm after the sum
+            if _is_name(value, stream) or _adds(value, stream):
+                continue
         text = place.text(value)
         text = f"({text})" if isinstance(value, (ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda)) else text
         edits.append(Edit(place.text(one), place.text(one, {value: f"{stream} + {text}"})))
     return edits
+
+
+def _adds(value: ast.expr, stream: str) -> bool:
+    """Whether an expression is a sum with the stream itself."""
+    if not (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)):
+        return False
+    return any(_is_name(side, stream) or _adds(side, stream) for side in (value.left, value.right))
 
 
 def with_whole_skips(place: SourcePlace) -> list[Edit]:
@@ -259,7 +273,7 @@ def with_norms_first(place: SourcePlace, block: nn.Module) -> list[Edit]:
 
 def _is_norm(func: ast.expr, block: nn.Module) -> bool:
     """Whether ``self.name`` is a module of the block without a matrix."""
-    if not (isinstance(func, ast.Attribute) and _is_name(func.value, "self")):
+    if not (isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)):
         return False
     module = getattr(block, func.attr, None)
     return isinstance(module, nn.Module) and all(p.ndim < 2 for p in module.parameters())

@@ -26,6 +26,8 @@ BETTER = 2.0
 """Factor by which an intervention has to raise it."""
 KEPT = 0.5
 """Gain below which a skip loses most of the stream in a few blocks."""
+CARRIED = 0.2
+"""Cosine of the change of a token and the change of what a block returns for it, below which no skip leads around."""
 PADDING = frozenset({"padding_attended"})
 """Padded tokens are left out of the relative residual, so that it means the same if others see them."""
 RESIDUAL = "how much tokens differ after the last block (relative residual)"
@@ -47,11 +49,7 @@ def no_skips(x: Examination) -> Iterator[Finding]:
     """Blocks without skip connections."""
     if not _fell(x) or len(x.blocks) < 2:
         return
-    if x.stack is not None:
-        bare = [call.module_name for call in x.stack.calls if not any(plan.skips for plan in call.blocks)]
-        bare = [] if x.stack.carries else bare
-    else:
-        bare = [name for name, _ in x.blocks]
+    bare, some = _without_skips(x)
     if 2 * len(bare) <= len(x.blocks):
         return
     after = x.residuals(x.block_states(add_input=bare))
@@ -60,8 +58,12 @@ def no_skips(x: Examination) -> Iterator[Finding]:
     kind = type(dict(x.blocks)[bare[0]])
     yield Finding(
         "no_skips",
-        f"{len(bare)} of {len(x.blocks)} blocks ({_pattern(bare)}) have no skip connection: what leaves them is only "
-        "what they compute, and tokens become alike.",
+        f"{len(bare)} of {len(x.blocks)} blocks ({_pattern(bare)}) "
+        + (
+            "lack a skip connection: what enters them is not in what leaves them, and tokens become alike."
+            if some
+            else "have no skip connection: what leaves them is only what they compute, and tokens become alike."
+        ),
         _edited(x, bare, _source.with_skips)
         or f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
         measured=RESIDUAL,
@@ -71,6 +73,20 @@ def no_skips(x: Examination) -> Iterator[Finding]:
         where=_pattern(bare),
         curves=(tuple(x.curve), tuple(after)),
     )
+
+
+def _without_skips(x: Examination) -> tuple[list[str], bool]:
+    """Blocks around which no skip leads, and whether some have a sum inside, around a part of them.
+
+    Blocks with fewer skips than attention and an MLP need, or with sums that are no known skips, are given another
+    input: a skip around the whole block turns what it returns into the direction of the change.
+    """
+    if x.stack is None:
+        return [name for name, _ in x.blocks], False
+    plans = {call.module_name: [len(plan.skips) for plan in call.blocks] for call in x.stack.calls}
+    if not x.stack.carries and not any(0 < count < 2 for counts in plans.values() for count in counts):
+        return [name for name, counts in plans.items() if not any(counts)], False
+    return [name for name, along in x.carried().items() if along < CARRIED], True
 
 
 def _edited(

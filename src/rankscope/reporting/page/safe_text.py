@@ -15,6 +15,7 @@ LONGEST_WORD = 60
 LONGEST_HEADLINE = 110
 LONGEST_PARAGRAPH = 420
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Za-z])")
+_CODE = re.compile(r"`([^`]+)`")
 _POWER = re.compile(r"10\^(-?[0-9]+(?:\.[0-9]+)?)")
 _PAUSE = re.compile(r"[:;.](?:\s|$)")
 
@@ -108,10 +109,11 @@ def _started(sentence: str) -> str:
 
 
 def with_powers(text: str) -> str:
-    """Escaped ``text`` with powers of ten as superscripts; safe markup.
+    """Escaped ``text`` with powers of ten as superscripts and code between backticks; safe markup.
 
     Example:
-        >>> with_powers("<10^-14.4>")
-        '&lt;10<sup>−14.4</sup>&gt;'
+        >>> with_powers("<10^-14.4>, `x = f(x)`")
+        '&lt;10<sup>−14.4</sup>&gt;, <code>x = f(x)</code>'
     """
-    return _POWER.sub(lambda found: f"10<sup>{found.group(1).replace('-', '−')}</sup>", escape(text))
+    powers = _POWER.sub(lambda found: f"10<sup>{found.group(1).replace('-', '−')}</sup>", escape(text))
+    return _CODE.sub(r"<code>\1</code>", powers)
