@@ -49,6 +49,7 @@ ONCE_WRONG = {
     40850: "a sum of the stream, a multiple of it and a mixer without a matrix",
     50192: "an image with attention over groups of channels: two layouts are accepted, and neither is true",
     60415: "a float64 module that makes float32 constants, in blocks that magnify roundings",
+    64384: "an MLP beside a mixer, both of one stream where a token has several",
 }
 
 

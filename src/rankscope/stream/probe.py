@@ -760,7 +760,7 @@ class _Probe(TorchFunctionMode):
             return
         ancestries = [frame.ancestry(tensor) for tensor in inputs]
         # Not all: what was computed by another library cannot be followed, but it responds.
-        if not any(ancestries) or any(tensor.numel() != frame.entry_shape.numel() for tensor in inputs):
+        if not any(ancestries) or not all(self.trial.can_see(tensor, frame.entry_shape) for tensor in inputs):
             return
         one, other = (
             _Part(

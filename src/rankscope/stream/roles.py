@@ -80,15 +80,29 @@ class TokenTrial:
                 return
             before = self.kept.get(place)
             replaced = None if before is None or before.shape != value.shape else self._replaced(shape)
-            if before is None or replaced is None or value.numel() != replaced.numel():
+            if before is None or replaced is None or not (is_part or value.numel() == replaced.numel()):
                 return
             differs = _differs(before, value)
-            orders = [replaced, *self._in_usual_order(value)] if is_part else [replaced]
+            orders = [replaced] if value.numel() == replaced.numel() else []
+            orders += self._in_usual_order(value) if is_part else []
             found = []
             for order in orders:
                 here = order.to(value.device).reshape(value.shape)
                 found.append((bool((differs & here).any()), bool((differs & ~here).any())))
-            self.changed[place] = min(found, key=lambda change: change[1])
+            if found:
+                self.changed[place] = min(found, key=lambda change: change[1])
+
+    def can_see(self, part: Tensor, shape: torch.Size) -> bool:
+        """Whether a part of a branch has as many entries as the stream of this shape, or as one of several streams."""
+        if part.numel() == shape.numel():
+            return True
+        if self.stream is None or not self.stream.has_streams or self.stream.axes is None:
+            return False
+        try:
+            words, sizes = self.stream.unfolded(shape, self.batch)
+        except SiteError:
+            return False
+        return part.numel() * sizes[list(words).index("streams")] == shape.numel() and part.dim() == 3
 
     def with_other_tokens(self, place: Hashable, shape: torch.Size) -> Tensor | None:
         """The value of the reference pass with some tokens replaced; None if it was not kept."""
