@@ -318,3 +318,51 @@ def test_tokens_are_not_taken_for_streams() -> None:
         measure(network, network.given)
     assert "'batch streams tokens dim'" in str(error.value)
     assert "'batch tokens streams dim'" not in str(error.value)
+
+
+JOINED = {
+    "stack": lambda a, m: torch.stack([a, m]).sum(0),
+    "einsum": lambda a, m: torch.einsum("kbtd,k->btd", torch.stack([a, m]), torch.ones(2)),
+    "product": lambda a, m: torch.cat([a, m], -1) @ torch.cat([torch.eye(8), torch.eye(8)]),
+    "difference": lambda a, m: a - (-m),
+    "scatter": lambda a, m: a.scatter_add(1, torch.arange(a.shape[1])[None, :, None].expand_as(a), m),
+    "maximum": torch.maximum,
+}
+
+
+class Averaged(nn.Module):
+    """A mixer that nothing but its behaviour tells apart from an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x).cumsum(1)))
+
+
+class Joining(nn.Module):
+    """A block that joins a mixer and an MLP before it adds them; with no join, it adds one after the other."""
+
+    def __init__(self, join: str | None) -> None:
+        super().__init__()
+        self.join, self.norm, self.one = join, nn.LayerNorm(8), Averaged()
+        self.other = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        if self.join is None:
+            x = x + self.one(h)
+            return x + self.other(self.norm(x))
+        return x + JOINED[self.join](self.one(h), self.other(h))
+
+
+@pytest.mark.parametrize("join", JOINED)
+def test_an_mlp_that_joins_token_mixing_in_another_form_is_not_left_in_silence(join: str) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Joining(join), Joining(join), Joining(None))
+    x = torch.randn(2, 6, 8)
+    with pytest.raises(UnsupportedOperationError, match=r"joins what 0\.other computes from each token alone"):
+        operate(blocks, Surgery(mlp="drop"), inputs=x).__enter__()
+    with operate(blocks, Surgery(skip=0.0), inputs=x):
+        assert torch.isfinite(blocks(x)).all()

@@ -27,6 +27,8 @@ class BlockPlan:
     skip, where the first of its branches is added.
     ``responses`` says for each add how its branch responded when tokens of the stream were replaced: it changed for
     these tokens ``"alone"``, or it ``"mixes"``; ``None`` if it did not change, so that its label is not proven.
+    ``beside`` names a module that acts on tokens alone and is joined with one that mixes them, in a form that is not
+    known, before both are added.
     """
 
     adds: tuple[Label | None, ...]
@@ -36,6 +38,7 @@ class BlockPlan:
     joins: tuple[bool, ...] = ()
     post_norm: bool = False
     responses: tuple[Response | None, ...] = ()
+    beside: str | None = None
 
     def __post_init__(self) -> None:
         if not self.joins:

@@ -427,7 +427,9 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
         adds = tuple(record.adds[start:stop])
         joins, roles = tuple(record.joins[start:stop]), tuple(record.roles[start:stop])
-        plans.append(BlockPlan(adds, attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles))
+        plans.append(
+            BlockPlan(adds, attention, has_norm, record.parallel_mlp, joins, record.post_norm, roles, record.beside)
+        )
     return tuple(plans)
 
 

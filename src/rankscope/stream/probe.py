@@ -92,6 +92,10 @@ class Ancestry(IntFlag):
     MIXED = 128
 
 
+_MOST_SOURCES = 16
+"""Modules from whose outputs a tensor may come, up to which they are followed."""
+
+
 @dataclass
 class CallRecord:
     """What was observed during one module call: the input of discovery.
@@ -108,6 +112,7 @@ class CallRecord:
         is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
         inside: adds that are inside the branch of a later one, without a matrix of their own: their label is None.
         roles: for each add, how its branch responded when tokens were replaced; None if it did not.
+        beside: a module that acts on tokens alone, in a branch with one that mixes them, joined in an unknown form.
         occurrence: how many calls of the same module came before.
     """
 
@@ -128,6 +133,7 @@ class CallRecord:
     is_lost: bool = False
     inside: set[int] = field(default_factory=set)
     roles: list[Response | None] = field(default_factory=list)
+    beside: str | None = None
     occurrence: int = 0
 
     @property
@@ -490,7 +496,7 @@ def _take_roles(records: Sequence[CallRecord], written: Sequence[CallRecord]) ->
         other = by_call.get((record.name, record.occurrence))
         if other is not None and len(other.adds) == len(record.adds):
             record.adds, record.roles = other.adds, other.roles
-            record.parallel_mlp = other.parallel_mlp
+            record.parallel_mlp, record.beside = other.parallel_mlp, other.beside
 
 
 def _find_roles(
@@ -578,6 +584,13 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
             record.adds[number] = "mlp"
         if label == "both" or beside:
             record.parallel_mlp = beside.pop() if len(beside) == 1 else None
+        sources = {
+            name: responses(trials, (key, "source", number, name)) for name in reference.sources.get((key, number), ())
+        }
+        known = f"{record.parallel_mlp}."
+        hidden = [name for name, found in sources.items() if found == "alone" and not known.startswith(f"{name}.")]
+        if record.adds[number] is not None and hidden and "mixes" in sources.values():
+            record.beside = hidden[0]
 
 
 class _Probe(TorchFunctionMode):
@@ -611,6 +624,10 @@ class _Probe(TorchFunctionMode):
         self._attention_modules: list[str] = []
         self._products = ByTensor[None]()
         self._returned = ByTensor[list[CallRecord]]()
+        self._sources = ByTensor[Mapping[str, Tensor]]()
+        """What modules with a matrix returned, from which a tensor was computed since."""
+        self.sources: dict[tuple[Hashable, int], list[str]] = {}
+        """The same of each branch that has several, without the stream: names of modules."""
 
     def again(self, trial: TokenTrial) -> _Probe:
         """A mode for another pass with the same settings."""
@@ -689,6 +706,7 @@ class _Probe(TorchFunctionMode):
         if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
             for tensor in outputs:
                 self._products[tensor] = None
+        self._pass_on_sources(inputs, outputs)
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -718,12 +736,35 @@ class _Probe(TorchFunctionMode):
                 continue
             place = frame.key, "branch", number
             self.trial.see(place, frame.sum.summands()[1], frame.entry_shape)
+            self._see_sources(frame, number)
             if any(frame.ancestry(tensor) & Ancestry.MIXED for tensor in frame.sum.branches):
                 self.mixed.add((frame.key, number))
                 mixing.append(frame)
             elif self.trial.changed.get(place, (False, False))[1]:
                 mixing.append(frame)
         return mixing
+
+    def _pass_on_sources(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        found: dict[str, Tensor] = {}
+        for tensor in inputs if self.trial is not None else ():
+            found |= self._sources.get(tensor) or {}
+        for tensor in outputs if 0 < len(found) <= _MOST_SOURCES else ():
+            self._sources[tensor] = found
+
+    def _see_sources(self, frame: ProbeFrame, number: int) -> None:
+        """Keep or compare what the modules returned from which a branch was put together, if there are several."""
+        assert self.trial is not None
+        assert frame.sum is not None
+        found: dict[str, Tensor] = {}
+        for branch in frame.sum.branches:
+            sources = self._sources.get(branch) or {}
+            found |= {name: tensor for name, tensor in sources.items() if not frame.is_stream(tensor)}
+        if len(found) < 2:
+            return
+        self.sources[frame.key, number] = list(found)
+        for name, tensor in found.items():
+            if self.trial.can_see(tensor, frame.entry_shape):
+                self.trial.see((frame.key, "source", number, name), tensor, frame.entry_shape, is_part=True)
 
     def _restart(self, added: Sequence[Tensor | None], out: Tensor, mixing: Sequence[ProbeFrame]) -> None:
         """After a sum, every branch that follows is tested from the stream of the reference pass on."""
@@ -893,6 +934,8 @@ class _Probe(TorchFunctionMode):
                     self._returned[out] = [*self._givers_of(out), frame.record]
             elif frame == "adds nothing" and normalises and out is not None:
                 self._note_norm(name, entry, out)
+            if out is not None and not normalises and any(one.dim() > 1 for one in module.parameters()):
+                self._sources[out] = {name: out}
             # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
             if is_attention(name, type(module)):
                 if out is not None:

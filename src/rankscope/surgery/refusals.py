@@ -227,6 +227,12 @@ def _check_block(operation: Operation, where: str, plan: BlockPlan) -> None:
             )
         if operation.mlp == "drop" and "both" in plan.skips and plan.parallel_mlp is None:
             raise UnsupportedOperationError(f"{where}: the MLP joins the attention branch in a way that was not seen.")
+    if operation.mlp == "drop" and plan.beside is not None:
+        raise UnsupportedOperationError(
+            f"mlp='drop': {where} joins what {plan.beside} computes from each token alone with what mixes tokens, in a "
+            "form that is not known, and adds both at once. Add the two to each other (attention(x) + mlp(x)), or each "
+            "to the stream."
+        )
     if operation.mlp == "drop" and not plan.is_proven:
         raise UnsupportedOperationError(
             f"mlp='drop': {where} adds a branch that did not change when tokens of its input were replaced, because "
