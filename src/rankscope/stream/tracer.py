@@ -187,8 +187,9 @@ class Tracer(SiteMode):
         with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
-        for site in self._asked(ref) if seen is not None else ():
-            self.show(site, seen)
+        if seen is not None:
+            for site in self._asked(ref):
+                self.show(site, seen)
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
             self.show(mixed, out)
