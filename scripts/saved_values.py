@@ -41,7 +41,7 @@ COMMANDS = (
     f"remedy init:tiny-bert {SMALL} --repeats 0",
 )
 REASONS: dict[str, str] = {
-    "attention_entropy": "p log p of narrow formats is a logarithm and a product, which is four times as fast as xlogy and "
+    "attention_entropy": "p log p of narrow formats is a logarithm and a product, four times as fast as xlogy, which "
     "rounds differently in the last bit",
 }
 """By metric, or by verb: why its values are others on purpose."""
