@@ -103,6 +103,7 @@ class Examination:
         model: the model.
         batch: what it runs on.
         view: its structure, or None if it was not found.
+        why_no_view: the reason in that case.
         loss: function of the output, or of the output and the labels, or of the output and the inputs; None for none.
         labels: the labels that belong to the batch, first axis sequences.
         optimizer: the optimizer of the training.
@@ -113,6 +114,7 @@ class Examination:
     model: nn.Module
     batch: Batch
     view: ModelView | None = None
+    why_no_view: str = ""
     loss: Loss | None = None
     labels: Tensor | None = None
     optimizer: torch.optim.Optimizer | None = None
