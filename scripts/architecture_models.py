@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from rankscope import load
-from rankscope.models.presets import PRESETS, TINY_PRESETS
+from rankscope.models.presets import PRESETS
+from tests.tiny_presets import TINY_PRESETS
 
 BATCH, TOKENS, LAYERS, WIDTH, HEADS, VOCABULARY = 3, 11, 4, 32, 4, 120
 LARGEST = 60_000_000

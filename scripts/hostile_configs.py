@@ -90,7 +90,7 @@ def mutated(config: dict[str, Any], drawn: random.Random) -> str:
 def base_folders(place: Path, families: tuple[str, ...] = FAMILIES) -> dict[str, Path]:
     """Small models with weights, by family."""
     import rankscope
-    from rankscope.models.presets import PRESETS
+    from tests.tiny_presets import PRESETS
 
     found = {}
     for family in families:

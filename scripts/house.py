@@ -3,6 +3,7 @@
     python scripts/house.py                    # the row for src/rankscope
     python scripts/house.py --detail           # also the names behind each count
     python scripts/house.py --source PATH      # another tree, e.g. one unpacked by `git archive`
+    python scripts/house.py --picture FILE     # also draw the packages and their imports, as SVG
 
 Only the standard library is used and nothing is imported from the tree, so that old commits can be counted too.
 """
@@ -119,8 +120,8 @@ class Tree:
         parts = name.split(".")
         return ".".join(parts[1 : 3 if parts[1:2] == ["ext"] else 2]) or PACKAGE
 
-    def package_circles(self) -> list[list[str]]:
-        """Groups of packages that import each other at any time, registrations included.
+    def package_imports(self) -> dict[str, set[str]]:
+        """The packages that each package imports at any time, registrations and modules named in text included.
 
         The top package is left out: its names are the exports of all others, and nothing below may import them.
         """
@@ -128,7 +129,16 @@ class Tree:
         for name, imports in self.imports.items():
             for other in imports.running | imports.typing | imports.later | set(self.registered(name)):
                 edges[self.package_of(name)].add(self.package_of(other))
-        edges = {name: others - {name, PACKAGE} for name, others in edges.items() if name != PACKAGE}
+        for entry in self.addresses():
+            name, _, address = entry.split(":", 2)
+            near = (address.strip().partition(":")[0], f"{PACKAGE}.{address.strip().partition(':')[0]}")
+            for module in (one for one in near if one in self.files):
+                edges[self.package_of(name)].add(self.package_of(module))
+        return {name: others - {name, PACKAGE} for name, others in edges.items() if name != PACKAGE}
+
+    def package_circles(self) -> list[list[str]]:
+        """Groups of packages that import each other at any time."""
+        edges = self.package_imports()
         return sorted(sorted(group) for group in strong_components(edges) if len(group) > 1)
 
     def reachable(self) -> set[str]:
@@ -250,13 +260,59 @@ def strong_components(edges: dict[str, set[str]]) -> Iterator[list[str]]:
             yield group
 
 
+def picture(tree: Tree) -> str:
+    """An SVG of the packages: what a package imports is below it, and what stands in a circle is red.
+
+    An arrow that follows from others is left out.
+    """
+    edges = tree.package_imports()
+    groups = [frozenset(group) for group in strong_components(edges)]
+    group_of = {name: group for group in groups for name in group}
+    above: dict[frozenset[str], set[frozenset[str]]] = {group: set() for group in groups}
+    for name, others in edges.items():
+        above[group_of[name]] |= {group_of[other] for other in others} - {group_of[name]}
+    heights: dict[frozenset[str], int] = {}
+    beneath: dict[frozenset[str], set[frozenset[str]]] = {}
+    while len(heights) < len(groups):
+        for group in groups:
+            if group not in heights and above[group] <= heights.keys():
+                heights[group] = 1 + max((heights[other] for other in above[group]), default=-1)
+                beneath[group] = above[group].union(*(beneath[other] for other in above[group]))
+    rows = [[group for group in groups if heights[group] == level] for level in range(max(heights.values()) + 1)]
+    place, width = {}, 1000
+    for level, row in enumerate(reversed(rows)):
+        row.sort(key=lambda group: min(group))
+        for number, group in enumerate(row):
+            place[group] = (width * (number + 0.5) / len(row), 40 + 70 * level)
+    lines, boxes = [], []
+    for group, others in above.items():
+        x, y = place[group]
+        direct = [other for other in others if not any(other in beneath[between] for between in others)]
+        for other in direct:
+            a, b = place[other]
+            lines.append(
+                f'<path d="M{x:.0f},{y + 12:.0f} C{x:.0f},{y + 40:.0f} {a:.0f},{b - 40:.0f} {a:.0f},{b - 12:.0f}"/>'
+            )
+        colour = "#d55e00" if len(group) > 1 else "#0072b2"
+        for number, name in enumerate(sorted(group)):
+            down = y + 4 + 11 * (number - (len(group) - 1) / 2)
+            boxes.append(f'<text x="{x:.0f}" y="{down:.0f}" fill="{colour}">{name}</text>')
+    size = f'viewBox="0 0 {width} {80 + 70 * (len(rows) - 1)}" width="{width}"'
+    style = 'font-family="sans-serif" font-size="12" text-anchor="middle"'
+    arrows = f'<g fill="none" stroke="#999" stroke-width="0.8">{"".join(lines)}</g>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{arrows}\n{"".join(boxes)}\n</svg>\n'
+
+
 def main() -> None:
     """Print the row, and what is behind it where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[1] / "src")
     parser.add_argument("--detail", action="store_true", help="list the names behind each count")
+    parser.add_argument("--picture", type=Path, help="draw the packages and their imports into this SVG")
     arguments = parser.parse_args()
     tree = Tree(arguments.source)
+    if arguments.picture is not None:
+        arguments.picture.write_text(picture(tree), encoding="utf-8")
     alone = {name: next(iter(who)) for name, who in tree.importers().items() if len(who) == 1}
     running, typing = tree.circles(), [c for c in tree.circles(typing=True) if c not in tree.circles()]
     later = [c for c in tree.circles(typing=True, later=True) if c not in tree.circles(typing=True)]

@@ -116,6 +116,10 @@ CASES: dict[str, dict[str, Make]] = {
     "tokens": {name: of_tokens(size) for name, size in STEPS.items()} | OTHERS,
     "attention": {name: of_scores(size) for name, size in STEPS.items()},
     "scores": {name: lambda seed, n, d, size=size: (size * gaussian(seed, 1, n, d),) for name, size in STEPS.items()},
+    "queries": {
+        name: lambda seed, n, d, size=size: (size * gaussian(seed, 1, n, d), gaussian(seed + 1, 1, n, d))
+        for name, size in STEPS.items()
+    },
     "update": {name: of_update(size) for name, size in STEPS.items()},
     "branch": {name: of_branch(size) for name, size in STEPS.items()},
     "router": {"1": of_router(1.0), "1e-2": of_router(1e-2), "1e-4": of_router(1e-4), "30": of_router(30.0)},
@@ -124,6 +128,7 @@ MEANING = {
     "tokens": "relative residual of the tokens, or what else is special about them",
     "attention": "size of the differences between the scores of two rows",
     "scores": "size of the scores",
+    "queries": "size of the queries",
     "update": "size of the change relative to the stream",
     "branch": "relative residual of the tokens that are read",
     "router": "size of the router's scores",

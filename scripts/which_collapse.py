@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from examples.same_vector import same_from
 from scripts import streams_homogenise
 from torch import Tensor, nn
 from transformers import DeepseekV4Config, DeepseekV4Model, GPT2Config, GPT2Model, OlmoeConfig, OlmoeForCausalLM
 
 import rankscope as rs
+from rankscope.models.inputs.rows import hash_tokenizer
 from rankscope.models.inputs.text import sample_text
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.rows import only
@@ -284,14 +286,20 @@ def two_prompts(collapsed: bool) -> dict[str, Any]:
         return value
 
     losses = trained(nn.ModuleList([model, head, first]), loss, 250, 2e-3)
-    run = rs.measure_lengths(model.bfloat16(), rs.Inputs(sequences=1), lengths=PROMPTED, pair=("cat", "dog"))
+    model.bfloat16()
+    run = rs.measure_lengths(model, rs.Inputs(sequences=1), lengths=PROMPTED)
     finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
+    encoder = hash_tokenizer(model.config)
+    cat, dog = (encoder.encode(word) for word in ("cat", "dog"))
+    shared = encoder.encode(sample_text())
+    most = PROMPTED[-1] - max(len(cat), len(dog))
+    same, distances = same_from(model, cat, dog, (shared * (most // len(shared) + 1))[:most])
     return {
         "collapsed": collapsed,
         "what": "next letter only" if collapsed else "and the first letter",
         "loss": [losses[0], losses[-1]],
-        "distances": dict(run.extra["pair"]["distances"]),
-        "code": finding["code"],
+        "distances": {str(n): distances[n] for n in sorted(distances)},
+        "code": finding["code"] if same is None else "floor",
         "sentence": finding["sentence"],
     }
 

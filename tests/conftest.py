@@ -20,6 +20,8 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import tests.tiny_presets  # noqa: F401 it adds presets
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 settings.register_profile("local", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])

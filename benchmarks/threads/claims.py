@@ -21,7 +21,7 @@ import torch
 
 import rankscope as rs
 from rankscope.errors import RankscopeError
-from rankscope.models.presets import TINY_PRESETS
+from tests.tiny_presets import TINY_PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "data" / "doctor_claims.json"

@@ -10,11 +10,11 @@ import os
 import pytest
 import torch
 
-from rankscope.models.presets import TINY_PRESETS
 from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.doctor.run import doctor
 from tests.contracts.compatibility import OWN, commit, committed, row
 from tests.families import without_relatives
+from tests.tiny_presets import TINY_PRESETS
 
 NOT_FOUND = {
     "tiny-squeezebert",  # calls its blocks' forward() directly: no hook sees them

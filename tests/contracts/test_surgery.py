@@ -17,7 +17,6 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.presets import TINY_PRESETS
 from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import tensors_in
@@ -30,6 +29,7 @@ from rankscope.surgery.operation import Operation
 from tests.contracts.compatibility import OWN
 from tests.contracts.test_families import NOT_FOUND
 from tests.families import without_relatives
+from tests.tiny_presets import TINY_PRESETS
 
 ONLY_FLOAT32 = {"tiny-xlnet", "tiny-mra"}
 NAMES = [name for name in TINY_PRESETS if name not in NOT_FOUND] + list(OWN)

@@ -16,12 +16,12 @@ from rankscope.exact_arithmetic.running import single_sequences
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
-from rankscope.models.presets import TINY_PRESETS
 from rankscope.models.view import ModelView
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.exact_arithmetic.plain import assert_agree, exact_residuals, plain_residuals, stronger
 from tests.families import without_relatives
+from tests.tiny_presets import TINY_PRESETS
 
 REFUSED = {
     "tiny-convbert": "aten.im2col",

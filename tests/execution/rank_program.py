@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankscope as rs
+import tests.tiny_presets  # noqa: F401 it adds presets
 from rankscope.errors import RankscopeError
 from rankscope.execution.ranks import RankObserver
 from rankscope.execution.rendezvous import Rendezvous, rendezvous

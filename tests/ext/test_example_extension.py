@@ -1,4 +1,4 @@
-"""The example extension, installed into a folder of its own, is found by the command line, sweeps and the gauge."""
+"""The example extension, in a new environment, is found by the command line, sweeps and the gauge."""
 
 from __future__ import annotations
 
@@ -14,37 +14,47 @@ SOURCE = ROOT / "examples/extension"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables under which it is installed."""
-    place = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(place)]
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of a new environment that has the example and, by a path file, what this one has."""
+    place = tmp_path_factory.mktemp("fresh") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    (packages,) = place.glob("lib/python*/site-packages")
+    ours = [
+        path for path in sys.path if Path(path).is_dir() and (path.endswith("site-packages") or path.endswith("src"))
+    ]
+    (packages / "ours.pth").write_text("\n".join(ours))
+    interpreter = str(place / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, str(SOURCE)], check=True, capture_output=True)
-    return {**os.environ, "PYTHONPATH": str(place), "RANKSCOPE_PLACE": str(place)}
+    return interpreter
 
 
-def run(installed: dict[str, str], folder: Path, *arguments: str) -> str:
+def run(python: str, folder: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *arguments], env=installed, cwd=folder, capture_output=True, text=True, check=False
+        [python, *arguments], env=environment, cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_command_line_finds_it(installed: dict[str, str], tmp_path: Path) -> None:
-    listed = run(installed, tmp_path, "-m", "rankscope", "ls", "extensions")
+def test_the_command_line_finds_it(python: str, tmp_path: Path) -> None:
+    listed = run(python, tmp_path, "-m", "rankscope", "ls", "extensions")
     assert "rankscope-loud" in listed
-    said = run(installed, tmp_path, "-m", "rankscope", "loudness", "init:tiny-bert", "--sequences", "2", "--quiet")
+    said = run(python, tmp_path, "-m", "rankscope", "loudness", "init:tiny-bert", "--sequences", "2", "--quiet")
     assert said.startswith("Loud: tokens have length")
 
 
-def test_its_own_contract_tests_pass(installed: dict[str, str], tmp_path: Path) -> None:
-    assert "3 passed" in run(installed, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SOURCE / "tests"))
+def test_its_own_contract_tests_pass(python: str, tmp_path: Path) -> None:
+    assert "3 passed" in run(python, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SOURCE / "tests"))
 
 
 PROGRAM = """
 import torch, rankscope as rs
-from rankscope.ext.sweeps.plan import plan_of
-plan_of({"models": ["init:tiny-bert"], "verbs": [{"verb": "loudness", "louder": 2.0}]})
+small = {"sequences": 1, "tokens": 8}
+plan = {"models": ["init:tiny-bert"], "verbs": [{"verb": "loudness", "louder": 2.0}], "inputs": small}
+print(rs.sweep(plan, "swept", serial=True))
+assert rs.query("swept", "SELECT count(*) AS n FROM rows WHERE verb = 'loudness'").to_pylist() == [{"n": 3}]
 run = rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=8), metrics=["nuclear_rank"])
 assert set(run.table["metric"].to_pylist()) == {"nuclear_rank"}
 model = rs.load("init:tiny-bert").model
@@ -58,5 +68,5 @@ print("found")
 """
 
 
-def test_sweeps_measure_and_the_gauge_find_it(installed: dict[str, str], tmp_path: Path) -> None:
-    assert run(installed, tmp_path, "-c", PROGRAM).endswith("found\n")
+def test_sweeps_measure_and_the_gauge_find_it(python: str, tmp_path: Path) -> None:
+    assert run(python, tmp_path, "-c", PROGRAM).endswith("found\n")

@@ -16,7 +16,8 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.dtypes import default_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.presets import PRESETS, TINY_PRESETS
+from rankscope.models.presets import PRESETS
+from tests.tiny_presets import TINY_PRESETS
 
 TINY_OF_TYPE: dict[str, str] = {}
 for _name in TINY_PRESETS:

@@ -19,7 +19,8 @@ from rankscope.models.loading import load
 from rankscope.models.loading.config import config_from_json, config_hash
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.presets import PRESETS, TINY_PRESETS
+from rankscope.models.presets import PRESETS
+from tests.tiny_presets import TINY_PRESETS
 
 
 def state(spec: str, **choices: object) -> dict[str, torch.Tensor]:

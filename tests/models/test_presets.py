@@ -13,7 +13,8 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.config import model_class_named
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.presets import PRESETS, TINY_PRESETS, preset
+from rankscope.models.presets import PRESETS, preset
+from tests.tiny_presets import TINY_PRESETS
 
 # Parameters of the backbone without its language-model head, from the papers and released checkpoints.
 PUBLISHED = {

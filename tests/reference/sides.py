@@ -36,6 +36,7 @@ EXAMPLES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "branch": _branch,
     "router": lambda seed, *batch: _routing(seed, *batch),
     "scores": lambda seed, *batch: (_causal(3 * gaussian(seed, *batch, 2, 7, 7)),),
+    "queries": lambda seed, *batch: (gaussian(seed, *batch, 2, 7, 5), gaussian(seed + 1, *batch, 2, 7, 5)),
     "update": lambda seed, *batch: (gaussian(seed, *batch, 7, 5) + 0.5, gaussian(seed + 1, *batch, 7, 5) / 3),
 }
 """Tensors of 7 tokens per sequence, from a seed and the batch axes."""
@@ -101,6 +102,7 @@ REFERENCE: dict[str, Callable[..., mpf]] = {
     "largest_expert_share": lambda p, c: max(load(p, c)),
     "outside_span_share": outside_span_share,
     "max_attention_logit": lambda s: max(v for row in s for v in row),
+    "query_key_bound": lambda q, k: max(map(length, q)) * max(map(length, k)),
     "write_ratio": write_ratio,
     "block_influence": lambda x, u: 1 - mean_of_known(cosine(a, plus(a, b)) for a, b in zip(x, u, strict=True)),
     "update_alignment": lambda x, u: mean_of_known(cosine(a, b) for a, b in zip(x, u, strict=True)),

@@ -5,20 +5,26 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 
 import rankscope
 from rankscope._registry import Registry
 from rankscope.cli.app import command_line, main
 from rankscope.cli.examples import examples
+from rankscope.errors import InputError
 from rankscope.ext.sweeps.plan import PlanInputs, PlanVariant, options_in_plans
 from rankscope.metrics import METRICS
+from rankscope.monitor.alarms import ALARMS
 from rankscope.options import INPUTS, INPUTS_FIELDS, MODEL_FIELDS, OUT, SURGERY, SURGERY_FIELDS
 from rankscope.remedies import REMEDIES
 from rankscope.reporting.page.sections import SECTIONS, sections_of
@@ -136,7 +142,6 @@ def test_a_verb_is_exported_under_its_name() -> None:
 
 
 def test_the_registry_imports_nothing_heavy() -> None:
-    import subprocess
 
     code = (
         "import sys\nfrom rankscope.verbs._spec import VERBS\nassert 'measure' in VERBS\n"
@@ -203,6 +208,67 @@ def test_a_new_metric_is_found_everywhere(
     values = [row["value"] for row in json.loads(capsys.readouterr().out)["rows"]]
     assert all(1 <= value <= 8 for value in values)
     assert "nuclear_rank" in docs_lines("generated", "MetricsTable", arguments=["tokens"])
+
+
+SHARED = code_of("A metric").partition("@token_metric")[0]
+"""The imports with which the page begins."""
+
+
+def test_a_new_metric_of_queries_and_keys_is_one_file_and_a_line(contributed: Any, tmp_path: Path) -> None:
+    home = contributed(METRICS, "rankscope.metrics")
+    (home / "query_key_ratio.py").write_text(SHARED + code_of("A metric", after="### A metric of queries and keys"))
+    small = rankscope.Inputs(sequences=2, tokens=8)
+    run = rankscope.measure("init:tiny-llama", small, metrics=["query_key_ratio"])
+    assert run.table.num_rows == 2 * 3 * 4, "sequences, blocks, heads"
+    assert set(run.table["status"].to_pylist()) == {"ok"}
+    model = rankscope.load("init:tiny-llama").model
+    ids = {"input_ids": torch.randint(5, 90, (8, 8))}
+    with rankscope.Gauge(model, ids, schedule=1, metrics=["query_key_ratio"], strict=True) as gauge:
+        assert "rankscope/query_key_ratio/mean" in gauge.step(0).scalars
+    model.set_attn_implementation("eager")
+    with pytest.raises(InputError, match="attn_implementation='sdpa'"):
+        rankscope.measure(model, ids, metrics=["query_key_ratio"])
+    # The contract tests, with the one line that the page names.
+    line = re.search(r'here `("query_key_ratio": [^`]+)`', PAGE.read_text(encoding="utf-8"))[1]
+    shutil.copytree(PAGE.parents[1] / "tests/reference", tmp_path / "tests/reference")
+    definitions = tmp_path / "tests/reference/sides.py"
+    before, begins, after = definitions.read_text().partition('    "router_entropy": lambda')
+    definitions.write_text(f"{before}    {line},\n{begins}{after}")
+    contracts = shutil.copy(PAGE.parents[1] / "tests/contracts/test_sides.py", tmp_path / "test_sides.py")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(contracts)]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_new_alarm_has_its_jumps_tracked_because_it_declares_them(contributed: Any) -> None:
+    home = contributed(ALARMS, "rankscope.monitor.alarms")
+    (home / "stretched_queries.py").write_text(code_of("An alarm"))
+    model = rankscope.load("init:tiny-llama").model
+    ids = {"input_ids": torch.randint(5, 90, (8, 8))}
+    watched = {"metrics": ["query_key_bound"], "alarms": ["stretched_queries"]}
+    raised = []
+    with rankscope.Gauge(model, ids, schedule=1, strict=True, actions=(), **watched) as gauge:
+        for step in range(20):
+            for layer in model.layers:
+                layer.self_attn.q_proj.weight.data.mul_(3.0 if step == 16 else 1.001)
+            raised += [(step, alarm.name) for alarm in gauge.step(step).alarms]
+    assert raised == [(17, "stretched_queries")], "two readings in a row show it"
+    undeclared = code_of("An alarm").replace(", jumps=True", "")
+    with pytest.raises(TypeError, match="declare jumps=True"):
+        exec(undeclared, {})
+
+
+def test_blocks_that_take_a_dictionary_are_measured_as_by_hand() -> None:
+    page: dict[str, Any] = {}
+    exec(SHARED + code_of("A block that takes a dictionary"), page)
+    net, x, states = page["net"].double(), page["x"].double(), []
+    for block in net.blocks:
+        block.register_forward_hook(lambda module, given, out: states.append(out["x"].detach()))
+    with torch.no_grad():
+        net(x)
+    by_hand = [float(((s - s.mean(1, keepdim=True)).norm(dim=(1, 2)) / s.norm(dim=(1, 2))).mean()) for s in states]
+    found = rankscope.measure(net, x, metrics=["relative_residual"], sites=["block.out"]).curve("relative_residual")
+    assert list(found.mean) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_a_new_remedy_is_found_everywhere(

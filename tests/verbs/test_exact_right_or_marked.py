@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from rankscope import Inputs, Model, Surgery
 from rankscope.errors import RankscopeError
 from rankscope.models.loading import load
-from rankscope.models.presets import TINY_PRESETS
 from rankscope.runs.run import Run
 from rankscope.verbs.exact.judge import cross_checked, exact_curves
 from rankscope.verbs.exact.run import exact
 from tests.flat_calls import flat
+from tests.tiny_presets import TINY_PRESETS
 
 LOCAL = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
 STRIDED = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]).bool()

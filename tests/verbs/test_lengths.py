@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,10 +20,21 @@ from rankscope.models.inputs import InputPlan, prepare_prefixes
 from rankscope.models.inputs.rows import hash_tokenizer
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.rows import RowWriter, only
-from rankscope.verbs.measure.pair import is_same, shortest_same
 from rankscope.verdicts.length import VARIANCE, length_finding, length_slopes
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "same_vector.py"
 PLAN = InputPlan(3, 128, 2, "content", 0, False)
+
+
+@cache
+def same_vector() -> ModuleType:
+    """The example about two prompts that become one vector."""
+    spec = importlib.util.spec_from_file_location("same_vector", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("spec", ["init:tiny-gpt2", "init:tiny-bert", "init:tiny-t5"])
@@ -68,9 +82,6 @@ def test_lengths_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
             "lengths": [4, 8],
             "inputs": ["a short text", "a text that is longer than eight words, by far"],
         },
-        "both prompts are the same": {"lengths": [4, 8], "pair": ("a", "a")},
-        "expected two of": {"lengths": [4, 8], "pair": ("a",)},
-        "leaves no room": {"lengths": [4, 8], "pair": ("a b c d e f g h i", "b")},
     }
     for message, given in cases.items():
         with pytest.raises(InputError, match=message):
@@ -116,22 +127,20 @@ def test_variance_exponent_of_uniform_attention_is_minus_one() -> None:
 
 
 CASES = {
-    "healthy": ([0.8, 0.7], "healthy", "healthy", None),
-    "falls, not threefold": ([0.8, 0.3], "healthy", "healthy", None),
-    "threefold": ([0.8, 0.2], "collapsing", "healthy", None),
-    "collapses at the longest": ([0.8, 0.01], "collapsed", "collapsed", None),
-    "one vector": ([0.8, 0.7], "floor", "healthy", {"equal_from": 9, "sentence": "Equal."}),
-    "two vectors": ([0.8, 0.7], "healthy", "healthy", {"equal_from": None, "sentence": "Apart."}),
+    "healthy": ([0.8, 0.7], "healthy", "healthy"),
+    "falls, not threefold": ([0.8, 0.3], "healthy", "healthy"),
+    "threefold": ([0.8, 0.2], "collapsing", "healthy"),
+    "collapses at the longest": ([0.8, 0.01], "collapsed", "collapsed"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_finding_along_the_length(case: str) -> None:
-    (short, long), code, longest, pair = CASES[case]
+    (short, long), code, longest = CASES[case]
     noise = np.array([0.99, 1.0, 1.01, 1.0])
     table = rows({16: short * noise, 256: long * noise}).table()
     slopes = length_slopes(table, {16: 16, 256: 256})
-    found = length_finding(slopes, [16, 256], {16: "healthy", 256: longest}, pair)
+    found = length_finding(slopes, [16, 256], {16: "healthy", 256: longest})
     assert (found.axis, found.code) == ("length", code)
     assert [(one["length"], one["value"]) for one in found.evidence] == [
         (16, pytest.approx(short)),
@@ -163,15 +172,16 @@ def test_bisection_finds_the_first_equal_length(first: int) -> None:
         tried.append(n)
         return torch.ones(2), torch.ones(2) + (n < first) / n
 
+    shortest_same = same_vector().shortest_same
     assert shortest_same(vectors, 100)[0] == first
     assert {first, first - 1} - {0} <= set(tried)
     assert shortest_same(vectors, first - 1)[0] is None if first > 1 else True
 
 
 def test_same_means_the_same_bits() -> None:
-    assert not is_same((torch.tensor([0.0]), torch.tensor([-0.0])))
     nan = torch.tensor([math.nan])
-    assert is_same((nan, nan.clone()))
+    assert same_vector().shortest_same(lambda n: (torch.tensor([0.0]), torch.tensor([-0.0])), 1)[0] is None
+    assert same_vector().shortest_same(lambda n: (nan, nan.clone()), 1)[0] == 1
 
 
 def test_two_prompts_become_one_vector_in_bfloat16() -> None:
@@ -187,15 +197,11 @@ def test_two_prompts_become_one_vector_in_bfloat16() -> None:
         with torch.no_grad():
             for block in model.h:
                 block.attn.c_proj.weight.mul_(0.002)
-        run = rankscope.measure_lengths(
-            model, [text], lengths=[4, 48], pair=pair, metrics=["relative_residual"], sites=["block.out"]
-        )
-        found[dtype] = run.extra["pair"]["equal_from"]
+        encoder = hash_tokenizer(model.config)
+        first, second = ([*encoder.prefix, *encoder.encode(prompt)] for prompt in pair)
+        found[dtype] = same_vector().same_from(model, first, second, encoder.encode(text)[:47])[0]
     assert found["float32"] is None
     assert found["bfloat16"] > 1
-    assert run.extra["axes"][0]["code"] == "floor"
-    assert run.verdict.startswith("Collapsed along length, not tokens.")
-    encoder = hash_tokenizer(model.config)
     last: list[torch.Tensor] = []
     hook = model.h[-1].register_forward_hook(lambda module, given, out: last.append(out[0, -1].clone()))
     for n in (found["bfloat16"], found["bfloat16"] - 1):

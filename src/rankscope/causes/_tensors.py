@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rankscope.linalg.rounding import differs
+
 _OUTPUTS = ("logits", "last_hidden_state", "prediction_logits", "logits_per_image", "image_embeds")
 _ROUNDINGS = {torch.float64: 256, torch.float32: 256}
 """Roundings of the largest entry that count as equal; 8 in half precision."""
@@ -47,16 +49,12 @@ def tokens_apart(states: Tensor, keep: Tensor | None = None) -> float:
     return sum(found) / len(found) if found else float("nan")
 
 
-def differs(before: Tensor, after: Tensor) -> Tensor | None:
+def changed_entries(before: Tensor, after: Tensor) -> Tensor | None:
     """Where two tensors differ by more than rounding; None if they cannot be compared."""
     if before.shape != after.shape or before.numel() == 0:
         return None
     both = torch.isfinite(before) & torch.isfinite(after)
-    if not bool(both.any()):
-        return None
-    limit = _ROUNDINGS.get(before.dtype, 8) * torch.finfo(before.dtype).eps * before[both].abs().max()
-    gap = torch.where(both, (before - after).abs(), torch.zeros_like(before))
-    return (gap > limit) | (torch.isfinite(before) != torch.isfinite(after))
+    return differs(before, after, _ROUNDINGS.get(before.dtype, 8)) if bool(both.any()) else None
 
 
 def change_between(before: Tensor, after: Tensor) -> float:

@@ -13,7 +13,7 @@ from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import SourcePlace
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, differs, redrawn
+from rankscope.causes._tensors import apart, change_between, changed_entries, redrawn
 
 
 @cause(
@@ -33,7 +33,7 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
         return
     keep = [row for row in range(x.sequences) if row != 1]
     index = torch.tensor(keep, device=x.result.device)
-    gap = differs(x.result.index_select(axis, index), other.index_select(axis, index))
+    gap = changed_entries(x.result.index_select(axis, index), other.index_select(axis, index))
     if gap is None or not bool(gap.any()):
         return
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
@@ -116,7 +116,7 @@ def _first_leak(x: Examination, index: Tensor) -> ModuleCall | None:
         axis = x.sequence_axis(one.output)
         if axis is None or one.output.shape != other.output.shape:
             continue
-        gap = differs(one.output.index_select(axis, index), other.output.index_select(axis, index))
+        gap = changed_entries(one.output.index_select(axis, index), other.output.index_select(axis, index))
         if gap is not None and bool(gap.any()):
             return one
     return None
@@ -136,7 +136,7 @@ def positions_by_sequence(x: Examination) -> Iterator[Finding]:
     if axis is None or equal is None:
         return
     rows = equal.movedim(axis, 0)
-    gap = differs(rows[:1].expand_as(rows), rows)
+    gap = changed_entries(rows[:1].expand_as(rows), rows)
     if gap is None or not bool(gap.any()):
         return
     yield Finding(
@@ -172,7 +172,7 @@ def no_positions(x: Examination) -> Iterator[Finding]:
     def moved(one: Tensor | None, other: Tensor | None) -> bool:
         if one is None or other is None or one.shape != other.shape:
             return True
-        gap = differs(one if axis is None else one.index_select(axis, order.to(one.device)), other)
+        gap = changed_entries(one if axis is None else one.index_select(axis, order.to(one.device)), other)
         return gap is None or bool(gap.any())
 
     if moved(x.result, x.output(x.batch.mapped(turned))):
@@ -238,7 +238,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
     after = x.with_other_first[-1].output
     if after is None:
         return
-    gap = differs(x.result, after)
+    gap = changed_entries(x.result, after)
     if gap is None:
         return
     tokens = gap.movedim(axis, 0).flatten(1).any(1)
@@ -359,7 +359,7 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
         moved.select(axis, 0).add_(torch.randn_like(moved.select(axis, 0)))
         with torch.no_grad():
             after = call.module(moved)
-        gap = differs(call.output, after)
+        gap = changed_entries(call.output, after)
         if gap is not None and bool(gap.movedim(axis, 0)[1:].any()):
             found.append(call)
     if not found:
@@ -411,7 +411,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
         if out.shape != constant.shape:
             continue
         rows = out.movedim(axis, 0)
-        gap = differs(rows[:1].expand_as(rows), rows)
+        gap = changed_entries(rows[:1].expand_as(rows), rows)
         if gap is not None and bool(gap.any()):
             wrong.append((call, float((rows - rows[:1]).double().norm() / rows.double().norm())))
     if not wrong:

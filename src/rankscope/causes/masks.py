@@ -10,7 +10,7 @@ from torch import Tensor
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import change_between, differs, main_output
+from rankscope.causes._tensors import change_between, changed_entries, main_output
 from rankscope.causes.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
 
@@ -22,7 +22,7 @@ def _token_changes(x: Examination, after: Tensor | None) -> Tensor | None:
     axis = x.token_axis(x.result)
     if axis is None:
         return None
-    gap = differs(x.result, after)
+    gap = changed_entries(x.result, after)
     return (
         None
         if gap is None
@@ -169,7 +169,7 @@ def padding_attended(x: Examination) -> Iterator[Finding]:
     if alone is not None:
         seen = ~padded
         before, after = (t.transpose(0, 1)[seen] if alone == 0 else t[seen] for t in (before, after))
-    gap = differs(before, after)
+    gap = changed_entries(before, after)
     if gap is None or not bool(gap.any()):
         return
     content = (~padded).clone()

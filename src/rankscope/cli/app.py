@@ -13,7 +13,7 @@ from rankscope._version import __version__
 from rankscope.cli import comparing, environment, listing, reporting, rerunning
 from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.examples import epilog, question
-from rankscope.cli.failing import EXIT_NO_READER, drop_output, flush_output, told, tolerate_every_letter
+from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintable, flush_output, told
 from rankscope.cli.interrupting import ending_on_request, exit_code, is_untold
 from rankscope.cli.panels import GroupedCommands, PanelledCommand
 from rankscope.cli.processes import one_voice
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG_FLAG in words or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-    tolerate_every_letter()
+    escape_unprintable()
     try:
         with ending_on_request(), one_voice(words):
             _run([word for word in words if word != DEBUG_FLAG])

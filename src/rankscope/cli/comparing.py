@@ -26,9 +26,7 @@ def compare_command(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", "--output", metavar="FILE", help="Write an HTML report; --output is the old spelling."
-        ),
+        typer.Option("--out", "-o", metavar="FILE", help="Write an HTML report."),
     ] = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,

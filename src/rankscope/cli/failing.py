@@ -40,7 +40,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) and any(sign in str(error).lower() for sign in SIGNS)
 
 
-def tolerate_every_letter() -> None:
+def escape_unprintable() -> None:
     """Escape characters that the output encoding lacks, instead of failing; discard the output of a closed stream."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -15,7 +15,7 @@ Runs = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Page = Annotated[
     Path,
-    typer.Option("--out", "-o", "--output", metavar="FILE", help="HTML file; --output is the old spelling."),
+    typer.Option("--out", "-o", metavar="FILE", help="HTML file."),
 ]
 
 

@@ -15,7 +15,7 @@ from rankscope.exact_arithmetic.registry import refuse
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.frames import first_tensor
+from rankscope.stream.frames import first_tensor, with_another
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import undisturbed
@@ -132,10 +132,8 @@ class _Deviator(SiteMode):
             new = entry.recentred(keep)
         else:
             new = Deviation.from_tokens(entry, keep).shrunk(self._log_shrink)
-        return (
-            tuple(new if value is entry else value for value in args),
-            {name: new if value is entry else value for name, value in kwargs.items()},
-        )
+        replaced: tuple[tuple[Any, ...], dict[str, Any]] = with_another((args, kwargs), entry, new)
+        return replaced
 
     def _fitting(self, x: Tensor) -> Tensor | None:
         """The kept tokens, if they fit this stream; tokens that the model itself added as padding do not count."""

@@ -4,6 +4,7 @@ from rankscope._citations import Cite
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.branch import Branch
+from rankscope.linalg.queries import Queries
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -32,6 +33,7 @@ from rankscope.metrics._spec import (
     branch_metric,
     metric,
     metric_alias,
+    query_metric,
     router_metric,
     score_metric,
     token_metric,
@@ -59,6 +61,7 @@ __all__ = [
     "Invariance",
     "MetricSpec",
     "MetricValues",
+    "Queries",
     "Routing",
     "Side",
     "Tokens",
@@ -70,6 +73,7 @@ __all__ = [
     "is_left_out",
     "metric",
     "metric_alias",
+    "query_metric",
     "router_metric",
     "score_metric",
     "token_metric",

@@ -17,6 +17,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.branch import Branch
+from rankscope.linalg.queries import Queries
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -77,10 +78,17 @@ ATTENTION: Side[AttentionView] = Side(
 )
 UPDATE = Side("update", Update, Update, ("before (*batch, tokens, dim)", "change (*batch, tokens, dim)"))
 SCORES = Side("scores", AttentionScores, AttentionScores, ("scores (*batch, heads, query, key)",), has_heads=True)
+QUERIES = Side(
+    "queries",
+    Queries,
+    Queries,
+    ("query (*batch, heads, query, dim)", "key (*batch, heads, key, dim)"),
+    has_heads=True,
+)
 ROUTER = Side("router", Routing, Routing, ("probs (*batch, tokens, experts)", "chosen (*batch, tokens, k)"))
 BRANCH = Side("branch", Branch, Branch, ("read (*batch, tokens, dim)", "added (*batch, tokens, dim)"))
 
-SIDES: dict[str, Side[Any]] = {side.name: side for side in (TOKENS, ATTENTION, SCORES, UPDATE, ROUTER, BRANCH)}
+SIDES: dict[str, Side[Any]] = {side.name: side for side in (TOKENS, ATTENTION, SCORES, QUERIES, UPDATE, ROUTER, BRANCH)}
 """Every side by name."""
 
 

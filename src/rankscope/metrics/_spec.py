@@ -17,7 +17,7 @@ from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.linalg.thin_spectrum import RankEstimate
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics._sides import ATTENTION, BRANCH, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
+from rankscope.metrics._sides import ATTENTION, BRANCH, QUERIES, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 from rankscope.runs.lengths import LENGTH_DEPENDENCE
 
 Needs = Literal["norms", "order", "gram", "spectrum"]
@@ -27,7 +27,8 @@ MetricFunction = Callable[..., Tensor]
 class Invariance(Flag):
     """Transformations of X (or of P, for attention) that do not change a metric.
 
-    For an update or a branch, both tensors are transformed in the same way; for a router, channels are the experts.
+    For an update, a branch, or queries and keys, both tensors are transformed in the same way; for a router, channels
+    are the experts.
     """
 
     NONE = 0
@@ -145,6 +146,8 @@ attention_metric = partial(metric, ATTENTION)
 """Register a function of :class:`AttentionView`; the result also accepts ``(*batch, heads, query, key)``."""
 score_metric = partial(metric, SCORES)
 """Register a function of :class:`AttentionScores`; the result also accepts ``(*batch, heads, query, key)``."""
+query_metric = partial(metric, QUERIES)
+"""Register a function of :class:`Queries`; the result also accepts the queries and the keys."""
 router_metric = partial(metric, ROUTER)
 """Register a function of :class:`Routing`; the result also accepts probabilities and expert numbers."""
 update_metric = partial(metric, UPDATE)

@@ -213,7 +213,7 @@ def adapters_merged(module: nn.Module) -> Iterator[None]:
 
     def merged(layer: nn.Module, name: str) -> nn.Module:
         try:
-            return _plain_layer(linear_map(layer, name), layer) if _has_adapter(layer) else layer
+            return _plain_layer(linear_map(layer, name), layer) if has_adapter(layer) else layer
         except UnsupportedConfigError:
             return layer
 
@@ -232,7 +232,7 @@ def _replaced(module: nn.Module, replacement: Callable[[nn.Module, str], nn.Modu
             name = f"{prefix}{key}"
             if child is None:
                 continue
-            if not _is_linear(child) or not (_has_adapter(child) or _holds_packed(child)):
+            if not _is_linear(child) or not (has_adapter(child) or _holds_packed(child)):
                 walk(child, f"{name}.")
                 continue
             if id(child) not in known:
@@ -252,7 +252,7 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(getattr(module, "in_features", None), int) and "Embedding" not in type(module).__name__
 
 
-def _has_adapter(module: nn.Module) -> bool:
+def has_adapter(module: nn.Module) -> bool:
     """Whether an adapter stands around this layer; PEFT calls the layer itself ``base_layer``."""
     return "base_layer" in module._modules
 

@@ -54,7 +54,15 @@ DEFAULT_METRICS = (
 )
 """The default metrics of a gauge: norms, one Gram matrix per layer, and the entropy of attention."""
 
-GAUGE_SITES = ("block.out", "attention.probs", "attention.scores", "block.update", "mlp.branch", "mlp.router")
+GAUGE_SITES = (
+    "block.out",
+    "attention.probs",
+    "attention.scores",
+    "attention.queries",
+    "block.update",
+    "mlp.branch",
+    "mlp.router",
+)
 """Where a gauge reads the metrics of each side."""
 
 MOST_RENEWALS = 3

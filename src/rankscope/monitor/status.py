@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rankscope._types import Status
 from rankscope.errors import InputError, ReadingError
-from rankscope.metrics import METRICS, MetricSpec
+from rankscope.metrics import METRICS, SIDES, MetricSpec
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER
@@ -32,6 +32,7 @@ _OF_SIDE = {
     "tokens": "no block was seen",
     "attention": "no softmax over keys and no fused attention kernel was seen",
     "scores": "no softmax over keys and no fused attention kernel was seen",
+    "queries": "no fused attention kernel was seen",
     "router": "no mixture of experts was seen",
     "branch": "no MLP branch was seen",
     "update": "no block was seen that takes the residual stream and returns it",
@@ -140,8 +141,8 @@ def reasons_why_not(
         if spec.name in undefined - known:
             found[spec.name] = _UNDEFINED
         elif spec.name not in known:
-            hidden = _hidden_attention(view) if spec.side in ("attention", "scores") else []
-            found[spec.name] = "; ".join((*notes, *hidden)) or _OF_SIDE[spec.side]
+            hidden = _hidden_attention(view) if SIDES[spec.side].has_heads else []
+            found[spec.name] = "; ".join((*notes, *hidden)) or _OF_SIDE.get(spec.side, f"no site showed {spec.side}")
     return found
 
 

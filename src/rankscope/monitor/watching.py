@@ -58,7 +58,8 @@ class References:
 
     def __init__(self) -> None:
         self.null: Mapping[str, float] = {}
-        self._watched = {*ALARMS["sudden_change"].metrics, *ALARMS["data_shift"].metrics}
+        self._jumping = {metric for spec in ALARMS.values() if spec.jumps for metric in spec.metrics}
+        self._peaking = {metric for spec in ALARMS.values() if spec.peaks for metric in spec.metrics}
         self._first: dict[tuple[str, Place], list[float]] = {}
         self._series: dict[tuple[str, Place], Series] = {}
         self._changes: dict[Place, dict[str, LevelChange]] = {}
@@ -75,11 +76,11 @@ class References:
             known = self._first.setdefault((row.metric, place), [])
             if len(known) < START_READINGS and math.isfinite(row.mean):
                 known.append(row.mean)
-            if row.metric in self._watched:
-                resolved = RESOLVED if row.metric in ALARMS["sudden_change"].metrics else RESOLVED_OF_BATCH
+            if row.metric in self._jumping:
+                resolved = RESOLVED_OF_BATCH if row.metric.startswith("batch_") else RESOLVED
                 change = self._series.setdefault((row.metric, place), Series(resolved)).take(row.mean)
                 self._changes.setdefault(place, {})[row.metric] = change
-            if row.metric in ALARMS["update_growth"].metrics and math.isfinite(row.mean):
+            if row.metric in self._peaking and math.isfinite(row.mean):
                 largest[row.metric, row.stack] = max(row.mean, largest.get((row.metric, row.stack), 0.0))
         self._peak = {key: self._peaks.setdefault(key, Peak()).take(value, step) for key, value in largest.items()}
         whole = {row.metric: row.mean for row in table if row.layer is None}

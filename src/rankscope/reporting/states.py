@@ -9,7 +9,6 @@ from rankscope.runs.run import Run
 STATES: Mapping[str, tuple[str, str]] = {
     "healthy": ("good", "no collapse"),
     "mean offset": ("care", "a common vector"),
-    "narrow": ("care", "few directions"),
     "few directions": ("care", "few directions"),
     "huge channel": ("care", "one huge channel"),
     "huge token": ("care", "one huge token"),
@@ -22,7 +21,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "vanished": ("bad", "exactly zero"),
     "not finite": ("bad", "not finite"),
 }
-"""Tone and words of a verdict's code, milder to graver; ``narrow`` is what older runs call few directions."""
+"""Tone and words of a verdict's code, milder to graver."""
 
 
 def state_of(run: Run) -> tuple[str, str]:

@@ -219,26 +219,26 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
 def _commit_in(home: Path) -> str | None:
     """The commit that HEAD names; None for anything that git itself would not write."""
     if home.is_file():  # a worktree or a submodule: one line with the path of the directory that has HEAD
-        home = home.parent / _few_lines(home).removeprefix("gitdir: ").strip()
-    head = _few_lines(home / "HEAD").strip()
+        home = home.parent / _git_file(home).removeprefix("gitdir: ").strip()
+    head = _git_file(home / "HEAD").strip()
     if not head.startswith("ref: "):
         return head if _COMMIT.fullmatch(head) else None
     name = head.removeprefix("ref: ")
     if not _REF.fullmatch(name) or ".." in name:
         return None
-    shared = _few_lines(home / "commondir").strip()
+    shared = _git_file(home / "commondir").strip()
     for store in (home, home / shared) if shared else (home,):
-        found = _few_lines(store / name).strip()
+        found = _git_file(store / name).strip()
         if _COMMIT.fullmatch(found):
             return found
-        for line in _few_lines(store / "packed-refs").splitlines():
+        for line in _git_file(store / "packed-refs").splitlines():
             commit, _, packed = line.partition(" ")
             if packed == name and _COMMIT.fullmatch(commit):
                 return commit
     return None
 
 
-def _few_lines(path: Path) -> str:
+def _git_file(path: Path) -> str:
     """The text of a regular file of at most 4 MiB, else empty: reading a pipe might never end."""
     try:
         return read_regular(path, _LARGEST_GIT_FILE).decode("utf-8", errors="replace")

@@ -34,11 +34,11 @@ _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 class AttentionCall:
     """One evaluation of softmax attention; the probabilities are computed on demand.
 
-    Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the
-    arguments of the fused kernel, from which the same probabilities follow; ``log_sums`` are the logarithms of its
-    sums of exponentials, one per row, if the kernel returned them. ``scores`` is the input of the model's own softmax,
-    with the column of a learned sink if it has one. ``edits`` are the changes that surgery makes to the probabilities
-    afterwards, each a function of them and of the support.
+    Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the arguments of the
+    fused kernel, from which the same probabilities follow; of ``flex_attention`` both are known. ``log_sums`` are the
+    logarithms of the kernel's sums of exponentials, one per row, if it returned them. ``scores`` is the input of the
+    model's own softmax, with the column of a learned sink if it has one. ``edits`` are the changes that surgery makes
+    to the probabilities afterwards, each a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -218,7 +218,7 @@ def from_flex(operator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     with torch.no_grad():
         probs, log_sums, *_ = operator(query, key, ones.expand(*value.shape[:2], -1, -1), *rest, **kwargs)
         scores = probs.log() + (log_sums * _log_unit(operator, query, rest, kwargs)).to(probs.dtype)[..., None]
-    return AttentionCall(weights=probs, scores=scores)
+    return AttentionCall(weights=probs, query=args[0].detach(), key=args[1].detach(), scores=scores)
 
 
 def _log_unit(operator: Callable[..., Any], query: Tensor, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> float:

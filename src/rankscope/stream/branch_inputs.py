@@ -101,7 +101,7 @@ class BranchInputs(KernelMode):  # type: ignore[no-untyped-call]
     def _follow(self, func: Any, known: list[Origin], made: list[Tensor]) -> None:
         name = func._schema.name.partition("::")[2]
         if name.endswith("_like") or name.startswith("new_"):
-            return  # an empty room has the shape of the stream, and nothing of its content
+            return  # new memory has the shape of the stream and none of its values
         is_foreign = func.namespace not in ("aten", "prims", "prim")
         sources = frozenset[Source]().union(*(origin.sources for origin in known))
         for tensor in made:

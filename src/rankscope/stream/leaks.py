@@ -34,6 +34,7 @@ from torch._ops import HigherOrderOperator
 
 from rankscope.errors import SiteError
 from rankscope.linalg.precision import as_float64, float64_home
+from rankscope.linalg.rounding import differs
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.view import Carry, Label, ModelView, Stack
@@ -458,9 +459,7 @@ def _unlike(value: Tensor, before: Tensor) -> bool:
     """Whether two tensors differ by more than rounding."""
     if before.shape != value.shape:
         return True
-    limit = _ROUNDINGS * torch.finfo(value.dtype).eps * before.nan_to_num().abs().max()
-    same = (before == value) | (before.isnan() & value.isnan())
-    return bool((~same & ~((before - value).abs() <= limit)).any())
+    return bool(differs(before, value, _ROUNDINGS).any())
 
 
 def _every_other_token(like: Tensor, stack: Stack) -> Tensor:

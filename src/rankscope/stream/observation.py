@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import LayoutError, SiteError
+from rankscope.linalg.rounding import differs
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
@@ -508,9 +509,7 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal up to rounding."""
     if not one.is_floating_point():
         return True  # chosen ids say no more than the numbers they are chosen by
-    size = one.nan_to_num().abs().max() if one.numel() else 0.0
-    same = (one == other) | (one.isnan() & other.isnan())
-    return bool((same | ((one - other).abs() <= _ROUNDINGS * torch.finfo(one.dtype).eps * size)).all())
+    return not bool(differs(one, other, _ROUNDINGS).any())
 
 
 class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)

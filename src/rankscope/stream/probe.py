@@ -912,7 +912,7 @@ class _Probe(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
             out, entry = output_tensor(output), first_tensor(args, kwargs)
-            if is_packed_linear(module) and entry is not None and out is not None:
+            if entry is not None and out is not None and is_packed_linear(module):
                 self.tape.leave_matrix(entry, out)
             else:
                 self.tape.leave()

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import SiteError
+from rankscope.linalg.rounding import differs
 from rankscope.models.stream import Stream
 from rankscope.models.view import Response
 from rankscope.models.wrapping import hidden
@@ -82,13 +83,13 @@ class TokenTrial:
             replaced = None if before is None or before.shape != value.shape else self._replaced(shape)
             if before is None or replaced is None or not (is_part or value.numel() == replaced.numel()):
                 return
-            differs = _differs(before, value)
+            changed = differs(before, value, _ROUNDINGS.get(before.dtype, 2))
             orders = [replaced] if value.numel() == replaced.numel() else []
             orders += self._in_usual_order(value) if is_part else []
             found = []
             for order in orders:
                 here = order.to(value.device).reshape(value.shape)
-                found.append((bool((differs & here).any()), bool((differs & ~here).any())))
+                found.append((bool((changed & here).any()), bool((changed & ~here).any())))
             if found:
                 self.changed[place] = min(found, key=lambda change: change[1])
 
@@ -194,14 +195,6 @@ def _tokens(rows: int, tokens: int, number: int | None) -> Tensor:
     sets = torch.tensor([_CHOICES[one] for one in (*choices, 1)])
     # A single sequence is tested in one direction only, but for its two ends.
     return torch.stack([(sets >> (row % 2 * PASSES + (number or 0))) & 1 == 1 for row in range(rows)])
-
-
-def _differs(before: Tensor, after: Tensor) -> Tensor:
-    """Where two tensors differ by more than rounding; NaN equals NaN."""
-    same = (before == after) | (before.isnan() & after.isnan())
-    finite = torch.where(before.isfinite(), before, torch.zeros_like(before)).abs().max()
-    limit = _ROUNDINGS.get(before.dtype, 2) * torch.finfo(before.dtype).eps * finite
-    return ~same & ~((before - after).abs() <= limit)
 
 
 def _is_plain(value: Tensor) -> bool:

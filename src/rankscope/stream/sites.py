@@ -24,6 +24,8 @@ SITES: Mapping[str, str] = {
     "cross_attention.probs": "the cross-attention probabilities of each head",
     "attention.scores": "the attention scores of each head as they enter the softmax",
     "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
+    "attention.queries": "the queries and keys of each head, after rotary positions and norms; fused kernels only",
+    "cross_attention.queries": "the same of cross-attention, whose keys are those of the encoder",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
     "attention.state": "the state of linear attention or a state space after the last token, one matrix per head",
@@ -40,9 +42,12 @@ SITES: Mapping[str, str] = {
     "block.update": "the stream as it enters a block, and as it leaves it, after any post-norm",
 }
 
-_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update",
-                                "branch": "branch"}  # fmt: skip
+_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "queries": "queries", "router": "router",
+                             "update": "update", "branch": "branch"}  # fmt: skip
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
+
+ATTENTION_ENDS = ("probs", "scores", "queries")
+"""Last words of the sites that show an attention call."""
 
 POOLED_SITES: Mapping[str, str] = {
     "inputs.mean": "the inputs, each the mean of its tokens at block.out, compared with each other (--between-inputs)",
@@ -143,4 +148,4 @@ class SiteSelection:
     @property
     def wants_attention(self) -> bool:
         """Whether attention calls are needed at all."""
-        return any(site.endswith((".probs", ".scores", ".mixed")) for site in self.layers)
+        return any(site.rpartition(".")[2] in (*ATTENTION_ENDS, "mixed") for site in self.layers)

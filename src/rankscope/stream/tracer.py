@@ -35,7 +35,7 @@ from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, observing, uns
 from rankscope.stream.operators import SOFTMAXES
 from rankscope.stream.recurrent_states import RecurrentStates
 from rankscope.stream.routers import TOP_K, MixtureOfExperts, RouterWatch, mixtures_in
-from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.sites import ATTENTION_ENDS, SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _WORTH_ENTRIES = 1 << 20
@@ -182,14 +182,13 @@ class Tracer(SiteMode):
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Show fused attention, and its output."""
         named = sdpa_arguments(args, kwargs)
-        scores = replace(ref, site=ref.site.replace(".probs", ".scores"))
         shown = ref in self._selection
         watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
         with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
-        for site in (ref, scores):
-            if seen is not None and site in self._selection:
+        if seen is not None:
+            for site in self._asked(ref):
                 self.show(site, seen)
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
@@ -199,13 +198,12 @@ class Tracer(SiteMode):
     def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Show ``flex_attention``, and its output."""
         out = perform(*args, **kwargs)
-        scores, mixed = (replace(ref, site=ref.site.replace(".probs", end)) for end in (".scores", ".mixed"))
-        if ref in self._selection or scores in self._selection:
+        mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
+        if asked := self._asked(ref):
             with observing():  # the operator needs function modes of its own, so that it cannot run unseen
                 seen = from_flex(perform, args, kwargs)
-            for site in (ref, scores):
-                if site in self._selection:
-                    self.show(site, seen)
+            for site in asked:
+                self.show(site, seen)
         if mixed in self._selection:
             self.show(mixed, out[0])
         return out
@@ -215,10 +213,14 @@ class Tracer(SiteMode):
         out = perform(*args, **kwargs)
         assert self._open is not None
         seen = from_softmax(out, self._open.batch_and_tokens()[1], args[0])
-        for site in (ref, replace(ref, site=ref.site.replace(".probs", ".scores"))):
-            if site in self._selection:
-                self.show(site, seen)
+        for site in self._asked(ref):
+            self.show(site, seen)
         return out
+
+    def _asked(self, ref: SiteRef) -> list[SiteRef]:
+        """The selected sites that show this attention call; ``ref`` is that of its probabilities."""
+        sites = (replace(ref, site=ref.site.replace(".probs", f".{end}")) for end in ATTENTION_ENDS)
+        return [site for site in sites if site in self._selection]
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block; keep a copy if its change is wanted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, Rank
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
-from rankscope.models.linear_maps import adapters_merged
+from rankscope.models.linear_maps import adapters_merged, has_adapter
 from rankscope.models.stream import Stream
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
@@ -79,7 +79,7 @@ def _view_of(
     if snapshot is not None and snapshot.fits(model):
         _STACKS[model], _PROBES[model] = stacks, small
         return ModelView(model, stacks)
-    with undisturbed(model), adapters_merged(model):
+    with undisturbed(model), _with_merged_adapters(model):
 
         def run() -> object:
             with hidden():  # the kernel with which an accelerator seeds its generators is none of the model's
@@ -214,10 +214,15 @@ def with_proven_cuts(view: ModelView) -> ModelView:
         probe = _PROBES.get(view.model)
         if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
             return view  # weights that are read block by block: proven before, with stand-ins
-        with undisturbed(view.model), adapters_merged(view.model):
+        with undisturbed(view.model), _with_merged_adapters(view.model):
             proven = with_leaks(view, lambda: probe.run(view.model)).stacks
         _PROVEN[view.model] = Snapshot(view.model), view.stacks, proven
     return replace(view, stacks=proven)
+
+
+def _with_merged_adapters(model: nn.Module) -> AbstractContextManager[None]:
+    adapted = any(has_adapter(part) for name, part in model.named_modules() if name)
+    return adapters_merged(model) if adapted else nullcontext()
 
 
 def view_and_batches(

@@ -90,6 +90,11 @@ def structure_of(
     return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream), measures=False)
 
 
+def is_operating() -> bool:
+    """Whether surgery is active on any model."""
+    return bool(_SESSIONS)
+
+
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
     """Descriptions of the active operations and grafts on a model, operations first, in order."""
     session = _SESSIONS.get(model)

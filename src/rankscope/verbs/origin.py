@@ -16,7 +16,7 @@ from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
 from rankscope.stream.claims import claims_of
 from rankscope.stream.viewing import known_view
-from rankscope.surgery.session import operations_on
+from rankscope.surgery.session import is_operating, operations_on
 
 
 class Counted(Protocol):
@@ -123,7 +123,7 @@ def provenance_of(
         token_policy=prepared.policy,
         sequences=prepared.sequences,
         lengths=tuple(lengths[key] for key in sorted(lengths) if key < prepared.sequences) or prepared.lengths,
-        operations=() if loaded.model is None else operations_on(loaded.model),
+        operations=operations_on(loaded.model) if loaded.model is not None and is_operating() else (),
         layout=None if stream is None else str(stream),
         inputs=prepared.source,
         inputs_hash=prepared.digest,

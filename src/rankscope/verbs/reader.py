@@ -17,6 +17,7 @@ from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor, format_of
+from rankscope.linalg.queries import Queries
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Spectra, Tokens
 from rankscope.linalg.update import Update
@@ -353,8 +354,9 @@ class SiteReader:
     def _read_attention(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         if self._is_in_parts(ref, call.sequences, call.lengths[0]):
             return
-        if side_shown(ref.site) == "scores":
-            self._read_scores(ref, specs, call)
+        side = side_shown(ref.site)
+        if side in ("scores", "queries"):
+            (self._read_scores if side == "scores" else self._read_queries)(ref, specs, call)
             return
         spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
@@ -368,6 +370,15 @@ class SiteReader:
             return
         keep = self._keep(rows.shape[0], rows.shape[2], rows.device)
         self._write(ref, specs, AttentionScores(rows, keep), self._floor(rows.dtype, rows.device), head_axis=True)
+
+    def _read_queries(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
+        if call.query is None or call.key is None:
+            why = "the model computes attention itself, and its queries and keys are not seen. Load it with "
+            self.refused.setdefault(str(ref), f"{why}attn_implementation='sdpa'.")
+            return
+        keep = self._keep(call.query.shape[0], call.query.shape[2], call.query.device)
+        view, floor = Queries(call.query, call.key, keep), self._floor(call.query.dtype, call.query.device)
+        self._write(ref, specs, view, floor, head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
         self._announce()

@@ -127,22 +127,18 @@ def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def length_finding(
-    slopes: Sequence[LengthSlope],
-    lengths: Sequence[int],
-    codes: Mapping[int, str | None],
-    pair: Mapping[str, Any] | None = None,
+    slopes: Sequence[LengthSlope], lengths: Sequence[int], codes: Mapping[int, str | None]
 ) -> AxisFinding:
     """The finding along the length.
 
-    Collapsed if the tokens collapse at the longest length and not at the shortest; at the float floor if two prompts
-    become the same vector; collapsing if the relative residual of a block falls at least threefold from the shortest to
-    the longest length and the interval of its slope is below zero.
+    Collapsed if the tokens collapse at the longest length and not at the shortest; collapsing if the relative residual
+    of a block falls at least threefold from the shortest to the longest length and the interval of its slope is below
+    zero.
 
     Args:
         slopes: of the run.
         lengths: ascending.
         codes: of the verdict on the tokens, at the shortest and the longest length.
-        pair: what became of two prompts; see :mod:`rankscope.verbs.measure.pair`.
     """
     short, long = lengths[0], lengths[-1]
     spread = [one for one in slopes if one.metric == SPREAD and one.site == STREAM and _known(one.means)]
@@ -166,12 +162,6 @@ def length_finding(
         code = State.COLLAPSED
         most = f": {_most(steepest, short, long)}" if steepest is not None else ""
         sentence = f"Length: {codes[long]} at {long} tokens, {codes.get(short)} at {short}{most}."
-    if pair is not None:
-        met = pair["equal_from"] is not None
-        rest = sentence.removeprefix("Length: ").removeprefix("no collapse: ")
-        rest = f"{rest[:1].upper()}{rest[1:]}"
-        sentence = f"Length: {pair['sentence']} {rest}" if met else f"{sentence} {pair['sentence']}"
-        code = State.FLOOR if met and code is not State.COLLAPSED else code
     evidence: tuple[dict[str, Any], ...] = ()
     if steepest is not None:
         place = {name: getattr(steepest, name) for name in ("metric", "site", "stack", "layer")}

@@ -7,7 +7,7 @@ comparing the observed tensors, and every attention branch is rebuilt from its h
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from rankscope.models.loading.devices import device_of
 from rankscope.models.view import ModelView
 
 Convention = Literal["sources", "linearised"]
-CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 
 
 def freeze_network(

@@ -15,11 +15,6 @@ from rankscope.metrics import MetricSpec, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 
-SHARES: Mapping[str, str] = {
-    "projection_share": "inner product with the output over its squared norm; sums to one over lengths",
-    "norm_share": "Frobenius norm over that of the output; does not sum to one",
-    "logit": "what is added to the logit of the chosen token at the last position",
-}
 COORDINATES = ("length", "paths", "origin", "then")
 
 

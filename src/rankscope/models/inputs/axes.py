@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import InputError
+from rankscope.linalg.rounding import differs
 from rankscope.models.inputs.record import AXES, Axes, Batch, is_mask_like
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.wrapping import (
@@ -445,12 +446,8 @@ def _differs(before: Tensor, after: Tensor) -> Tensor | None:
     if before.shape != after.shape or before.numel() == 0:
         return None
     known = torch.isfinite(before) & torch.isfinite(after)
-    if not bool(known.any()):
-        return None
-    size = before[known].abs().max()
     # Not a number where there was one, or the reverse, is a change as well.
-    gap = torch.where(known, (before - after).abs(), (torch.isfinite(before) != torch.isfinite(after)) * torch.inf)
-    return torch.nan_to_num(gap, nan=0.0) > _ROUNDINGS * torch.finfo(before.dtype).eps * size
+    return differs(before, after, _ROUNDINGS) if bool(known.any()) else None
 
 
 @contextmanager

@@ -20,11 +20,6 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.wrapping import needs_all_ranks
 
 
-def takes(model: torch.nn.Module, argument: str) -> bool:
-    """Whether the model's forward has an argument of this name."""
-    return argument in inspect.signature(model.forward).parameters
-
-
 def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """``inputs`` with the decoder's ids (the encoder's, shifted right) and ``use_cache=False`` where needed."""
     found = dict(inputs)
@@ -33,19 +28,16 @@ def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
         named = special_ids(loaded.config)
         start = (named.get("decoder_start") or named.get("bos") or named.get("pad") or (0,))[0]
         found["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
-        if "attention_mask" in found and takes(loaded.model, "decoder_attention_mask"):
+        if "attention_mask" in found and "decoder_attention_mask" in loaded.arguments:
             found["decoder_attention_mask"] = found["attention_mask"]
-    if takes(loaded.model, "use_cache"):
+    if "use_cache" in loaded.arguments:
         found.setdefault("use_cache", False)
     return found
 
 
-def on_device(batches: Sequence[Batch], model: torch.nn.Module) -> tuple[Batch, ...]:
-    """The batches on the device of the model's first parameter; unchanged if that is offloaded (on meta)."""
-    first = next(model.parameters(), None)
-    if first is None or first.device.type in ("cpu", "meta"):
-        return tuple(batches)
-    return tuple(_moved(batch, first.device) for batch in batches)
+def on_device(batches: Sequence[Batch], device: torch.device | None) -> tuple[Batch, ...]:
+    """The batches on a device; unchanged for None."""
+    return tuple(batches if device is None else (_moved(batch, device) for batch in batches))
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
@@ -56,34 +48,18 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, inputs=inputs, keep=keep, arguments=tuple(value.to(device) for value in batch.arguments))
 
 
-def refuse_ids_without_embedding(model: Any, ids: torch.Tensor) -> None:
+def refuse_ids_without_embedding(embeddings: int | None, ids: torch.Tensor) -> None:
     """Raise for ids of a tokenizer without an embedding in the model; running it would end in an index error.
 
     Raises:
         InputError: the message has the id and the number of embeddings.
     """
-    try:
-        table = model.get_input_embeddings()
-    except NotImplementedError:  # a family that does not say which embedding it uses
-        return
-    if isinstance(table, torch.nn.Embedding) and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
-        worst = int(ids.max()) if int(ids.max()) >= table.num_embeddings else int(ids.min())
+    if embeddings is not None and not 0 <= int(ids.min()) <= int(ids.max()) < embeddings:
+        worst = int(ids.max()) if int(ids.max()) >= embeddings else int(ids.min())
         raise InputError(
-            f"The tokenizer gives the id {worst:,}, and the model has {table.num_embeddings:,} embeddings: they do not "
+            f"The tokenizer gives the id {worst:,}, and the model has {embeddings:,} embeddings: they do not "
             "belong together. Fetch the model again, or pass token ids yourself."
         )
-
-
-def longest_sequence(model: torch.nn.Module, config: Any) -> int | None:
-    """Number of positions of a text model, None if unknown; a table with a padding row starts after it."""
-    described = config.get_text_config().to_dict()
-    limits = [described.get(key) for key in ("max_position_embeddings", "n_positions", "max_seq_len")]
-    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    for name, module in model.named_modules():
-        table = name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
-        if table and module.padding_idx is not None:
-            found.append(module.num_embeddings - module.padding_idx - 1)
-    return min(found) if found else None
 
 
 def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
@@ -111,13 +87,13 @@ def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
         special = frozenset[int]().union(*special_ids(config).values()) if "input_ids" in parts[0].inputs else None
     if plan.tokenizer is not None:
         special = frozenset(map(int, plan.tokenizer.all_special_ids)) | (special or frozenset())
-    parts = on_device(parts, loaded.model)
+    parts = on_device(parts, loaded.inputs_device)
     content = content_of(loaded.model, parts, plan.padding, is_transformers=config is not None)
     kept = [
         replace(part, keep=_keep(part, mask, plan, special)) for part, mask in zip(parts, content.masks, strict=True)
     ]
     source = "tensors given by the caller" + (f", padding by {content.how}" if content.how else "")
-    return Prepared(on_device(kept, loaded.model), source, (), plan.policy, content.notes, padding=content.how)
+    return Prepared(on_device(kept, loaded.inputs_device), source, (), plan.policy, content.notes, padding=content.how)
 
 
 def need_same_inputs(digests: Sequence[bytes]) -> None:
@@ -308,7 +284,7 @@ def _sequence_axis(loaded: LoadedModel, given: Any, plan: InputPlan) -> int:
     def ready(part: Batch) -> Batch:
         if loaded.config is not None:
             part = _for_transformers(loaded, part)
-        return on_device([part], loaded.model)[0]
+        return on_device([part], loaded.inputs_device)[0]
 
     def cut(axis: int) -> Batch:
         batches = batches_from_tensor if isinstance(given, torch.Tensor) else batches_from_mapping

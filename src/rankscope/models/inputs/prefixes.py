@@ -89,4 +89,4 @@ def _cut(loaded: LoadedModel, prepared: Prepared, length: int, closing: int) -> 
         for batch in batches
         for count in ([length] * batch.sequences if batch.keep is None else batch.keep.sum(dim=1).tolist())
     ]
-    return replace(prepared, batches=on_device(batches, loaded.model), lengths=tuple(counts))
+    return replace(prepared, batches=on_device(batches, loaded.inputs_device), lengths=tuple(counts))

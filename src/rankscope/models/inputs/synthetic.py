@@ -31,7 +31,7 @@ def prepare_synthetic(loaded: LoadedModel, config: Any, plan: InputPlan) -> Prep
         special = frozenset[int]().union(*special_ids(config).values())
         most = min(plan.tokens, config.to_dict().get("max_target_positions", plan.tokens))
         inputs["decoder_input_ids"] = random_rows(ordinary_ids(config, special), plan.wanted, most, plan.seed).ids
-    parts = on_device(batches_from_mapping(completed(loaded, inputs), plan.batch), loaded.model)
+    parts = on_device(batches_from_mapping(completed(loaded, inputs), plan.batch), loaded.inputs_device)
     if plan.policy == "no-first":
         parts = tuple(replace(part, keep=_all_but_first(loaded.model, part)) for part in parts)
     return Prepared(parts, f"synthetic {what}, seed {plan.seed}", (), plan.policy)

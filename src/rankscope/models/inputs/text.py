@@ -12,10 +12,8 @@ from rankscope.errors import InputError
 from rankscope.models.inputs.given import (
     batches_from_mapping,
     completed,
-    longest_sequence,
     on_device,
     refuse_ids_without_embedding,
-    takes,
 )
 from rankscope.models.inputs.record import InputPlan, Prepared
 from rankscope.models.inputs.rows import (
@@ -60,7 +58,7 @@ def prepare_text(
     encoder = text_encoder(config, tokenizer)
     notes: list[str] = []
     caveats: list[str] = []
-    limit = longest_sequence(loaded.model, config)
+    limit = loaded.positions
     if limit is not None and plan.tokens > limit:
         caveats.append(
             f"Sequences have at most {limit} tokens, not {plan.tokens:,}: this {config.model_type} takes no more."
@@ -124,11 +122,11 @@ def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[TokenRo
 def _batched(
     loaded: LoadedModel, rows: TokenRows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
 ) -> Prepared:
-    refuse_ids_without_embedding(loaded.model, rows.ids)
+    refuse_ids_without_embedding(loaded.embeddings, rows.ids)
     keep = kept_tokens(rows, plan.policy, encoder.special)
     inputs: dict[str, Any] = {"input_ids": rows.ids}
     if not bool(rows.content.all()):
-        if takes(loaded.model, "attention_mask"):
+        if "attention_mask" in loaded.arguments:
             inputs["attention_mask"] = rows.content.long()
         else:
             notes.append("this model takes no attention mask: it reads the padding, which is not measured")
@@ -136,4 +134,4 @@ def _batched(
     ends = [(part.first_sequence, part.first_sequence + part.sequences) for part in parts]
     kept = [replace(part, keep=all_or_some(keep[a:b])) for part, (a, b) in zip(parts, ends, strict=True)]
     lengths = tuple(int(length) for length in keep.sum(dim=1))
-    return Prepared(on_device(kept, loaded.model), source, lengths, plan.policy, tuple(notes))
+    return Prepared(on_device(kept, loaded.inputs_device), source, lengths, plan.policy, tuple(notes))

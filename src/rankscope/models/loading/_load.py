@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -77,6 +78,39 @@ class LoadedModel:
     def config(self) -> Any | None:
         """The transformers configuration, or None for a module that has none."""
         return transformers_config(self.model)
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """Names of the arguments of its forward pass."""
+        return frozenset(inspect.signature(self.model.forward).parameters)
+
+    @property
+    def inputs_device(self) -> torch.device | None:
+        """Where its inputs have to be moved: to its first parameter, unless that is on the CPU or offloaded (meta)."""
+        first = next(self.model.parameters(), None)
+        return None if first is None or first.device.type in ("cpu", "meta") else first.device
+
+    @property
+    def embeddings(self) -> int | None:
+        """Number of token ids that it has an embedding for; None if it does not say which embedding it uses."""
+        try:
+            table = cast(Any, self.model).get_input_embeddings()
+        except NotImplementedError:
+            return None
+        return table.num_embeddings if isinstance(table, torch.nn.Embedding) else None
+
+    @property
+    def positions(self) -> int | None:
+        """Number of positions of a text model, None if unknown; a table with a padding row starts after it."""
+        assert self.config is not None
+        described = self.config.get_text_config().to_dict()
+        limits = [described.get(key) for key in ("max_position_embeddings", "n_positions", "max_seq_len")]
+        known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+        for name, module in self.model.named_modules():
+            is_table = name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding)
+            if is_table and module.padding_idx is not None:
+                known.append(module.num_embeddings - module.padding_idx - 1)
+        return min(known) if known else None
 
 
 def load(

@@ -188,7 +188,7 @@ class Traffic:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nobody waits for what is being read any more."""
+        """Whether reads were cancelled, because their result is not needed any more."""
         return self._stopped
 
     @contextmanager

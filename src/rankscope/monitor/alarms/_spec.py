@@ -36,9 +36,10 @@ class LayerState:
         null: means over random tokens of the same shape.
         largest_at_start: largest ``start`` over all layers of the stack.
         undefined: metrics that were measured now but have no value in most sequences.
-        changes: how far each metric is from its last readings.
+        changes: how far each metric is from its last readings, for the metrics of alarms that declare ``jumps``.
         highest: largest of the first readings of the run, of this layer.
-        peak: largest value of any layer of the stack, up to eight readings ago.
+        peak: largest value of any layer of the stack, up to eight readings ago, for the metrics of alarms that declare
+            ``peaks``.
         settled: whether the gradient of the whole model has nearly vanished since the start, so that training does not
             lead out of this state again.
         converged: whether the loss has fallen to a quarter of its start or less: what tokens or gradients look like
@@ -100,6 +101,8 @@ class AlarmSpec:
         cites: its sources.
         to_do: what to do about it, instead of a remedy.
         is_event: it tells of a moment, not of a state that lasts, so that it is never reported as over.
+        jumps: the rule reads ``changes``, so that jumps of its metrics are tracked.
+        peaks: the rule reads ``peak``, so that the largest values of its metrics are remembered.
         rule: the function.
     """
 
@@ -112,6 +115,8 @@ class AlarmSpec:
     cites: tuple[Cite, ...]
     to_do: str
     is_event: bool
+    jumps: bool
+    peaks: bool
     rule: Rule
 
     __repr__ = brief
@@ -142,12 +147,22 @@ def alarm(
     cites: tuple[Cite, ...] = (),
     to_do: str = "",
     is_event: bool = False,
+    jumps: bool = False,
+    peaks: bool = False,
 ) -> Callable[[Rule], Rule]:
-    """Register a rule; see :class:`AlarmSpec`."""
+    """Register a rule; see :class:`AlarmSpec`.
+
+    Raises:
+        TypeError: the rule reads what it does not declare, and would never be given.
+    """
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, release, cites, to_do, is_event)
+        for declared, names in ((jumps, {"changes", "largest_change"}), (peaks, {"peak"})):
+            if not declared and names & set(rule.__code__.co_names):
+                missing = "jumps" if "changes" in names else "peaks"
+                raise TypeError(f"The alarm {rule.__name__} has to declare {missing}=True: its rule reads them.")
+        facts = (metrics, title, confirm, release, cites, to_do, is_event, jumps, peaks)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 

@@ -16,6 +16,7 @@ WATCHED = ("batch_surprise", "batch_padding", "batch_size")
     confirm=1,
     to_do="If the source was not switched on purpose, look at the tokenizer, the normalisation and the masks.",
     is_event=True,
+    jumps=True,
 )
 def data_shift(layer: LayerState) -> Judgement | None:
     """The tokens of two batches in a row are more surprising, or more of them padding, than of any batch before.

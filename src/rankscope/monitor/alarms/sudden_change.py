@@ -22,6 +22,7 @@ WATCHED = (
     confirm=1,
     to_do="If nothing was changed on purpose at that step, compare code, settings and checkpoint with those before.",
     is_event=True,
+    jumps=True,
 )
 def sudden_change(layer: LayerState) -> Judgement | None:
     """A value left its level, in two readings in a row, by four times the largest change of the readings before.

@@ -15,6 +15,7 @@ FAST = 0.015
     title="Weights move faster and faster",
     to_do="Look at the learning rate and its schedule, and at the clipping of gradients.",
     is_event=True,
+    peaks=True,
 )
 def update_growth(layer: LayerState) -> Judgement | None:
     """The weights of a block change four times as much per step as those of any block up to eight readings ago.

@@ -109,7 +109,7 @@ def _notes(record: Record) -> list[str]:
 
 
 def _status(record: Record) -> Iterator[str]:
-    """Which blocks were read on how many ranks, and what was not read; nothing in records of earlier versions."""
+    """Which blocks were read on how many ranks, and what was not read."""
     scalars = record.readings[-1].scalars if record.readings else {}
     read, layers, ranks = (f"{scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
     if LAYERS in scalars:

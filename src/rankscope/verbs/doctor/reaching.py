@@ -124,7 +124,7 @@ def _whole(subject: Model, data: Any, error: Exception) -> Batch:
         batch = Batch({}, None, 0, 1, (data,))
     else:
         raise error
-    (batch,) = on_device([batch], subject.loaded.model)
+    (batch,) = on_device([batch], subject.loaded.inputs_device)
     try:
         with torch.no_grad():
             batch.call(subject.loaded.model)

@@ -52,13 +52,6 @@ LENGTHS = (
         in_python=False,
         help="Measure prefixes of the same text at each of these numbers of tokens, instead of --tokens.",
     ),
-    Option(
-        name="pair",
-        several="pair",
-        metavar="TEXT TEXT",
-        in_python=False,
-        help="With --lengths: how much shared text makes these two prompts the same float vector.",
-    ),
 )
 """Options of ``measure_lengths``, which is ``measure --lengths`` on the command line."""
 STATES = (

@@ -129,14 +129,14 @@ class OutlierReader:
         if x.device.type != "cpu":
             self._look_later(ref, x.detach(), size, keep)
             return
-        # The median over all entries costs more than the battery: take it only where a sample lets an outlier hope.
+        # The median over all entries costs more than the metrics. Take it only if a sample suggests an outlier.
         entries = size.flatten(1)
         step = max(1, entries.shape[1] // _SAMPLE)
         some = (
             entries[:, ::step] if keep is None else entries[:, ::step].masked_fill(entries[:, ::step] == 0, torch.nan)
         )
-        hopeful = entries.amax(-1) > TIMES_MEDIAN / 4 * some.nanmedian(-1).values
-        for row in hopeful.nonzero().flatten().tolist():
+        suspicious = entries.amax(-1) > TIMES_MEDIAN / 4 * some.nanmedian(-1).values
+        for row in suspicious.nonzero().flatten().tolist():
             counted = size[row] if keep is None else size[row][keep[row]]
             median = float(counted.median())
             if median > 0 and bool(counted.isfinite().all()):

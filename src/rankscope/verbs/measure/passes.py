@@ -22,7 +22,6 @@ from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import InputsReader
 from rankscope.verbs.measure.choosing import BatteryChoice
 from rankscope.verbs.measure.outliers import OutlierReader
-from rankscope.verbs.measure.pair import PairedPrompts, paired
 from rankscope.verbs.measure.similarity import SimilarityReader, labels_of
 from rankscope.verbs.measure.streams import notes_on_depth, stream_mixing
 from rankscope.verbs.reader import SiteReader
@@ -109,7 +108,6 @@ class MeasuringPasses:
 
     Attributes:
         prepared: the inputs that were finished; all of them, unless there was an interrupt.
-        pair: what became of two prompts.
         reader: knows the dtypes, shapes and lengths seen.
         finished: counts the finished sequences.
     """
@@ -126,7 +124,6 @@ class MeasuringPasses:
         self._writer = RowWriter() if writer is None else writer
         self._length = length
         self._view: ModelView | None = None
-        self.pair: dict[str, Any] | None = None
         self.prepared = prepared
         self.reader = choice.reader(self._writer, at=None if length is None else {"length": length})
         labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
@@ -180,14 +177,6 @@ class MeasuringPasses:
         if not any(stack.stream.has_streams for stack in self._view.stacks):
             return []
         return stream_mixing(self._execution, self._view, self.prepared[0])
-
-    def compared(self, pair: Sequence[str], inputs: Any, tokenizer: Any) -> dict[str, Any]:
-        """From how many shared tokens on two prompts are the same vector."""
-        assert self._view is not None
-        assert self._length is not None
-        loaded = self._execution.loaded
-        prompts = PairedPrompts.of(loaded, pair, inputs, tokenizer, self._length)
-        return paired(loaded, self._view, prompts, pair)
 
     def table(self) -> pa.Table:
         """The rows.

@@ -131,7 +131,6 @@ def measure_lengths(
     null: bool = False,
     attention_algorithm: str | None = None,
     spectra: Spectra | None = None,
-    pair: Sequence[str] | None = None,
     progress: bool = False,
 ) -> Run:
     """Measure prefixes of the same inputs at several numbers of tokens.
@@ -147,8 +146,6 @@ def measure_lengths(
         null: also measure Gaussian tokens of the same shape, as a baseline.
         attention_algorithm: as for :func:`measure`.
         spectra: as for :func:`measure`.
-        pair: two prompts: finds how many shared tokens must follow both until their last tokens are the same float
-            vector after the last block.
         progress: show a progress bar.
 
     Returns:
@@ -170,8 +167,6 @@ def measure_lengths(
     )
     with executing(EXECUTION, subject, surgery, progress=progress) as execution:
         passes = measured_lengths(choice, execution, given.data, plan, wanted)
-        if pair is not None:
-            passes.pair = passes.compared(pair, given.data, given.tokenizer)
         about = _about(execution, passes.prepared, passes)
         return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
 
@@ -255,23 +250,21 @@ def from_options(api: Any, values: Mapping[str, Any]) -> Run:
         InputError: options that do not go together, or nothing to measure.
     """
     values = dict(values)
-    states, at, lengths, pair = (values.pop(name) for name in ("states", "at", "lengths", "pair"))
+    states, at, lengths = (values.pop(name) for name in ("states", "at", "lengths"))
     if states:
-        found: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths, pair=pair))
+        found: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths))
         return found
     if values["model"] is None:
         raise InputError("Nothing to measure: there is no model. Name one (SPEC), or hidden states (--states FILE).")
     if at is not None:
         raise InputError("--at says where --states were taken. To choose sites of a model, pass --sites.")
-    if pair is not None and lengths is None:
-        raise InputError("--pair needs --lengths: the longest is how far it looks, as in --lengths 128,512.")
     if lengths is None:
         run: Run = call_flat(MEASURE, api.measure, values)
         return run
     for name in ("between_inputs", "similarity"):
         if values.pop(name):
             raise InputError(f"{name} is measured at one length: leave lengths out, or {name}.")
-    along: Run = call_flat(MEASURE, api.measure_lengths, {**values, "lengths": lengths, "pair": pair})
+    along: Run = call_flat(MEASURE, api.measure_lengths, {**values, "lengths": lengths})
     return along
 
 
@@ -376,8 +369,5 @@ def along_length(
     hidden = lengths[-1] - max(passes.prepared.lengths, default=lengths[-1])
     slopes = length_slopes(table, {length: length - hidden for length in lengths}, seed=seed)
     codes = {end: judge_rows(only(table, length=end), floor_relative=floor).code for end in (lengths[0], lengths[-1])}
-    pair = passes.pair if isinstance(passes, MeasuringPasses) else None
     entry: dict[str, Any] = {"lengths": {"lengths": lengths, "slopes": [one.to_json() for one in slopes]}}
-    if pair is not None:
-        entry["pair"] = pair
-    return entry, length_finding(slopes, lengths, codes, pair)
+    return entry, length_finding(slopes, lengths, codes)

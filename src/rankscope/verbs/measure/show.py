@@ -13,7 +13,6 @@ from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, at_longest, only
 from rankscope.runs.summary import Summary, headline, main_site, networks_in, shown_lines, stacks_of, summarise
-from rankscope.verdicts.length import VARIANCE
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
 
@@ -58,8 +57,7 @@ def length_table(run: Run) -> Table | None:
         stack, layer = blocks[place]
         label = f"{stack} {layer}" if stack else str(layer)
         rows.append([label, *(_slope_cell(cells.get((name, stack, layer))) for name in shown)])
-    # Runs of earlier versions have no such entry: there only the variance is an exponent.
-    exponents = {one["metric"] for one in entry["slopes"] if one.get("exponent", one["metric"] == VARIANCE)}
+    exponents = {one["metric"] for one in entry["slopes"] if one.get("exponent")}
     names = [f"{metric} exponent" if metric in exponents else metric for metric, _ in shown]
     span = ", ".join(str(length) for length in entry["lengths"])
     return Table(

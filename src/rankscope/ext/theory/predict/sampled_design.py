@@ -305,8 +305,8 @@ def axis_of(written: str, design: Design) -> Axis:
     """
     name, _, asked = written.partition("=")
     name = name.strip()
-    if name not in parameter_names() or name in ("remedy", "embedding_norm", "branch_norm"):
-        known = [known for known in parameter_names() if known not in ("remedy", "embedding_norm", "branch_norm")]
+    known = [known for known in parameter_names() if known not in ("embedding_norm", "branch_norm")]
+    if name not in known:
         raise InputError(f"A map has no axis {name!r}. Expected one of {', '.join(known)}.")
     if name in CHOICES or name == "mask":
         words = tuple(word.strip() for word in asked.split(",") if word.strip()) or CHOICES.get(name, ())
