@@ -445,7 +445,7 @@ def _reader(tokens: Tokens, group: slice, strips: list[slice], room: Tensor) -> 
 
 
 def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) -> Mean:
-    mean = _total(torch.bmm(X.new_ones(len(X), 1, X.shape[1]), X) for _, X in read()).div_(n)
+    mean = _total(column_sum(X) for _, X in read()).div_(n)
     if not is_wide(tokens.dtype):
         return Mean(mean, None)
     # The mean of X - mean is the rounding error of the mean: a second pass recovers the digits lost in the first.
@@ -543,10 +543,7 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
 
 
 def norm_sums(tokens: Tokens) -> NormSums:
-    """Mean, sums of squares, of absolute values and of directions; the Gram matrices of CX too, if they are expected.
-
-    Sums along rows and columns are products with ones: on a CPU, those take half of the time of ``sum``.
-    """
+    """Mean, sums of squares, of absolute values and of directions, and if they are expected Gram matrices of CX."""
     # The first piece of a sequence writes its sums; without tokens there is none, and the sums are zero.
     is_empty = tokens.sequences * tokens.tokens == 0
     fresh = torch.zeros if is_empty else torch.empty
@@ -554,15 +551,13 @@ def norm_sums(tokens: Tokens) -> NormSums:
     column = fresh(6, tokens.sequences, 1, tokens.dim, dtype=torch.float64, device=tokens.device)
     grams = GramSums.empty(tokens) if tokens.grams_expected else None
     means: list[Mean] = []
-    ones: _Ones | None = None
     for piece in walk(tokens):
         if piece.rows.start == 0:
             means.append(piece.mean)
         if is_empty:
             continue
-        ones = ones or _Ones.like(piece.X)
         of_rows = _RowSums(*row[:, piece.group, piece.rows].unbind())
-        _sum_piece(piece, ones, of_rows, _ColumnSums(*column[:, piece.group].unbind()), grams)
+        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()), grams)
     values, tails = zip(*means, strict=True)
     mean = means[0] if len(means) == 1 else Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
     rows, columns = _RowSums(*row.squeeze(-1).unbind()), _ColumnSums(*column.squeeze(-2).unbind())
@@ -595,36 +590,19 @@ class _ColumnSums(NamedTuple):
     centred_direction: Tensor
 
 
-class _Ones(NamedTuple):
-    """Ones to sum over the rows and the columns of a piece."""
-
-    down: Float[Tensor, "group 1 rows"]
-    across: Float[Tensor, "group dim 1"]
-
-    @classmethod
-    def like(cls, X: Tensor) -> _Ones:
-        """For pieces of at most this size."""
-        return cls(X.new_ones(len(X), 1, X.shape[1]), X.new_ones(len(X), X.shape[2], 1))
-
-    def fitting(self, X: Tensor) -> _Ones:
-        """For this piece."""
-        return _Ones(self.down[: len(X), :, : X.shape[1]], self.across[: len(X)])
-
-
-def _sum_piece(piece: TokenPiece, ones: _Ones, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
+def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
     """Write the sums of the rows of a piece, and add its sums of columns."""
     X, wide, first = piece.X, piece.mean.tail is not None, piece.rows.start == 0
-    down, across = ones.fitting(X)
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
-    torch.bmm(S, across, out=row.energy)
-    _add_product(column.energy, down, S, first=first)
+    _sum_rows(S, row.energy)
+    _add_columns(column.energy, S, first=first)
     if grams is not None:
         torch.bmm(_shares(row.energy).mT, S, out=grams.unit_energy[piece.group])
     _add_directions(column.direction, X, row.energy, wide=wide, first=first)
     A = torch.abs(X, out=piece.spare)
-    torch.bmm(A, across, out=row.size)
-    _add_product(column.size, down, A, first=first)
+    _sum_rows(A, row.size)
+    _add_columns(column.size, A, first=first)
     C = piece.centre_()
     torch.linalg.vector_norm(C, dim=-1, keepdim=True, out=row.centred_energy).square_()
     _add_directions(column.centred_direction, C, row.centred_energy, wide=wide, first=first)
@@ -637,16 +615,29 @@ def _sum_piece(piece: TokenPiece, ones: _Ones, row: _RowSums, column: _ColumnSum
         else:
             column.centred_energy.add_(torch.linalg.vector_norm(C, dim=-2, keepdim=True).square_())
     C.abs_()
-    torch.bmm(C, across, out=row.centred_size)
-    _add_product(column.centred_size, down, C, first=first)
+    _sum_rows(C, row.centred_size)
+    _add_columns(column.centred_size, C, first=first)
 
 
-def _add_product(total: Tensor, A: Tensor, B: Tensor, *, first: bool) -> None:
-    """Add AB to the total, or write the first one, which is faster."""
+def column_sum(X: Float[Tensor, "group rows dim"], out: Tensor | None = None) -> Float[Tensor, "group 1 dim"]:
+    """Sum of the rows. Of one matrix, on a CPU, a product with ones takes half of the time of ``sum``."""
+    if len(X) == 1:
+        return torch.bmm(X.new_ones(1, 1, X.shape[1]), X, out=out)
+    return torch.sum(X, -2, keepdim=True, out=out)
+
+
+def _add_columns(total: Tensor, X: Tensor, *, first: bool) -> None:
     if first:
-        torch.bmm(A, B, out=total)
+        column_sum(X, out=total)
     else:
-        total.baddbmm_(A, B)
+        total.add_(column_sum(X))
+
+
+def _sum_rows(X: Tensor, total: Float[Tensor, "group rows 1"]) -> None:
+    if len(X) == 1:
+        torch.bmm(X, X.new_ones(1, X.shape[2], 1), out=total)
+    else:
+        torch.sum(X, -1, keepdim=True, out=total)
 
 
 def _shares(energy: Tensor) -> Tensor:
@@ -692,7 +683,10 @@ def _add_directions(total: Tensor, X: Tensor, row_energy: Tensor, *, wide: bool,
     tiny = row_energy < _LEAST_ENERGY if wide else None
     if tiny is not None:
         weight.masked_fill_(tiny, 0.0)
-    _add_product(total, weight.mT, X, first=first)
+    if first:
+        torch.bmm(weight.mT, X, out=total)
+    else:
+        total.baddbmm_(weight.mT, X)
     # Rows whose squares underflow still have a direction: rescale them by a power of two before normalising.
     if tiny is not None and may_hold(tiny):
         rows = torch.where(tiny, X, 0.0)
@@ -749,14 +743,9 @@ def gram_energies(tokens: Tokens) -> GramEnergies:
     """Sums of fourth powers of singular values."""
     plain, centred = tokens.zeros(), tokens.zeros()
     for block in _blocks(tokens):
-        plain[block.group] = _squared_norm(block.plain)
-        centred[block.group] = _squared_norm(block.centred)
+        plain[block.group] = block.plain.square().sum((-2, -1))
+        centred[block.group] = block.centred.square().sum((-2, -1))
     return GramEnergies(plain, centred)
-
-
-def _squared_norm(matrices: Tensor) -> Tensor:
-    entries = matrices.flatten(1)
-    return torch.bmm(entries.unsqueeze(-2), entries.unsqueeze(-1)).flatten()
 
 
 def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequences side"]:
