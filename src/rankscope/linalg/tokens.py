@@ -242,6 +242,11 @@ class Tokens(Joinable):
         piece = tiles.group_size_of_one_thread(self.tokens, self.dim)
         return piece // math.gcd(piece, each)
 
+    @property
+    def are_large(self) -> bool:
+        """Whether one thread of a CPU takes its sequences one at a time. It depends on their shape only."""
+        return self.device.type == "cpu" and tiles.group_size_of_one_thread(self.tokens, self.dim) == 1
+
     def groups(self) -> Iterator[slice]:
         """The sequences, a few at a time."""
         return tiles.groups(self.sequences, self.tokens, self.dim, self.device)
@@ -374,6 +379,12 @@ class TokenPiece:
     spare: Float[Tensor, "group rows dim"]
     mean: Mean
     kept_bits: Int[Tensor, "group rows 1"] | None
+    is_large: bool
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the first tokens of its sequences."""
+        return self.rows.start == 0
 
     def centre_(self) -> Tensor:
         """Turn X into CX, in place."""
@@ -415,7 +426,7 @@ def walk(tokens: Tokens) -> Iterator[TokenPiece]:
         read = _reader(tokens, group, strips, room)
         mean = _mean(tokens, group, read, spare, n[group])
         for rows, X in read():
-            yield TokenPiece(group, rows, X, fitting(spare, X), mean, tokens.kept_bits(group, rows))
+            yield TokenPiece(group, rows, X, fitting(spare, X), mean, tokens.kept_bits(group, rows), tokens.are_large)
 
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
@@ -445,7 +456,7 @@ def _reader(tokens: Tokens, group: slice, strips: list[slice], room: Tensor) -> 
 
 
 def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) -> Mean:
-    mean = _total(column_sum(X) for _, X in read()).div_(n)
+    mean = _total(_column_sum(X, tokens.are_large) for _, X in read()).div_(n)
     if not is_wide(tokens.dtype):
         return Mean(mean, None)
     # The mean of X - mean is the rounding error of the mean: a second pass recovers the digits lost in the first.
@@ -552,7 +563,7 @@ def norm_sums(tokens: Tokens) -> NormSums:
     grams = GramSums.empty(tokens) if tokens.grams_expected else None
     means: list[Mean] = []
     for piece in walk(tokens):
-        if piece.rows.start == 0:
+        if piece.is_first:
             means.append(piece.mean)
         if is_empty:
             continue
@@ -592,17 +603,17 @@ class _ColumnSums(NamedTuple):
 
 def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
     """Write the sums of the rows of a piece, and add its sums of columns."""
-    X, wide, first = piece.X, piece.mean.tail is not None, piece.rows.start == 0
+    X, wide, first = piece.X, piece.mean.tail is not None, piece.is_first
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
-    _sum_rows(S, row.energy)
-    _add_columns(column.energy, S, first=first)
+    _sum_rows(S, piece, row.energy)
+    _add_columns(column.energy, S, piece)
     if grams is not None:
         torch.bmm(_shares(row.energy).mT, S, out=grams.unit_energy[piece.group])
     _add_directions(column.direction, X, row.energy, wide=wide, first=first)
     A = torch.abs(X, out=piece.spare)
-    _sum_rows(A, row.size)
-    _add_columns(column.size, A, first=first)
+    _sum_rows(A, piece, row.size)
+    _add_columns(column.size, A, piece)
     C = piece.centre_()
     torch.linalg.vector_norm(C, dim=-1, keepdim=True, out=row.centred_energy).square_()
     _add_directions(column.centred_direction, C, row.centred_energy, wide=wide, first=first)
@@ -615,27 +626,27 @@ def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: Gra
         else:
             column.centred_energy.add_(torch.linalg.vector_norm(C, dim=-2, keepdim=True).square_())
     C.abs_()
-    _sum_rows(C, row.centred_size)
-    _add_columns(column.centred_size, C, first=first)
+    _sum_rows(C, piece, row.centred_size)
+    _add_columns(column.centred_size, C, piece)
 
 
-def column_sum(X: Float[Tensor, "group rows dim"], out: Tensor | None = None) -> Float[Tensor, "group 1 dim"]:
-    """Sum of the rows. Of one matrix, on a CPU, a product with ones takes half of the time of ``sum``."""
-    if len(X) == 1:
-        return torch.bmm(X.new_ones(1, 1, X.shape[1]), X, out=out)
+def _column_sum(X: Float[Tensor, "group rows dim"], large: bool, out: Tensor | None = None) -> Tensor:
+    """Sum of the rows. Of a large matrix, on a CPU, a product with ones takes half of the time of ``sum``."""
+    if large:
+        return torch.bmm(X.new_ones(len(X), 1, X.shape[1]), X, out=out)
     return torch.sum(X, -2, keepdim=True, out=out)
 
 
-def _add_columns(total: Tensor, X: Tensor, *, first: bool) -> None:
-    if first:
-        column_sum(X, out=total)
+def _add_columns(total: Tensor, X: Tensor, piece: TokenPiece) -> None:
+    if piece.is_first:
+        _column_sum(X, piece.is_large, out=total)
     else:
-        total.add_(column_sum(X))
+        total.add_(_column_sum(X, piece.is_large))
 
 
-def _sum_rows(X: Tensor, total: Float[Tensor, "group rows 1"]) -> None:
-    if len(X) == 1:
-        torch.bmm(X, X.new_ones(1, X.shape[2], 1), out=total)
+def _sum_rows(X: Tensor, piece: TokenPiece, total: Float[Tensor, "group rows 1"]) -> None:
+    if piece.is_large:
+        torch.bmm(X, X.new_ones(len(X), X.shape[2], 1), out=total)
     else:
         torch.sum(X, -1, keepdim=True, out=total)
 
@@ -870,8 +881,9 @@ def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Ten
 
 def _plain(tokens: Tokens, group: slice, centred: Tensor, a: Tensor) -> Tensor:
     """XX^T = (CX)(CX)^T + a 1^T + 1 a^T + |m|^2 11^T, with a = CX m."""
-    mean = tokens.mean[group].unsqueeze(-1)
-    plain = (a + a.mT).add_(mean.mT @ mean).add_(centred)
+    # Not a product, whose bits depend on whether there is another sequence.
+    square = tokens.mean[group].square().sum(-1)[:, None, None]
+    plain = (a + a.mT).add_(square).add_(centred)
     drop = tokens.dropped(group, slice(None))
     return plain if drop is None else plain.masked_fill_(drop | drop.mT, 0.0)
 

@@ -130,20 +130,37 @@ class ProbeBattery:
         known = all(batch.sequences for batch in self._batches)
         if known and distinct_in(self._batches) < LEAST_INPUTS:
             return
-        for (stack, layer), parts in self._pooled.items():
-            pooled = torch.cat(parts)
-            if len(pooled) < LEAST_INPUTS or not bool(torch.isfinite(pooled).all()):
-                continue
-            rows = only(table, metric=RESIDUAL, site=SITE, stack=stack, layer=layer)
-            lengths = self._reader.lengths.get(stack, {})
-            counts = np.array([lengths.get(number, math.nan) for number in rows["sequence"].to_pylist()])
-            averaging = averaging_residual(rows["value"].to_numpy(), counts)
-            for name, value in (
-                ("inputs_relative_residual", float(METRICS[RESIDUAL].function(pooled))),
-                ("inputs_averaging_residual", averaging),
-            ):
+        pooled = {place: torch.cat(parts) for place, parts in self._pooled.items()}
+        pooled = {
+            place: one for place, one in pooled.items() if len(one) >= LEAST_INPUTS and bool(torch.isfinite(one).all())
+        }
+        residuals = _residuals(pooled)
+        rows: dict[tuple[str | None, int], list[tuple[int, float]]] = {}
+        read = only(table, metric=RESIDUAL, site=SITE)
+        for stack, layer, *row in zip(*(read[name].to_pylist() for name in _ROW), strict=True):
+            rows.setdefault((stack, layer), []).append((row[0], row[1]))
+        for (stack, layer), residual in residuals.items():
+            lengths, own = self._reader.lengths.get(stack, {}), rows.get((stack, layer), [])
+            counts = np.array([lengths.get(number, math.nan) for number, _ in own])
+            averaging = averaging_residual(np.array([value for _, value in own]), counts)
+            for name, value in (("inputs_relative_residual", residual), ("inputs_averaging_residual", averaging)):
                 status = str(Status.UNDEFINED if math.isnan(value) else Status.OK)
                 yield LayerValue(name, Pooling("mean").site, stack, layer, value, value, value, status)
+
+
+_ROW = ("stack", "layer", "sequence", "value")
+
+
+def _residuals(pooled: Mapping[tuple[str | None, int], Tensor]) -> dict[tuple[str | None, int], float]:
+    """The relative residual of each, of those of one shape in one call."""
+    by_shape: dict[tuple[Any, ...], list[tuple[str | None, int]]] = {}
+    for place, one in pooled.items():
+        by_shape.setdefault((one.shape, one.dtype), []).append(place)
+    found: dict[tuple[str | None, int], float] = {}
+    for places in by_shape.values():
+        values = METRICS[RESIDUAL].function(torch.stack([pooled[place] for place in places]))
+        found |= dict(zip(places, values.tolist(), strict=True))
+    return {place: found[place] for place in pooled}
 
 
 def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:
