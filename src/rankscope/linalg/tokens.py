@@ -384,7 +384,7 @@ class TokenPiece:
     @property
     def is_first(self) -> bool:
         """Whether it has the first tokens of its sequences."""
-        return self.rows.start == 0
+        return bool(self.rows.start == 0)
 
     def centre_(self) -> Tensor:
         """Turn X into CX, in place."""
@@ -968,11 +968,10 @@ def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
 def _several(blocks: Iterable[GramBlock]) -> Iterator[GramBlock]:
     """Parts of the blocks whose Gram matrices stay in cache."""
     for block in blocks:
-        start, step = block.group.start, max(1, _GROUP_ENTRIES // block.centred[0].numel())
-        for first, plain, centred in zip(
-            range(start, block.group.stop, step), block.plain.split(step), block.centred.split(step), strict=True
-        ):
-            yield GramBlock(slice(first, first + len(plain)), plain, centred)
+        step = max(1, _GROUP_ENTRIES // block.centred[0].numel())
+        for first in range(0, len(block.centred), step):
+            plain, centred = block.plain[first : first + step], block.centred[first : first + step]
+            yield GramBlock(slice(block.group.start + first, block.group.start + first + len(plain)), plain, centred)
 
 
 def _of_grams(tokens: Tokens, block: GramBlock) -> list[Tensor]:
