@@ -100,7 +100,7 @@ def of_threads(threads: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     return {
         "BERT-base, 8 x 128": ratios(*overhead.bert_base(8, 128), rounds),
-        "4 blocks of a Llama of 1B shape, 1 x 512": ratios(*llama(512), max(2, rounds // 2)),
+        "4 blocks of a Llama of 1B shape, 1 x 512": ratios(*llama(512), max(1, rounds // 2)),
         "site_seconds": round(site_seconds(10 * rounds), 5),
     }
 
