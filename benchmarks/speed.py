@@ -206,8 +206,9 @@ def main() -> None:
         words = [sys.executable, "-m", "benchmarks.speed", "--threads", str(threads), "--rounds", str(args.rounds)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         facts["threads"][str(threads)] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{threads} threads: {json.dumps(facts['threads'][str(threads)])}", flush=True)
     facts["metric_part"] = amdahl(*(facts["threads"][number]["site_seconds"] for number in ("1", "2")))
-    facts["gauge"] = monitor_overhead.ratios(args.rounds)
+    facts["gauge"] = monitor_overhead.ratios(min(5, args.rounds))
     (args.out / "speed.json").write_text(json.dumps(facts, indent=1) + "\n")
     for name, table in tables(facts).items():
         (args.out / name).write_text(table)
