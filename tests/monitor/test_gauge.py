@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope import Surgery
+from rankscope import Inputs, Surgery, load
 from rankscope.errors import InputError, SiteError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heatmap, read_record
@@ -409,3 +409,39 @@ def test_two_gauges_on_one_folder_are_refused(tmp_path: Path) -> None:
         Gauge(bert(), probe(), record=tmp_path)
     first.close()
     Gauge(bert(), probe(), record=tmp_path).close()
+
+
+def test_each_metric_may_have_a_clock_of_its_own() -> None:
+    with Gauge(
+        load("init:tiny-bert"),
+        Inputs(sequences=2, tokens=8),
+        schedule=1,
+        metrics={"relative_residual": 1, "effective_rank": 3, "attention_entropy": 4},
+        strict=True,
+    ) as gauge:
+        readings = [gauge.step(step) for step in range(7)]
+    assert all(reading is not None for reading in readings)
+    steps = {
+        name: [reading.step for reading in readings if reading and name in {row.metric for row in reading.table}]
+        for name in ("relative_residual", "effective_rank", "attention_entropy")
+    }
+    assert steps == {"relative_residual": [*range(7)], "effective_rank": [0, 3, 6], "attention_entropy": [0, 4]}
+    assert not any(reading.alarms for reading in readings if reading)
+
+
+def test_a_step_without_a_due_metric_runs_no_probe() -> None:
+    model = load("init:tiny-bert").model
+    with Gauge(model, Inputs(sequences=2, tokens=8), schedule=1, metrics={"stable_rank": 2}, strict=True) as gauge:
+        gauge.step(0)
+        passes: list[object] = []
+        model.register_forward_hook(lambda *_: passes.append(None))
+        reading = gauge.step(1)
+        assert reading is not None
+        assert not passes
+        assert "stable_rank" not in {row.metric for row in reading.table}
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True])
+def test_an_interval_is_a_whole_number_of_steps(steps: object) -> None:
+    with pytest.raises(InputError, match="whole number of steps"):
+        Gauge(load("init:tiny-bert"), Inputs(sequences=2, tokens=8), metrics={"stable_rank": steps})  # type: ignore[dict-item]

@@ -97,7 +97,7 @@ _SURE = 1e-9
 
 def centred_pair_statistics(
     products: Float[Tensor, "sequences size size"],
-    length: Float[Tensor, "sequences size"],
+    energy: Float[Tensor, "sequences size"],
     rounded: Float[Tensor, "sequences size"],
     known: Bool[Tensor, "sequences size"] | None,
 ) -> tuple[tuple[Tensor, ...], Bool[Tensor, " sequences"]]:
@@ -109,22 +109,23 @@ def centred_pair_statistics(
 
     Args:
         products: :math:`c_{ij}`, zero for places that hold no token.
-        length: of the tokens themselves.
+        energy: squared lengths of the tokens themselves.
         rounded: the diagonal of the products before anything was subtracted.
         known: which places hold a token; None if all do.
     """
-    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    diagonal = products.diagonal(dim1=-2, dim2=-1).contiguous()
     # Few fresh buffers: on a CPU the pages of a new one cost more than the arithmetic in it.
     square = (diagonal.unsqueeze(-1) + diagonal.unsqueeze(-2)).add_(products, alpha=-2.0).clamp_(min=0.0)
     square.diagonal(dim1=-2, dim2=-1).zero_()
+    length = energy.sqrt()
     first, second = length.unsqueeze(-1), length.unsqueeze(-2)
-    longer = torch.maximum(first, second).square_()
+    longer = torch.maximum(energy.unsqueeze(-1), energy.unsqueeze(-2))
     distance = torch.div(square, longer, out=longer)
     # |v_i - v_j|^2 l_i l_j = |x_i - x_j|^2 - (l_i - l_j)^2.
     gap = (first - second).square_()
     direction = square.sub_(gap).clamp_(min=0.0).div_(torch.mul(first, second, out=gap))
     middle, middle_direction = (_median_of_pairs(squares, known) for squares in (distance, direction))
-    relative = rounded / length.square()
+    relative = rounded / energy
     worst = (relative if known is None else relative.masked_fill(~known, 0.0)).amax(-1)
     rounding = 4.0 * torch.finfo(products.dtype).eps * worst
     sure = rounding <= _SURE * torch.minimum(middle, middle_direction)
@@ -180,8 +181,9 @@ def _median_of_pairs(values: Tensor, some: Tensor | None) -> Tensor:
     """Median above the diagonal, over pairs of which both places are among ``some``; None stands for all."""
     size = values.shape[-1]
     row, column = torch.triu_indices(size, size, 1, device=values.device).unbind()
-    place = row * size + column  # selecting by one index is three times as fast as by two
-    upper = values.flatten(1).index_select(1, place)
+    place = row * size + column
+    # Three times as fast as selecting by two indices.
+    upper = values.flatten(1).gather(1, place.expand(len(values), -1))
     if upper.shape[-1] == 0:
         return upper.sum(-1) * math.nan
     if some is None:
@@ -194,10 +196,10 @@ def _median(rows: Tensor) -> Tensor:
     """Median of each row, the lower of two; NaN if the row has one."""
     if rows.device.type != "cpu":
         return rows.median(-1).values
-    # Four times as fast on a CPU as torch's, which finds the place of the median too. NaN is sorted to the end.
-    middle, last = (rows.shape[-1] - 1) // 2, rows.shape[-1] - 1
-    parted = torch.from_numpy(np.partition(rows.numpy(), (middle, last), axis=-1))
-    return torch.where(parted[:, last].isnan(), math.nan, parted[:, middle])
+    # Five times as fast on a CPU as torch's, which finds the place of the median too.
+    middle = (rows.shape[-1] - 1) // 2
+    parted = torch.from_numpy(np.partition(rows.numpy(), middle, axis=-1))
+    return torch.where(rows.isnan().any(-1), math.nan, parted[:, middle])
 
 
 def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:

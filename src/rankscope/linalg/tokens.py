@@ -11,7 +11,7 @@ The reverse, subtracting the mean from the Gram matrix of X, would cancel every 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -94,6 +94,7 @@ class Tokens(Joinable):
         least = {"exact": math.inf, "estimated": thin_spectrum.LEAST_SIDE, None: LARGEST_EXACT_SIDE + 1}[spectra]
         self.has_estimated_spectra = self.sequences > 0 and _side(self) >= least
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
+        self.grams_expected = False
 
     @cached_property
     def count(self) -> Float[Tensor, " sequences"]:
@@ -124,8 +125,7 @@ class Tokens(Joinable):
     @cached_property
     def mean(self) -> Float[Tensor, "sequences dim"]:
         """Mean token."""
-        value, tail = self._norm_sums.mean
-        return (value if tail is None else value + tail).squeeze(-2)
+        return self._norm_sums.mean.whole.squeeze(-2)
 
     @cached_property
     def finite(self) -> Bool[Tensor, " sequences"]:
@@ -177,6 +177,12 @@ class Tokens(Joinable):
         return column_median_deviation(self)
 
     @cached_property
+    def unit_energy(self) -> Float[Tensor, "sequences dim"]:
+        """Sums of squares along the columns, each row in units of its own energy."""
+        grams = self._norm_sums.grams
+        return unit_energy(self) if grams is None else grams.unit_energy.squeeze(-2)
+
+    @cached_property
     def gram_energies(self) -> GramEnergies:
         """Sums of fourth powers of the singular values of X and of CX, without computing any of them."""
         return gram_energies(self)
@@ -196,10 +202,15 @@ class Tokens(Joinable):
         """Ranks of X and of CX without their spectra, each with an interval."""
         return rank_estimates(self)
 
+    def expect_grams(self) -> None:
+        """Announce that Gram matrices will be needed: on a CPU, small ones are formed with the first sums."""
+        short = self.tokens <= self.dim and not self.has_estimated_spectra
+        self.grams_expected = short and self.device.type == "cpu" and _are_kept(self) and _strips(self) == 1
+
     @cached_property
-    def kept_grams(self) -> list[GramBlock]:
-        """Gram matrices, cached; used only if they are small."""
-        return list(gram_blocks(self))
+    def kept_grams(self) -> GramBlock:
+        """Gram matrices of all sequences, cached; used only if they are small."""
+        return all_grams(self)
 
     @cached_property
     def pair_distances(self) -> PairDistances:
@@ -230,6 +241,11 @@ class Tokens(Joinable):
         each = self.sequences // max(1, self.batch_shape[0]) if self.batch_shape else 1
         piece = tiles.group_size_of_one_thread(self.tokens, self.dim)
         return piece // math.gcd(piece, each)
+
+    @property
+    def are_large(self) -> bool:
+        """Whether one thread of a CPU takes its sequences one at a time. It depends on their shape only."""
+        return self.device.type == "cpu" and tiles.group_size_of_one_thread(self.tokens, self.dim) == 1
 
     def groups(self) -> Iterator[slice]:
         """The sequences, a few at a time."""
@@ -343,6 +359,11 @@ class Mean(NamedTuple):
     value: Float[Tensor, "sequences 1 dim"]
     tail: Float[Tensor, "sequences 1 dim"] | None
 
+    @property
+    def whole(self) -> Float[Tensor, "sequences 1 dim"]:
+        """Rounded to float64."""
+        return self.value if self.tail is None else self.value + self.tail
+
     def of(self, group: slice) -> Mean:
         """The means of a few of the sequences."""
         return Mean(self.value[group], None if self.tail is None else self.tail[group])
@@ -352,10 +373,18 @@ class Mean(NamedTuple):
 class TokenPiece:
     """A few tokens of a few sequences, and a scratch buffer of the same shape; both may be written to."""
 
+    group: slice
+    rows: slice
     X: Float[Tensor, "group rows dim"]
     spare: Float[Tensor, "group rows dim"]
     mean: Mean
     kept_bits: Int[Tensor, "group rows 1"] | None
+    is_large: bool
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the first tokens of its sequences."""
+        return bool(self.rows.start == 0)
 
     def centre_(self) -> Tensor:
         """Turn X into CX, in place."""
@@ -397,7 +426,7 @@ def walk(tokens: Tokens) -> Iterator[TokenPiece]:
         read = _reader(tokens, group, strips, room)
         mean = _mean(tokens, group, read, spare, n[group])
         for rows, X in read():
-            yield TokenPiece(X, fitting(spare, X), mean, tokens.kept_bits(group, rows))
+            yield TokenPiece(group, rows, X, fitting(spare, X), mean, tokens.kept_bits(group, rows), tokens.are_large)
 
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
@@ -414,12 +443,6 @@ def add_columns(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences
     return sums.view(tokens.sequences, _strips(tokens), *sums.shape[1:]).sum(1)
 
 
-def join_means(tokens: Tokens, parts: list[Mean]) -> Mean:
-    """The means of all sequences, from the pieces of a walk."""
-    values, tails = zip(*parts[:: _strips(tokens)], strict=True)
-    return Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
-
-
 def _strips(tokens: Tokens) -> int:
     return max(1, len(list(tokens.strips())))
 
@@ -433,7 +456,7 @@ def _reader(tokens: Tokens, group: slice, strips: list[slice], room: Tensor) -> 
 
 
 def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) -> Mean:
-    mean = _total(X.sum(-2, keepdim=True) for _, X in read()).div_(n)
+    mean = _total(_column_sum(X, tokens.are_large) for _, X in read()).div_(n)
     if not is_wide(tokens.dtype):
         return Mean(mean, None)
     # The mean of X - mean is the rounding error of the mean: a second pass recovers the digits lost in the first.
@@ -491,6 +514,28 @@ class NormSums:
     mean: Mean
     energies: Energies
     linear: LinearSums
+    grams: GramSums | None = None
+
+
+@dataclass(frozen=True)
+class GramSums:
+    """What Gram matrices and pairs of tokens need from a walk, so that it does not have to be repeated.
+
+    Attributes:
+        centred: Gram matrices of CX.
+        along_mean: CX m.
+        unit_energy: sums of squares along the columns, each row in units of its own energy.
+    """
+
+    centred: Float[Tensor, "sequences tokens tokens"]
+    along_mean: Float[Tensor, "sequences tokens 1"]
+    unit_energy: Float[Tensor, "sequences 1 dim"]
+
+    @classmethod
+    def empty(cls, tokens: Tokens) -> GramSums:
+        """To be filled."""
+        sizes = (tokens.tokens, tokens.tokens), (tokens.tokens, 1), (1, tokens.dim)
+        return cls(*(torch.empty(tokens.sequences, *size, dtype=torch.float64) for size in sizes))
 
 
 @dataclass(frozen=True)
@@ -509,37 +554,35 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
 
 
 def norm_sums(tokens: Tokens) -> NormSums:
-    """Mean, sums of squares, of absolute values and of directions."""
-    strips = _strips(tokens)
+    """Mean, sums of squares, of absolute values and of directions, and if they are expected Gram matrices of CX."""
+    # The first piece of a sequence writes its sums; without tokens there is none, and the sums are zero.
+    is_empty = tokens.sequences * tokens.tokens == 0
+    fresh = torch.zeros if is_empty else torch.empty
+    row = fresh(4, tokens.sequences, tokens.tokens, 1, dtype=torch.float64, device=tokens.device)
+    column = fresh(6, tokens.sequences, 1, tokens.dim, dtype=torch.float64, device=tokens.device)
+    grams = GramSums.empty(tokens) if tokens.grams_expected else None
     means: list[Mean] = []
-    rows: list[_RowSums] = []
-    columns: list[_ColumnSums] = []
-    for number, piece in enumerate(walk(tokens)):
-        of_rows, of_columns = _sums_of_piece(piece)
-        rows.append(of_rows)
-        means.append(piece.mean)
-        if number % strips == 0:
-            columns.append(of_columns)
+    for piece in walk(tokens):
+        if piece.is_first:
+            means.append(piece.mean)
+        if is_empty:
             continue
-        # Added at once: kept, the sums of a long sequence would take half of the memory of its tokens.
-        for total, more in zip(columns[-1], of_columns, strict=True):
-            total.add_(more)
-    row = _RowSums(*(join_rows(tokens, list(parts)) for parts in zip(*rows, strict=True)))
-    column = columns[0]
-    if len(columns) > 1:
-        column = _ColumnSums(*(torch.cat(parts) for parts in zip(*columns, strict=True)))
-    return NormSums(
-        join_means(tokens, means),
-        Energies(
-            row.energy,
-            row.centred_energy,
-            column.energy,
-            None if tokens.device.type == "cpu" else column.centred_energy,
-        ),
-        LinearSums(
-            column.size, row.size, column.direction, column.centred_size, row.centred_size, column.centred_direction
-        ),
+        of_rows = _RowSums(*row[:, piece.group, piece.rows].unbind())
+        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()), grams)
+    values, tails = zip(*means, strict=True)
+    mean = means[0] if len(means) == 1 else Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
+    rows, columns = _RowSums(*row.squeeze(-1).unbind()), _ColumnSums(*column.squeeze(-2).unbind())
+    on_cpu = tokens.device.type == "cpu"
+    energies = Energies(rows.energy, rows.centred_energy, columns.energy, None if on_cpu else columns.centred_energy)
+    linear = LinearSums(
+        column=columns.size,
+        row=rows.size,
+        direction=columns.direction,
+        centred_column=columns.centred_size,
+        centred_row=rows.centred_size,
+        centred_direction=columns.centred_direction,
     )
+    return NormSums(mean, energies, linear, grams)
 
 
 class _RowSums(NamedTuple):
@@ -553,30 +596,64 @@ class _ColumnSums(NamedTuple):
     energy: Tensor
     size: Tensor
     direction: Tensor
-    centred_energy: Tensor  # no columns on a CPU
+    centred_energy: Tensor  # only on an accelerator
     centred_size: Tensor
     centred_direction: Tensor
 
 
-def _sums_of_piece(piece: TokenPiece) -> tuple[_RowSums, _ColumnSums]:
-    X = piece.X
+def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
+    """Write the sums of the rows of a piece, and add its sums of columns."""
+    X, wide, first = piece.X, piece.mean.tail is not None, piece.is_first
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
-    energy, channel = S.sum(-1), S.sum(-2)
-    wide = piece.mean.tail is not None
-    direction = _sum_of_directions(X, energy, wide=wide)
+    _sum_rows(S, piece, row.energy)
+    _add_columns(column.energy, S, piece)
+    if grams is not None:
+        torch.bmm(_shares(row.energy).mT, S, out=grams.unit_energy[piece.group])
+    _add_directions(column.direction, X, row.energy, wide=wide, first=first)
     A = torch.abs(X, out=piece.spare)
-    size, column = A.sum(-1), A.sum(-2)
+    _sum_rows(A, piece, row.size)
+    _add_columns(column.size, A, piece)
     C = piece.centre_()
-    centred_energy = torch.linalg.vector_norm(C, dim=-1).square_()
-    centred_direction = _sum_of_directions(C, centred_energy, wide=wide)
-    on_cpu = C.device.type == "cpu"
-    centred_channel = C.new_zeros(len(C), 0) if on_cpu else torch.linalg.vector_norm(C, dim=-2).square_()
+    torch.linalg.vector_norm(C, dim=-1, keepdim=True, out=row.centred_energy).square_()
+    _add_directions(column.centred_direction, C, row.centred_energy, wide=wide, first=first)
+    if grams is not None:
+        torch.bmm(C, C.mT, out=grams.centred[piece.group])
+        torch.bmm(C, piece.mean.whole.mT, out=grams.along_mean[piece.group])
+    if C.device.type != "cpu":
+        if first:
+            torch.linalg.vector_norm(C, dim=-2, keepdim=True, out=column.centred_energy).square_()
+        else:
+            column.centred_energy.add_(torch.linalg.vector_norm(C, dim=-2, keepdim=True).square_())
     C.abs_()
-    return (
-        _RowSums(energy, size, centred_energy, C.sum(-1)),
-        _ColumnSums(channel, column, direction, centred_channel, C.sum(-2), centred_direction),
-    )
+    _sum_rows(C, piece, row.centred_size)
+    _add_columns(column.centred_size, C, piece)
+
+
+def _column_sum(X: Float[Tensor, "group rows dim"], large: bool, out: Tensor | None = None) -> Tensor:
+    """Sum of the rows. Of a large matrix, on a CPU, a product with ones takes half of the time of ``sum``."""
+    if large:
+        return torch.bmm(X.new_ones(len(X), 1, X.shape[1]), X, out=out)
+    return torch.sum(X, -2, keepdim=True, out=out)
+
+
+def _add_columns(total: Tensor, X: Tensor, piece: TokenPiece) -> None:
+    if piece.is_first:
+        _column_sum(X, piece.is_large, out=total)
+    else:
+        total.add_(_column_sum(X, piece.is_large))
+
+
+def _sum_rows(X: Tensor, piece: TokenPiece, total: Float[Tensor, "group rows 1"]) -> None:
+    if piece.is_large:
+        torch.bmm(X, X.new_ones(len(X), X.shape[2], 1), out=total)
+    else:
+        torch.sum(X, -1, keepdim=True, out=total)
+
+
+def _shares(energy: Tensor) -> Tensor:
+    """One over the energy of each row; with this weight a zero row, of a narrow format, adds nothing."""
+    return energy.clamp_min(_LEAST_ENERGY).reciprocal_()
 
 
 def column_ranges(tokens: Tokens) -> ColumnRanges:
@@ -611,17 +688,32 @@ def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
     return found
 
 
-def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
-    tiny = row_energy < _LEAST_ENERGY
-    weight = row_energy.rsqrt().masked_fill_(tiny, 0.0)
-    total = torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
+def _add_directions(total: Tensor, X: Tensor, row_energy: Tensor, *, wide: bool, first: bool) -> None:
+    """Add the rows of X, scaled to unit length; zero rows have no direction."""
+    weight = row_energy.clamp_min(_LEAST_ENERGY).rsqrt_()
+    tiny = row_energy < _LEAST_ENERGY if wide else None
+    if tiny is not None:
+        weight.masked_fill_(tiny, 0.0)
+    if first:
+        torch.bmm(weight.mT, X, out=total)
+    else:
+        total.baddbmm_(weight.mT, X)
     # Rows whose squares underflow still have a direction: rescale them by a power of two before normalising.
-    if wide and may_hold(tiny):
-        rows = torch.where(tiny.unsqueeze(-1), X, 0.0)
+    if tiny is not None and may_hold(tiny):
+        rows = torch.where(tiny, X, 0.0)
         rows = rows / power_of_two_below(rows.abs().amax(-1, keepdim=True))
         # A zero row is 0/0 here and has no direction.
-        total += (rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)).nan_to_num_(nan=0.0).sum(-2)
-    return total
+        unit = (rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)).nan_to_num_(nan=0.0)
+        total += unit.sum(-2, keepdim=True)
+
+
+def unit_energy(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
+    """Sums of squares along the columns, each row in units of its own energy; a zero row adds nothing."""
+    found, room = tokens.zeros(1, tokens.dim), tokens.room()
+    share = _shares(tokens.energies.row).unsqueeze(-2)
+    for group, rows in tokens.pieces():
+        found[group].baddbmm_(share[group, :, rows], tokens.piece(group, rows, room).square_())
+    return found.squeeze(-2)
 
 
 def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
@@ -739,19 +831,42 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
     """Gram matrices, a few sequences at a time."""
     by_tokens = tokens.tokens <= tokens.dim
     build, room = (_token_side, tokens.group_room()) if by_tokens else (_channel_side, tokens.room())
-    broken = ~tokens.finite[:, None, None] if may_hold(~tokens.finite) else None
     for group in tokens.groups():
-        plain, centred = build(tokens, group, room)
-        if broken is not None:
-            plain.masked_fill_(broken[group], 0.0)
-            centred.masked_fill_(broken[group], 0.0)
-        yield GramBlock(group, plain, centred)
+        yield _finite(tokens, GramBlock(group, *build(tokens, group, room)))
+
+
+def all_grams(tokens: Tokens) -> GramBlock:
+    """Gram matrices of all sequences: operations on many small matrices cost less than on one at a time."""
+    group, grams = slice(0, tokens.sequences), tokens._norm_sums.grams
+    if grams is not None:
+        return _finite(tokens, GramBlock(group, _plain(tokens, group, grams.centred, grams.along_mean), grams.centred))
+    blocks = list(gram_blocks(tokens))
+    if len(blocks) == 1:
+        return blocks[0]
+    side = _side(tokens)
+    plain, centred = (
+        torch.cat([tokens.zeros(side, side)[:0], *parts])
+        for parts in ([b.plain for b in blocks], [b.centred for b in blocks])
+    )
+    return GramBlock(group, plain, centred)
+
+
+def _finite(tokens: Tokens, block: GramBlock) -> GramBlock:
+    """The same block, with zero for sequences that are not finite."""
+    broken = ~tokens.finite[block.group, None, None]
+    if may_hold(broken):
+        block.plain.masked_fill_(broken, 0.0)
+        block.centred.masked_fill_(broken, 0.0)
+    return block
+
+
+def _are_kept(tokens: Tokens) -> bool:
+    most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
+    return tokens.sequences * _side(tokens) ** 2 <= most
 
 
 def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
-    most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
-    small = tokens.sequences * _side(tokens) ** 2 <= most
-    return tokens.kept_grams if small else gram_blocks(tokens)
+    return [tokens.kept_grams] if _are_kept(tokens) else gram_blocks(tokens)
 
 
 def _side(tokens: Tokens) -> int:
@@ -759,15 +874,18 @@ def _side(tokens: Tokens) -> int:
 
 
 def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
-    rows = slice(None)
-    C = tokens.centred_piece(group, rows, room)
-    mean = tokens.mean[group].unsqueeze(-1)
-    # XX^T = (CX)(CX)^T + a 1^T + 1 a^T + |m|^2 11^T, with a = CX m.
+    C = tokens.centred_piece(group, slice(None), room)
     centred = _times_own_transpose(C)
-    a = C @ mean
-    plain = (a + a.mT).add_(mean.mT @ mean).add_(centred)
-    drop = tokens.dropped(group, rows)
-    return (plain if drop is None else plain.masked_fill_(drop | drop.mT, 0.0)), centred
+    return _plain(tokens, group, centred, C @ tokens.mean[group].unsqueeze(-1)), centred
+
+
+def _plain(tokens: Tokens, group: slice, centred: Tensor, a: Tensor) -> Tensor:
+    """XX^T = (CX)(CX)^T + a 1^T + 1 a^T + |m|^2 11^T, with a = CX m."""
+    # Not a product, whose bits depend on whether there is another sequence.
+    square = tokens.mean[group].square().sum(-1)[:, None, None]
+    plain = (a + a.mT).add_(square).add_(centred)
+    drop = tokens.dropped(group, slice(None))
+    return plain if drop is None else plain.masked_fill_(drop | drop.mT, 0.0)
 
 
 def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
@@ -809,7 +927,7 @@ def pairs(tokens: Tokens) -> Pairs:
     if tokens.sequences == 0:
         return Pairs(*(tokens.zeros() for _ in range(5)))
     if tokens.device.type == "cpu" and tokens.tokens <= min(tokens.dim, MOST_TOKENS) and not is_wide(tokens.dtype):
-        parts = [tuple(_of_grams(tokens, blocks)) for blocks in _several(_blocks(tokens))]
+        parts = [tuple(_of_grams(tokens, block)) for block in _several(_blocks(tokens))]
     elif tokens.device.type == "cpu":
         parts = [_of_group(tokens, group) for group in _pair_groups(tokens, _GROUP_ENTRIES)]
     else:
@@ -847,26 +965,20 @@ def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
     return pair_statistics(squared_distances(V, (length > 0).to(length.dtype)), length, known, V)
 
 
-def _several(blocks: Iterable[GramBlock]) -> Iterator[list[GramBlock]]:
-    """Blocks whose Gram matrices together stay in cache."""
-    found: list[GramBlock] = []
+def _several(blocks: Iterable[GramBlock]) -> Iterator[GramBlock]:
+    """Parts of the blocks whose Gram matrices stay in cache."""
     for block in blocks:
-        found.append(block)
-        if sum(one.centred.numel() for one in found) >= _GROUP_ENTRIES:
-            yield found
-            found = []
-    if found:
-        yield found
+        step = max(1, _GROUP_ENTRIES // block.centred[0].numel())
+        for first in range(0, len(block.centred), step):
+            plain, centred = block.plain[first : first + step], block.centred[first : first + step]
+            yield GramBlock(slice(block.group.start + first, block.group.start + first + len(plain)), plain, centred)
 
 
-def _of_grams(tokens: Tokens, blocks: Sequence[GramBlock]) -> list[Tensor]:
+def _of_grams(tokens: Tokens, block: GramBlock) -> list[Tensor]:
     """From the Gram matrices of CX; again from unit vectors for sequences that need it."""
-    group = slice(blocks[0].group.start, blocks[-1].group.stop)
-    room, spare = tokens.group_room(), tokens.group_room()
-    parts = (_products(tokens, block, room, spare) for block in blocks)
-    products, energy, rounded = zip(*parts, strict=True)
+    group = block.group
     known = None if tokens.dropped(group, slice(None)) is None else tokens.kept[group]
-    fields, sure = centred_pair_statistics(torch.cat(products), torch.cat(energy).sqrt_(), torch.cat(rounded), known)
+    fields, sure = centred_pair_statistics(*_products(tokens, block), known)
     found = list(fields)
     for i in (~sure).nonzero().flatten().tolist():
         one = slice(group.start + i, group.start + i + 1)
@@ -875,19 +987,33 @@ def _of_grams(tokens: Tokens, blocks: Sequence[GramBlock]) -> list[Tensor]:
     return found
 
 
-def _products(tokens: Tokens, block: GramBlock, room: Tensor, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _products(tokens: Tokens, block: GramBlock) -> tuple[Tensor, Tensor, Tensor]:
     """Products of CX and energies of X after scaling down outlier channels, and the diagonal before that."""
-    group, rows = block.group, slice(None)
-    X, energy, diagonal = tokens.piece(group, rows, room), tokens.energies.row[group], block.centred.diagonal(0, -2, -1)
-    squares = torch.mul(X, X, out=fitting(spare, X))
-    unit_energy = (torch.where(energy > 0, 1.0 / energy, 0.0).unsqueeze(-2) @ squares).squeeze(-2)
+    group = block.group
+    products, energy, diagonal = block.centred, tokens.energies.row[group], block.centred.diagonal(0, -2, -1)
+    unit_energy = tokens.unit_energy[group]
     weight = (outlier_energy(unit_energy) / unit_energy).clamp_(max=1.0).nan_to_num_(nan=1.0)
+    with_outliers = (weight < 1.0).any(-1)
+    if not bool(with_outliers.any()):
+        return products, energy, diagonal
+    products, energy, room, spare = products.clone(), energy.clone(), tokens.group_room(), tokens.group_room()
+    for some in tokens.groups():
+        some = slice(max(some.start, group.start), min(some.stop, group.stop))
+        here = slice(some.start - group.start, some.stop - group.start)
+        if some.start < some.stop and bool(with_outliers[here].any()):
+            _weigh(tokens, some, weight[here], products[here], energy[here], room, spare)
+    return products, energy, diagonal
+
+
+def _weigh(
+    tokens: Tokens, group: slice, weight: Tensor, products: Tensor, energy: Tensor, room: Tensor, spare: Tensor
+) -> None:
+    """Scale down outlier channels: they are few, so what they contribute to the Gram matrix is subtracted."""
+    X, rows = tokens.piece(group, slice(None), room), slice(None)
     channels = (weight < 1.0).any(0).nonzero().flatten()
-    if not len(channels):
-        return block.centred, energy, diagonal
-    # They are few: subtract what they contribute to the Gram matrix.
+    squares = torch.mul(X, X, out=fitting(spare, X))
+    energy.copy_((squares @ weight.unsqueeze(-1)).squeeze(-1))
     mean = Mean(tokens.mean[group].unsqueeze(-2)[..., channels], None)
     C = centre_(X[..., channels], mean, tokens.kept_bits(group, rows))
     C.mul_((1.0 - weight[:, channels]).sqrt_().unsqueeze(-2))
-    products = torch.baddbmm(block.centred, C, C.mT, alpha=-1.0)
-    return products, (squares @ weight.unsqueeze(-1)).squeeze(-1), diagonal
+    products.baddbmm_(C, C.mT, alpha=-1.0)

@@ -153,6 +153,8 @@ def _joined(parts: Sequence[MetricValues]) -> MetricValues:
 
 
 def _evaluated(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
+    if isinstance(view, Tokens) and any(spec.needs in ("gram", "spectrum") for spec in specs):
+        view.expect_grams()
     estimates = _estimates(specs, view)
     values = torch.stack(
         [estimates[spec.name].value if spec.name in estimates else spec.function(view) for spec in specs]

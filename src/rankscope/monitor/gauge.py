@@ -38,7 +38,7 @@ from rankscope.monitor.causes import (
 from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
-from rankscope.monitor.probing import ProbeBattery, Prober
+from rankscope.monitor.probing import MetricsLike, ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading, fact, one_line, scalar_name, too_few
 from rankscope.monitor.record import Record, holds_record, read_record
@@ -65,7 +65,9 @@ class Gauge:
             keyword arguments, or None for the built-in sample text. Eight sequences are enough and the most that are
             used unless the inputs say otherwise; a slice of a validation batch is a good choice.
         schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
-        metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it.
+        metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it. A
+            mapping gives each a clock of its own: with ``{"relative_residual": 1, "effective_rank": 200}`` a reading
+            has the effective rank only if a multiple of 200 steps was passed since it was last read.
         alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
@@ -97,7 +99,7 @@ class Gauge:
         probe: InputsLike,
         *,
         schedule: str | int | Schedule = "1%",
-        metrics: Sequence[str] | None = None,
+        metrics: MetricsLike = None,
         alarms: Sequence[str] | None = None,
         actions: Sequence[Action] = ("log",),
         sinks: Sequence[Sink] = (),
@@ -114,7 +116,7 @@ class Gauge:
         watched = model if isinstance(model, Model) else Model(need_module(model, "Gauge"))
         given = as_inputs(probe)
         policy = given.plan().policy
-        self._prober = Prober(watched, given, ProbeBattery(request.metrics, policy))
+        self._prober = Prober(watched, given, ProbeBattery(request.metrics, policy, request.every))
         self._actions = Actions(actions, speaks=self._ranks.is_first, strict=strict)
         facts = {
             "model": type(self._prober.model).__qualname__,
@@ -203,6 +205,7 @@ class Gauge:
         if not self.is_due(step):
             yield
             return
+        self._prober.battery.turn((self._raw or 0) + self._offset)
         with self._inside.reading(self._guarded, self._timed, batch):
             yield
 
@@ -363,6 +366,8 @@ class Gauge:
             return ()
         if not self._meets(step):
             return ()
+        if self._where == "probe":
+            self._prober.battery.turn(step)
         weights = () if self._only_graph else self._prober.look_at_weights(step)
         values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
@@ -476,7 +481,7 @@ class Gauge:
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
             self._finite = step
         active = self._watch.active
-        rows, status = self._status.take(step, values, self._prober.view)
+        rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())

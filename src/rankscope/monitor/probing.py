@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankscope._types import Status
 from rankscope.causes import Finding, cloned, examine, find
-from rankscope.errors import RankscopeError, SiteError
+from rankscope.errors import InputError, RankscopeError, SiteError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load
@@ -28,6 +28,7 @@ from rankscope.monitor.gradients import BlockProjections, find_projections, grad
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.parameters import ParameterNorms, WeightMotion, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
+from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import RowWriter, only
 from rankscope.stream.attention_calls import AttentionCall
@@ -72,7 +73,24 @@ RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
 
 
-def chosen_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
+MetricsLike = Sequence[str] | Mapping[str, int] | None
+"""Names of metrics; a mapping says after how many steps each is read again."""
+
+
+def intervals_of(metrics: MetricsLike) -> dict[str, int]:
+    """The metrics that have an interval of their own, in steps.
+
+    Raises:
+        InputError: an interval that is not a whole number of steps.
+    """
+    found = dict(metrics) if isinstance(metrics, Mapping) else {}
+    for name, steps in found.items():
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise InputError(f"metrics={{{name!r}: {steps!r}}}: expected a whole number of steps, at least 1.")
+    return found
+
+
+def chosen_metrics(names: MetricsLike) -> tuple[MetricSpec, ...]:
     """The specs of these names, each once; the default metrics for None."""
     return tuple(METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if names is None else names))
 
@@ -83,23 +101,42 @@ class ProbeBattery:
     Args:
         specs: the metrics to compute.
         policy: which tokens count.
+        every: the steps between two readings of a metric; a metric that is not named is part of every reading.
 
     Attributes:
         notes: what could not be read at the last call of :meth:`values`, and why.
+        due: the metrics of the last step that was announced.
     """
 
-    def __init__(self, specs: Sequence[MetricSpec], policy: TokensPolicy) -> None:
+    def __init__(
+        self, specs: Sequence[MetricSpec], policy: TokensPolicy, every: Mapping[str, int] | None = None
+    ) -> None:
         self.specs = tuple(specs)
         self.notes: tuple[str, ...] = ()
-        self.selection = SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, GAUGE_SITES))
-        self._compares = any(spec.name == RESIDUAL for spec in specs)
+        self.due, self._turn = self.specs, -1
+        self._clocks = {name: Linear(steps) for name, steps in (every or {}).items()}
         self._policy = policy
         self.shapes: set[tuple[int, int]] = set()
         self._start_over()
 
-    def _start_over(self) -> None:
+    def turn(self, step: int) -> None:
+        """Choose the metrics that are due at this step; what was read and not asked for is discarded."""
+        if self._turn != step:  # several forwards of one step have the same metrics
+            clocks = self._clocks
+            self.due = tuple(one for one in self.specs if one.name not in clocks or clocks[one.name].wants(step, 0.0))
+            for spec in self.due:
+                if spec.name in clocks:
+                    clocks[spec.name].was_read(step, 0.0)
+            self._turn = step
+        self._start_over(self.due)
+
+    def _start_over(self, due: Sequence[MetricSpec] | None = None) -> None:
+        """Forget what was read. Without a step, as in an experiment on the model, all metrics are due."""
+        specs = self.specs if due is None else due
+        self.selection = SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, GAUGE_SITES))
+        self._compares = any(spec.name == RESIDUAL for spec in specs)
         self._writer = RowWriter()
-        self._reader = SiteReader(self.specs, self._policy, self._writer)
+        self._reader = SiteReader(specs, self._policy, self._writer)
         self._batches: list[Batch] = []
         self._pooled: dict[tuple[str | None, int], list[Tensor]] = {}
 
@@ -138,20 +175,37 @@ class ProbeBattery:
         known = all(batch.sequences for batch in self._batches)
         if known and distinct_in(self._batches) < LEAST_INPUTS:
             return
-        for (stack, layer), parts in self._pooled.items():
-            pooled = torch.cat(parts)
-            if len(pooled) < LEAST_INPUTS or not bool(torch.isfinite(pooled).all()):
-                continue
-            rows = only(table, metric=RESIDUAL, site=SITE, stack=stack, layer=layer)
-            lengths = self._reader.lengths.get(stack, {})
-            counts = np.array([lengths.get(number, math.nan) for number in rows["sequence"].to_pylist()])
-            averaging = averaging_residual(rows["value"].to_numpy(), counts)
-            for name, value in (
-                ("inputs_relative_residual", float(METRICS[RESIDUAL].function(pooled))),
-                ("inputs_averaging_residual", averaging),
-            ):
+        pooled = {place: torch.cat(parts) for place, parts in self._pooled.items()}
+        pooled = {
+            place: one for place, one in pooled.items() if len(one) >= LEAST_INPUTS and bool(torch.isfinite(one).all())
+        }
+        residuals = _residuals(pooled)
+        rows: dict[tuple[str | None, int], list[tuple[int, float]]] = {}
+        read = only(table, metric=RESIDUAL, site=SITE)
+        for stack, layer, *row in zip(*(read[name].to_pylist() for name in _ROW), strict=True):
+            rows.setdefault((stack, layer), []).append((row[0], row[1]))
+        for (stack, layer), residual in residuals.items():
+            lengths, own = self._reader.lengths.get(stack, {}), rows.get((stack, layer), [])
+            counts = np.array([lengths.get(number, math.nan) for number, _ in own])
+            averaging = averaging_residual(np.array([value for _, value in own]), counts)
+            for name, value in (("inputs_relative_residual", residual), ("inputs_averaging_residual", averaging)):
                 status = str(Status.UNDEFINED if math.isnan(value) else Status.OK)
                 yield LayerValue(name, Pooling("mean").site, stack, layer, value, value, value, status)
+
+
+_ROW = ("stack", "layer", "sequence", "value")
+
+
+def _residuals(pooled: Mapping[tuple[str | None, int], Tensor]) -> dict[tuple[str | None, int], float]:
+    """The relative residual of each, of those of one shape in one call."""
+    by_shape: dict[tuple[Any, ...], list[tuple[str | None, int]]] = {}
+    for place, one in pooled.items():
+        by_shape.setdefault((one.shape, one.dtype), []).append(place)
+    found: dict[tuple[str | None, int], float] = {}
+    for places in by_shape.values():
+        values = METRICS[RESIDUAL].function(torch.stack([pooled[place] for place in places]))
+        found |= dict(zip(places, values.tolist(), strict=True))
+    return {place: found[place] for place in pooled}
 
 
 def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:
@@ -274,6 +328,8 @@ class Prober:
 
     def _look(self) -> tuple[LayerValue, ...]:
         view, prepared, _ = self.set_up()
+        if not self.battery.due:
+            return ()
         with beside_training(self.model):
             for part in prepared:
                 with self.battery.reading(view, part):

@@ -15,7 +15,7 @@ from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.inside import graph_metrics
-from rankscope.monitor.probing import RESIDUAL, chosen_metrics
+from rankscope.monitor.probing import RESIDUAL, MetricsLike, chosen_metrics, intervals_of
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.readings import LAYERS, LAYERS_READ, RANKS_READ, LayerValue
 from rankscope.monitor.watching import chosen_alarms
@@ -69,8 +69,12 @@ class ReadingRequest:
         InputError: an alarm was asked for by name, but none of the metrics that it uses.
     """
 
-    def __init__(self, metrics: Sequence[str] | None, alarms: Sequence[str] | None, where: Where = "probe") -> None:
-        self.metrics = chosen_metrics(graph_metrics(metrics) if where == "graph" else metrics)
+    def __init__(self, metrics: MetricsLike, alarms: Sequence[str] | None, where: Where = "probe") -> None:
+        self.every = intervals_of(metrics)
+        if self.every and where == "graph":
+            raise InputError("metrics with intervals need where='probe' or 'inside': a graph reads every forward.")
+        names = None if metrics is None else list(metrics)
+        self.metrics = chosen_metrics(graph_metrics(names) if where == "graph" else names)
         self.alarms = chosen_alarms(alarms)
         self._where = where
         self._names_metrics, self._names_alarms = metrics is not None, alarms is not None
@@ -183,7 +187,8 @@ class RankStatus:
             if row.metric in places and row.layer is not None:
                 places[row.metric].add((row.stack, row.layer))
         blocks = [(stack.name, layer) for stack in view.stacks for layer in range(stack.depth)]
-        some, every = set().union(*places.values()), set(blocks).intersection(*places.values())
+        some = set().union(*places.values()) if metrics else set(blocks)
+        every = set(blocks).intersection(*places.values())
         missing = _ranges(place for place in blocks if place not in some)
         read = {name: _ranges(place for place in blocks if place in own) for name, own in places.items()}
         return cls(step, len(blocks), len(some), len(every), missing, read)
@@ -263,10 +268,10 @@ class StatusWatch:
                 LOGGER.info("The gauge does not watch for %s: %s.", names, reason)
 
     def take(
-        self, step: int, values: Sequence[LayerValue], view: ModelView
+        self, step: int, values: Sequence[LayerValue], view: ModelView, due: Sequence[MetricSpec]
     ) -> tuple[tuple[LayerValue, ...], dict[str, float]]:
-        """One row per rank that reported, and the same in a few scalars."""
-        own = RankStatus.of(step, self._request.metrics, values, view)
+        """One row per rank that reported, and the same in a few scalars; ``due`` are the metrics of this reading."""
+        own = RankStatus.of(step, due, values, view)
         self._say(own)
         self.listen()
         problems = {rank: status.problem(self._before) for rank, status in self._heard.items()}

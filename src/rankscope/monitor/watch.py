@@ -21,6 +21,7 @@ from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
+from rankscope.monitor.probing import MetricsLike
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
 from rankscope.monitor.watched import FirstBatch, Watched
@@ -259,7 +260,7 @@ def watch(
     *,
     probe: InputsLike = None,
     schedule: str | int | Schedule = "1%",
-    metrics: Sequence[str] | None = None,
+    metrics: MetricsLike = None,
     alarms: Sequence[str] | None = None,
     actions: Sequence[Action] = ("log",),
     sinks: Sequence[Sink] = (),
@@ -320,7 +321,7 @@ def _watch(
     *,
     probe: InputsLike = None,
     schedule: str | int | Schedule = "1%",
-    metrics: Sequence[str] | None = None,
+    metrics: MetricsLike = None,
     alarms: Sequence[str] | None = None,
     actions: Sequence[Action] = ("log",),
     sinks: Sequence[Sink] = (),

@@ -21,6 +21,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg import score_tiles
 from rankscope.linalg.attention_scores import blockwise_scores
+from rankscope.linalg.precision import may_hold
 
 HIDES = score_tiles.HIDES
 """A number below this, added to a score, hides the key."""
@@ -132,13 +133,13 @@ class AttentionCall:
         at_once = max(1, _PART_BYTES * sequences // max(1, self.probs_bytes))
         if self.query.device.type != "cpu" or at_once >= sequences:
             return _probs(self.query, self.key, self.mask, self.is_causal, self.scale)
-        parts = [slice(start, start + at_once) for start in range(0, sequences, at_once)]
-        return torch.cat(
-            [
-                _probs(self.query[part], _of(self.key, part), _of(self.mask, part), self.is_causal, self.scale)
-                for part in parts
-            ]
-        )
+        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        probs = torch.empty(*self.query.shape[:-1], self.key.shape[-2], dtype=dtype)
+        for start in range(0, sequences, at_once):
+            part = slice(start, start + at_once)
+            key, mask = _of(self.key, part), _of(self.mask, part)
+            _probs(self.query[part], key, mask, self.is_causal, self.scale, out=probs[part])
+        return probs
 
     def mismatch(self) -> float:
         """Largest relative difference between ``P V`` with these probabilities and the output of the fused kernel."""
@@ -158,29 +159,36 @@ def _of(given: _Given, part: slice) -> _Given:
     return given if given is None or given.dim() < 4 or given.shape[0] == 1 else given[part]
 
 
-def _probs(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+def _probs(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, out: Tensor | None = None
+) -> Tensor:
     """Probabilities as in the fused kernel, at least in float32; zero in the row of a query that sees no key."""
     if query.dtype in (torch.float16, torch.bfloat16):
         query, key = query.float(), key.float()
-    scores = _products(query, key).mul_(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = _products(query, key, 1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         # tril_ sets hidden scores to zero, even NaN, before -inf is added. On a CPU masked_fill_ is five times slower.
         later = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
         scores.tril_().add_(later)
     if mask is None:
-        return scores.softmax(dim=-1)
+        return torch.softmax(scores, -1, out=out)
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     sees_nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf
-    return scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1).masked_fill(sees_nothing, 0.0)
+    if not may_hold(sees_nothing):
+        return torch.softmax(scores, -1, out=out)
+    return torch.softmax(scores.masked_fill(sees_nothing, 0.0), -1, out=out).masked_fill_(sees_nothing, 0.0)
 
 
-def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Queries times keys; heads that share keys are stacked as rows of one product."""
-    if key.dim() < 4 or key.shape[1] == query.shape[1]:
-        return query @ key.mT
+def _products(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Scaled products of queries and keys; heads that share keys are stacked as rows of one product."""
+    if key.dim() < 4:
+        return (query @ key.mT).mul_(scale)
+    key = key.expand(query.shape[0], -1, -1, -1)
     groups, heads = key.shape[1], query.shape[1]
-    rows = query.reshape(query.shape[0], groups, heads // groups * query.shape[2], query.shape[3])
-    return (rows @ key.mT).view(query.shape[0], heads, query.shape[2], key.shape[2])
+    rows = query.reshape(query.shape[0] * groups, heads // groups * query.shape[2], query.shape[3])
+    # The product scales its result itself, which saves a pass over all scores.
+    scores = torch.baddbmm(query.new_empty(1, 1, 1), rows, key.flatten(0, 1).mT, beta=0, alpha=scale)
+    return scores.view(query.shape[0], heads, query.shape[2], key.shape[2])
 
 
 def sdpa_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Readings that are still on their device: evaluated for several blocks at once, and copied once per pass.
 
-On a CPU metrics are evaluated at once. On an accelerator a small operation takes as long to launch as a large one, so
-views wait until the pass is over, or until they are too many: small ones with a copy of their activations, up to
-:data:`HELD_ENTRIES`, large ones stripped of them, up to :data:`HELD_BYTES`.
+On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
+until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
+them, up to :data:`HELD_BYTES`. On a CPU very small views wait too, because there the calls themselves are most of the
+work, and their sequences then share the threads; all others are evaluated at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,8 @@ HELD_ENTRIES = 1 << 23
 """Entries of the activations that wait together: as many as a walk reduces in one piece (:mod:`.linalg.tiles`)."""
 HELD_BYTES = 1 << 25
 """Memory for the reductions of the views that wait together without their activations."""
+HELD_CPU_ENTRIES = 1 << 20
+"""The same on a CPU: 4 MiB in float32."""
 # A view waits with its activations if at least this many like it fit.
 _FEWEST_HELD = 4
 
@@ -80,12 +84,15 @@ class PendingReadings:
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
         """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
-        joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
-        if joinable is None:
-            self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
-        elif joinable.entries_held <= HELD_ENTRIES // _FEWEST_HELD:
+        joinable = view if isinstance(view, Joinable) and view.batch_shape else None
+        on_cpu = joinable is None or joinable.home.type == "cpu"
+        most = HELD_CPU_ENTRIES if on_cpu else HELD_ENTRIES
+        small = joinable is not None and joinable.entries_held <= most // _FEWEST_HELD
+        if joinable is not None and small and (not on_cpu or _keeps_bits(joinable)):
             held = joinable.held()
-            self._wait(specs, held, floor, deliver, held.entries_held, HELD_ENTRIES)
+            self._wait(specs, held, floor, deliver, held.entries_held, most)
+        elif joinable is None or on_cpu:
+            self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
         else:
             self._evaluate_large(specs, joinable, floor, deliver)
 
@@ -124,6 +131,15 @@ class PendingReadings:
         for one in owed:
             found = [copied[id(tensor)] for tensor in one.tensors]
             one.deliver(*(found if one.columns is None else (tensor[:, one.columns] for tensor in found)))
+
+
+def _keeps_bits(view: Joinable) -> bool:
+    """Whether its values on a CPU have the same bits if it is joined with others like it.
+
+    A product of one matrix may round differently from a batch of them, and sequences are multiplied ``unit`` at a time.
+    If their number shares a divisor with the unit, no sequence is ever left alone.
+    """
+    return view.unit == 1 or math.gcd(view.batch_shape[0], view.unit) > 1
 
 
 def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:

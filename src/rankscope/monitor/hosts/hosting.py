@@ -17,6 +17,7 @@ from rankscope.monitor.acting import LOGGER, Action, Actions
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
+from rankscope.monitor.probing import MetricsLike
 from rankscope.monitor.readings import Alarm, Heatmap, Reading
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
@@ -75,7 +76,7 @@ class HostedGauge(Watched):
         *,
         model: str = "",
         schedule: str | int | Schedule = "1%",
-        metrics: Sequence[str] | None = None,
+        metrics: MetricsLike = None,
         alarms: Sequence[str] | None = None,
         actions: Sequence[Action] = ("log",),
         sinks: Sequence[Sink] = (),
