@@ -558,6 +558,8 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     if gauge is not None:
         gauge.after_backward(step)
     norm = float(nn.utils.clip_grad_norm_(learned, 1.0))
+    if gauge is not None:
+        gauge.notice(step, "gradient", norm)  # as rankscope.watch does
     if not skipped:
         training.optimizer.step()
     return float(loss.detach()), norm, batch
