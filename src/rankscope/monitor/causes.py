@@ -54,8 +54,6 @@ TARGET = 0.003
 """Motion of the weights per step, relative to their norm, that a lower learning rate should lead to."""
 FAST_EARLY = 0.05
 """The same for the first steps, in three readings."""
-FAST_ONCE = 0.1
-"""The same in one reading, if every block moves so fast: an alarm in the first steps has no more."""
 FAST = 0.015
 """Change of the weights per step, relative to their norm, above which, in two readings, the learning rate is the cause.
 In training that works it is about 0.001, and at most 0.008 in the healthy runs of our benchmark."""
@@ -422,7 +420,8 @@ def _of_replaced_weights(scene: Scene) -> Cause | None:
         # Without a known rate, weights that jump everywhere may follow it.
         if moment.jumped and (rates or len(moment.jumped) <= len(moment.motion) / 2):
             first = min(moment.jumped, key=lambda row: -1 if row.layer is None else row.layer)
-            scale = f", and its norm is {first.most:.2g} times that before" if not 0.5 < first.most < 2.0 else ""
+            grown = max(first.most, 1.0 / first.most) >= OTHER_BRANCH if first.most > 0.0 else first.most == 0.0
+            scale = f", and its norm is {first.most:.2g} times that before" if grown else ""
             places = [f"{row.stack or ''}/{row.layer}" for row in moment.jumped if row.layer is not None]
             others = f", and those of {_blocks(places)}" if len(moment.jumped) > 1 else ""
             words = (
@@ -474,7 +473,6 @@ def _of_rate(scene: Scene) -> Cause | None:
     early = sorted(one.fastest for one in scene.past if math.isfinite(one.fastest))
     if len(early) > 2 and early[-3] >= FAST_EARLY:
         fastest = max(fastest, early[-3])
-    fastest = max([fastest, *(one.slowest for one in scene.past if one.slowest >= FAST_ONCE)])
     known = f" (learning rate {last.rate:.2g})" if math.isfinite(last.rate) else ""
     for number in range(len(rates) - 1, 0, -1):
         step, after = rates[number]
@@ -586,6 +584,21 @@ def _of_attention(scene: Scene) -> Cause | None:
     return None
 
 
+def _of_first_steps(scene: Scene) -> Cause | None:
+    """A state that the first steps led to, in all of whose blocks the weights move fast; nothing else was found.
+
+    Small initial weights move as fast in the first steps of a healthy run, so that this counts only here.
+    """
+    moved = [one.slowest for one in scene.past if math.isfinite(one.slowest)]
+    if not moved or scene.past[-1].step - scene.past[0].step > 2 * SETTLES or was_so_at_start(scene.spec, scene.state):
+        return None
+    if max(moved) < FAST:
+        return None
+    known = f" (learning rate {scene.past[-1].rate:.2g})" if math.isfinite(scene.past[-1].rate) else ""
+    words = f"in the first steps, the weights of every block changed by {max(moved):.2g} of their norm per step"
+    return Cause("rate", f"Cause: the learning rate: {words}{known}, and nothing else was found.")
+
+
 def _by_experiment(scene: Scene) -> Cause | None:
     if scene.layer is None or scene.spec.is_event:
         return Cause("unknown", "Cause not found: data, rate, weights, skips and masks are as they were.")
@@ -606,6 +619,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_structure,
     _of_branches,
     _of_attention,
+    _of_first_steps,
     _by_experiment,
 )
 

@@ -140,7 +140,7 @@ class WeightMotion:
             severity = min([change / size / JUMPED, *(ratio / allowed / GROWTH for ratio in ratios)])
             place: Place = homes.get(name, (None, None))
             if ratios and severity >= worst.get(place, (-1.0,))[0]:
-                worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.inf)
+                worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.nan)
             pace.motion = max(pace.motion, motion)
             pace.per_rate = max(pace.per_rate, per_rate) if math.isfinite(per_rate) else pace.per_rate
             relatives.append(relative)
