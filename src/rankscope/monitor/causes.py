@@ -354,7 +354,9 @@ def _of_numbers(scene: Scene) -> Cause | None:
     found = scene.not_finite()
     empty = _of_empty_batch(scene)
     # The mean over no label is not a number: the batch comes before what follows from it.
-    return empty if found is not None and empty is not None and found.component in ("loss", "gradients") else found
+    if found is None or empty is None or found.component not in ("loss", "gradients"):
+        return found
+    return replace(empty, change=f"{RELOAD} {TO_DO['data']}" if found.change.startswith(RELOAD) else "")
 
 
 def _of_empty_batch(scene: Scene) -> Cause | None:
@@ -407,10 +409,7 @@ def _of_settings(scene: Scene) -> Cause | None:
         return None
     more = f", and {len(other) - 1} others" if len(other) > 1 else ""
     words = f"{other[0]} has {now[other[0]]} instead of {before[other[0]]}{more}"
-    return Cause("structure", f"Cause: a setting of the model changed: {words}.", _COMPARE)
-
-
-_COMPARE = "Compare the code and the configuration with those of the earlier steps."
+    return Cause("structure", f"Cause: a setting of the model changed: {words}.")
 
 
 def _of_replaced_weights(scene: Scene) -> Cause | None:
@@ -495,7 +494,8 @@ def _of_entry(scene: Scene) -> Cause | None:
     spread = scene.past[-1].spread if scene.past else None
     if spread is not None and spread.mean <= LOST_SPREAD:
         words = f"the rows of {spread.site} differ by {spread.mean:.2g} of what they did at the start of the run"
-        return Cause("embedding", f"Cause: the embedding: {words}.")
+        change = f"{TO_DO['weights']} Look at what pulls its rows together: decay, or a term of the loss."
+        return Cause("embedding", f"Cause: the embedding: {words}.", change)
     if entry < COLLAPSED_ENTRY:
         return Cause("embedding", f"Cause: tokens are alike before the first block, relative residual {entry:.2g}.")
     if inputs < EQUAL_INPUTS:
@@ -657,19 +657,26 @@ CERTAIN = frozenset(
     {"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes", "structure"}
 )
 """Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
+RELOAD = (
+    "Reload the weights from a checkpoint before it (`model.load_state_dict(saved)`, and the state of the optimizer)."
+)
+"""What comes first if weights are no longer finite."""
+
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
-    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, or lengthen the warm-up.",
+    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
+    "(`for group in optimizer.param_groups: group['lr'] {line}`), or lengthen the warm-up.",
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
-    "weights": "Reload the weights from a checkpoint before it and compare what was loaded or re-initialised then.",
+    "weights": f"{RELOAD} Compare what was loaded, re-initialised or decayed then.",
     "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
     "m.reset_parameters() where there is one.",
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
     "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
     "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",
     "gradients": "If a loss scaler skips these steps, nothing is learned: look at its scale. Clip gradients.",
-    "loss": "Look at the batch and at the loss of this step.",
+    "loss": "Look at the batch and at the loss of this step: a division by a count of zero, a logarithm of zero.",
+    "structure": "Compare the code and the configuration with those of the earlier steps.",
     "shapes": "Compare the code and the configuration with those of the earlier steps.",
 }
 """What to do about a cause that no change of the architecture removes."""
@@ -685,7 +692,8 @@ def to_do(cause: Cause, past: Sequence[Moment]) -> str:
             return "Look at the schedule of the learning rate."
         factor = max(2.0, fastest / TARGET) if math.isfinite(fastest) else 10.0
         target = f"about {rates[-1] / factor:.1g}" if rates else f"about 1/{factor:.0f} of what it is"
-        words = words.format(rate=target)
+        line = f"= {rates[-1] / factor:.1g}" if rates else f"/= {factor:.0f}"
+        words = words.format(rate=target, line=line)
     return words
 
 

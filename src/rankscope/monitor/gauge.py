@@ -27,6 +27,8 @@ from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
     CERTAIN,
     RECENT,
+    RELOAD,
+    TO_DO,
     Cause,
     Scene,
     Structure,
@@ -543,11 +545,11 @@ class Gauge:
         first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
         if self._prober.before_update is not None and loss_is_bad:
             words += " Before it, weights and the activations of the probe were finite, and the loss was not."
-            return Cause("loss", f"{words}{since}")
+            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
         if first_loss is not None and first_loss == first_gradient:
             words += f" The loss was not finite either at step {first_loss}, the first such step."
-            return Cause("loss", f"{words}{since}")
-        return Cause("gradients", f"{words}{since}")
+            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
+        return Cause("gradients", f"{words}{since}", f"{RELOAD} {TO_DO['gradients']}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -35,10 +35,26 @@ Place = tuple[str | None, int | None]
 
 @dataclass
 class _Pace:
-    """The largest motion of one parameter so far: per step, and per step and learning rate."""
+    """The largest motion per step so far, and per step and learning rate, without the last look.
+
+    A look in the middle of a change sees a part of it, which must not hide the rest from the next one.
+    """
 
     motion: float = 0.0
     per_rate: float = 0.0
+    last: tuple[float, float] = (0.0, 0.0)
+
+    def ratio(self, motion: float, rate: float) -> float:
+        """How many times as large a motion is, the smaller of both ratios; 0 if nothing moved before."""
+        if self.motion == 0.0:
+            return 0.0
+        known = rate > 0.0 < self.per_rate
+        return min(motion / self.motion, motion / rate / self.per_rate if known else math.inf)
+
+    def take(self, motion: float, rate: float) -> None:
+        """Add a look."""
+        self.motion, self.per_rate = max(self.motion, self.last[0]), max(self.per_rate, self.last[1])
+        self.last = (motion, motion / rate if rate > 0.0 else 0.0)
 
 
 class WeightMotion:
@@ -53,7 +69,7 @@ class WeightMotion:
         self._matrices: set[str] = set()
         self._from_zero: set[str] = set()
         self._paces: dict[str, _Pace] = {}
-        self._relative, self._gradient = 0.0, 0.0
+        self._relative, self._gradient = _Pace(), 0.0
         self._spreads: dict[str, float] = {}
 
     def take(
@@ -124,27 +140,23 @@ class WeightMotion:
         self._number += 1
         allowed = max(1.0, gradient / self._gradient) if gradient > 0.0 < self._gradient else 1.0
         worst: dict[Place, tuple[float, str, float, float]] = {}
-        relatives = [self._relative]
+        fastest = 0.0
         for name, change in changes.items():
             old, new = float(before[name].norm()), float(self._samples[name].norm())
             size = max(old, new)
-            if not (math.isfinite(change) and size > 0.0 and self._multiplies(name, size)):
+            if not (math.isfinite(change) and size > 0.0):
                 continue
             motion, relative = change / steps, change / steps / size
-            per_rate = motion / rate if rate > 0.0 else math.nan
             pace = self._paces.setdefault(name, _Pace())
-            ratios = [motion / pace.motion] if pace.motion > 0.0 else []
-            ratios += [per_rate / pace.per_rate] if pace.per_rate > 0.0 and math.isfinite(per_rate) else []
-            if pace.motion == 0.0 and self._relative > 0.0:
-                ratios = [relative / self._relative]
-            severity = min([change / size / JUMPED, *(ratio / allowed / GROWTH for ratio in ratios)])
-            place: Place = homes.get(name, (None, None))
-            if ratios and severity >= worst.get(place, (-1.0,))[0]:
-                worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.nan)
-            pace.motion = max(pace.motion, motion)
-            pace.per_rate = max(pace.per_rate, per_rate) if math.isfinite(per_rate) else pace.per_rate
-            relatives.append(relative)
-        self._relative = max(relatives)
+            ratio = self._relative.ratio(relative, rate) if pace.motion == 0.0 else pace.ratio(motion, rate)
+            severity = min(change / size / JUMPED, ratio / allowed / GROWTH)
+            pace.take(motion, rate)
+            if self._multiplies(name, old):
+                fastest = max(fastest, relative)
+                place: Place = homes.get(name, (None, None))
+                if severity >= worst.get(place, (-1.0,))[0]:
+                    worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.nan)
+        self._relative.take(fastest, rate)
         self._gradient = max(self._gradient, gradient) if math.isfinite(gradient) else self._gradient
         if self._number > EARLY_LOOKS:
             for place, (severity, name, moved, scale) in worst.items():
