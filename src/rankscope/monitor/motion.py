@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.linalg.to_host import to_host
@@ -66,6 +67,7 @@ class WeightMotion:
         self._has_moved: set[Place] = set()
         self._number = 0
         self._samples: dict[str, Tensor] = {}
+        self._norms: dict[str, float] = {}
         self._matrices: set[str] = set()
         self._from_zero: set[str] = set()
         self._paces: dict[str, _Pace] = {}
@@ -99,13 +101,15 @@ class WeightMotion:
         before, steps = self._samples, step - self._step
         self._from_zero |= {name for name, sample in now.items() if name not in before and not bool(sample.any())}
         self._samples, self._step = now, step
+        norms, self._norms = self._norms, dict(zip(now, _norms_of(list(now.values())), strict=True))
         known = [name for name in now if name in before and before[name].shape == now[name].shape]
         if steps <= 0 or not known:
             return ()
-        changes = {name: float((now[name] - before[name]).norm()) for name in known}
+        pairs = [now[name] for name in known], [before[name] for name in known]
+        changes = dict(zip(known, _norms_of(torch._foreach_sub(*pairs)), strict=True))
         return (
             *self._motion(homes, changes, steps),
-            *self._jumps(view, homes, changes, before, steps, rate, gradient),
+            *self._jumps(view, homes, changes, norms, steps, rate, gradient),
             *self._stillness(view, homes, before, known, steps),
             *spread,
         )
@@ -117,7 +121,7 @@ class WeightMotion:
             own = [name for name in changes if homes.get(name) == home]
             own = [name for name in own if name not in self._from_zero] or own
             change = math.sqrt(math.fsum(changes[name] ** 2 for name in own))
-            size = math.sqrt(math.fsum(float(self._samples[name].square().sum()) for name in own))
+            size = math.sqrt(math.fsum(self._norms[name] ** 2 for name in own))
             if size > 0.0:
                 yield block_row("weight_motion", *home, change / size / steps)
 
@@ -126,7 +130,7 @@ class WeightMotion:
         view: ModelView,
         homes: Mapping[str, tuple[str | None, int]],
         changes: Mapping[str, float],
-        before: Mapping[str, Tensor],
+        norms: Mapping[str, float],
         steps: int,
         rate: float,
         gradient: float,
@@ -142,7 +146,7 @@ class WeightMotion:
         worst: dict[Place, tuple[float, str, float, float]] = {}
         fastest = 0.0
         for name, change in changes.items():
-            old, new = float(before[name].norm()), float(self._samples[name].norm())
+            old, new = norms[name], self._norms[name]
             size = max(old, new)
             if not (math.isfinite(change) and size > 0.0):
                 continue
@@ -242,6 +246,11 @@ def _tables(model: nn.Module, homes: Mapping[str, object]) -> dict[str, Tensor]:
         if isinstance(owner, nn.Embedding) and name not in homes and len(parameter) >= LEAST_ROWS:
             found[name] = parameter.detach()[:: max(1, len(parameter) // _ROWS)][:_ROWS]
     return {name: rows for name, rows in found.items() if is_readable(rows)}
+
+
+def _norms_of(tensors: Sequence[Tensor]) -> list[float]:
+    found: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist() if tensors else []
+    return found
 
 
 def _sample(tensor: Tensor) -> Tensor:
