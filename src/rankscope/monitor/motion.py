@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -248,7 +248,7 @@ def _tables(model: nn.Module, homes: Mapping[str, object]) -> dict[str, Tensor]:
     return {name: rows for name, rows in found.items() if is_readable(rows)}
 
 
-def _norms_of(tensors: Sequence[Tensor]) -> list[float]:
+def _norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
     found: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist() if tensors else []
     return found
 
