@@ -480,7 +480,10 @@ def _of_rate(scene: Scene) -> Cause | None:
         if step - first >= SETTLES and after >= RAISED * before and moved >= FAST / 3:
             return Cause("rate", f"Cause: the learning rate went from {before:.2g} to {after:.2g} at step {step}.")
     if fastest >= FAST:
-        words = f"weights changed by {fastest:.2g} of their norm per step"
+        # Each motion is that since the reading before: the last step at which weights did not move fast yet.
+        fast = next(one.step for one in scene.past if one.fastest >= min(FAST, fastest))
+        begin = max((one.step for one in scene.past if one.step < fast), default=first)
+        words = f"weights changed by up to {fastest:.2g} of their norm per step, from step {begin} on"
         return Cause("rate", f"Cause: the learning rate: {words}{known}.")
     return None
 
