@@ -158,7 +158,7 @@ MORE_HEALTHY: tuple[Declared, ...] = (
     Declared("post-norm classifier", family="post-mlm", objective="pooled", batch=16, warmup=40),
 )  # fmt: skip
 
-UNSEEN_FAULTY: tuple[Declared, ...] = (
+THIRD_FAULTY: tuple[Declared, ...] = (
     Declared("gains of norms set to zero", "no gains", ONSET, _ANY, ("weights", "mlp", "attention", "branches")),
     Declared("embeddings scaled by 30", "large embedding", ONSET, _ANY, ("weights", "embedding")),
     Declared("embeddings set to their mean", "one embedding", ONSET, _ANY, ("embedding", "weights")),
@@ -174,7 +174,7 @@ UNSEEN_FAULTY: tuple[Declared, ...] = (
     Declared("blocks loaded in reverse", "reversed blocks", ONSET, _ANY, _WEIGHTS),
 )  # fmt: skip
 
-UNSEEN_HEALTHY: tuple[Declared, ...] = (
+THIRD_HEALTHY: tuple[Declared, ...] = (
     Declared("rate falls to zero", options=frozenset({"to zero"})),
     Declared("batch of 32", batch=32),
     Declared("momentum, post-norm", family="post", rate=0.02, warmup=40, options=frozenset({"sgd"})),
@@ -191,11 +191,53 @@ UNSEEN_HEALTHY: tuple[Declared, ...] = (
     Declared("BERT, no warm-up", family="bert", objective="masked", rate=3e-4, warmup=0),
 )  # fmt: skip
 
+LAST_FAULTY: tuple[Declared, ...] = (
+    Declared("head initialised again", "new head", ONSET, _ANY, ("weights", "head")),
+    Declared("gain of the final norm times 20", "large gain", ONSET, _ANY, ("weights", "norm")),
+    Declared("positions set to zero", "no positions", ONSET, _ANY, ("weights", "embedding", "position")),
+    Declared("rows of the embedding shifted by one", "shifted embedding", ONSET, _ANY, ("weights", "embedding")),
+    Declared("embedding shrinks by 10% per step", "shrinking embedding", ONSET, _ANY, ("weights", "embedding")),
+    Declared("first checkpoint loaded", "first checkpoint", ONSET, _ANY, _WEIGHTS),
+    Declared("blocks begin with five times their weights", "five times", 0, _ANY,
+             ("initialisation", "weights", "attention")),
+    Declared("NaN in one row of the embedding", "nan row", ONSET, ("not_finite",), ("weights", "embedding"),
+             kind="numbers"),
+    Declared("infinite gain in a block", "infinite gain", ONSET, ("not_finite",), ("weights", "norm"), kind="numbers"),
+    Declared("loss divides by zero", "zero count", ONSET, ("not_finite",), ("loss", "objective"), kind="numbers"),
+    Declared("all labels ignored", "ignored labels", ONSET, ("padding_only", "not_finite"), _DATA, kind="data",
+             family="pre-mlm", objective="masked"),
+    Declared("half of the tokens random", "random tokens", ONSET, ("data_shift", *_ANY), _DATA, kind="data"),
+    Declared("rate 0.05, GPT-2", "none", 0, _ANY, _RATE, family="gpt2", rate=0.05, warmup=0),
+    Declared("momentum at rate 2, post-norm", "none", 0, _ANY, _RATE, family="post", rate=2.0, warmup=0,
+             options=frozenset({"sgd"})),
+    Declared("scores not divided", "four times the scores", ONSET, _ANY, _ATTENTION),
+    Declared("MLPs return zero", "no mlp", ONSET, _ANY, ("mlp", "branches")),
+    Declared("output of the embedding divided by 50", "small entry", ONSET, _ANY, ("embedding",)),
+    Declared("lower blocks detached", "detached", ONSET, _ANY, ("gradients", "optimizer", "structure")),
+    Declared("dropout of 0.95", "high dropout", ONSET, _ANY, ("dropout", "structure", "branches"), kind="loss",
+             options=frozenset({"dropout"})),
+    Declared("labels are the inputs", "labels are inputs", ONSET, _ANY, _OBJECTIVE, kind="loss"),
+)  # fmt: skip
+
+LAST_HEALTHY: tuple[Declared, ...] = (
+    Declared("fine-tuned at a high rate", rate=2e-3, options=frozenset({"pretrained", "reversed"})),
+    Declared("new head on a trained model", rate=1e-3, options=frozenset({"pretrained", "new head"})),
+    Declared("tied embedding and head", options=frozenset({"tied", "small"})),
+    Declared("small embedding that grows", rate=3e-3, options=frozenset({"small embedding"})),
+    Declared("frozen embedding", options=frozenset({"frozen embedding"})),
+    Declared("GPT-2, rate 3e-3", family="gpt2", rate=3e-3),
+    Declared("one cycle to 5e-3", rate=5e-3, options=frozenset({"one cycle"})),
+    Declared("RMSprop", options=frozenset({"rmsprop"})),
+    Declared("ViT, rate 3e-3", family="vit", objective="images", rate=3e-3, batch=16),
+    Declared("adapters on a trained model", rate=5e-3, options=frozenset({"pretrained", "reversed", "adapters"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
-    "unseen": (*UNSEEN_FAULTY, *UNSEEN_HEALTHY),
+    "third": (*THIRD_FAULTY, *THIRD_HEALTHY),
+    "last": (*LAST_FAULTY, *LAST_HEALTHY),
 }
-"""``unseen``: kinds that were declared before, and trained after, the last change of a detector."""
+"""``last``: declared before the causes were changed last, and trained once, after it. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

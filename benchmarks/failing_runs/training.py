@@ -81,8 +81,16 @@ class Training:
             for parameter in self.model.parameters():
                 if parameter.dim() > 1:
                     nn.init.normal_(parameter, std=0.02)
+        if "small embedding" in declared.options:
+            assert isinstance(self.model, Net)
+            nn.init.normal_(self.model.embed.weight, std=0.02)
+        if "tied" in declared.options:
+            assert isinstance(self.model, Net)
+            self.model.head.weight = self.model.embed.weight
         if "pretrained" in declared.options:
             self._pretrain()
+        if "new head" in declared.options:
+            _new_head(self.model)
         self.change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda batch: batch
         if "bfloat16" in declared.options:
             self.model.to(torch.bfloat16)
@@ -95,6 +103,10 @@ class Training:
             assert isinstance(self.model, Net)
             for part in (self.model.embed, self.model.positions, *self.model.blocks[: layers // 2]):
                 part.requires_grad_(False)
+        if "frozen embedding" in declared.options:
+            assert isinstance(self.model, Net)
+            self.model.embed.requires_grad_(False)
+            self.model.positions.requires_grad_(False)
         if "adapters" in declared.options:
             self.model.requires_grad_(False)
             add_adapters(self.model)
@@ -116,8 +128,11 @@ class Training:
         ]
         if "sgd" in declared.options:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(learned, lr=self.rate, momentum=0.9)
+        elif "rmsprop" in declared.options:
+            self.optimizer = torch.optim.RMSprop(learned, lr=self.rate)
         else:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
+        self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
@@ -218,6 +233,8 @@ class Training:
             rate *= 0.5 * (1 + math.cos(math.pi * step / self.size["steps"]))
         if "unfreeze" in self.declared.options and step == self.size["steps"] // 2:
             self.model.requires_grad_(True)
+        if "one cycle" in self.declared.options:
+            rate = self.rate * 0.5 * (1 - math.cos(2 * math.pi * (step + 1) / (self.size["steps"] + 1)))
         if "drop" in self.declared.options and step >= self.size["steps"] // 2:
             rate /= 10
         if "cyclic" in self.declared.options:
@@ -297,6 +314,88 @@ def _reversed_blocks(model: Net) -> None:
         block.load_state_dict(state)
 
 
+def _new_head(model: nn.Module) -> None:
+    assert isinstance(model, Net)
+    model.head.reset_parameters()
+
+
+def _shifted_embedding(model: Net) -> None:
+    model.embed.weight.copy_(model.embed.weight.roll(1, 0))
+
+
+def _nan_row(model: Net) -> None:
+    model.embed.weight[SPECIAL + 1] = math.nan  # a space, the most frequent character
+
+
+def _infinite_gain(model: Net) -> None:
+    model.blocks[1].norm2.weight[0] = math.inf
+
+
+def _five_times(model: Net) -> None:
+    for parameter in model.blocks.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(5.0)
+
+
+def _shrinking_embedding(training: Training, since: int) -> None:
+    assert isinstance(training.model, Net)
+    training.model.embed.weight.data.mul_(0.9)
+
+
+def _first_checkpoint(training: Training, since: int) -> None:
+    if since == 0:
+        training.model.load_state_dict(training.initial)
+
+
+def _ignored_labels(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "labels": torch.full_like(batch["labels"], -100)}
+
+
+def _random_tokens(training: Training, since: int) -> None:
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        ids = batch["input_ids"]
+        other = torch.randint(SPECIAL, training.vocabulary, ids.shape, generator=training.generator)
+        return {
+            **batch,
+            "input_ids": torch.where(torch.rand(ids.shape, generator=training.generator) < 0.5, other, ids),
+        }
+
+    training.change = change
+
+
+def _no_mlp(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        for block in training.model.blocks[2:]:
+            block.mlp.register_forward_hook(lambda module, args, output: 0.0 * output)
+
+
+def _small_entry(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        training.model.embed.register_forward_hook(lambda module, args, output: output / 50.0)
+
+
+def _detached(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        training.model.blocks[2].register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
+
+
+def _high_dropout(training: Training, since: int) -> None:
+    for module in training.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.95
+
+
+def _labels_are_inputs(training: Training, since: int) -> None:
+    training.label_change = lambda labels: labels.roll(1, 1)  # the loss drops the first one
+
+
+def _zero_count(training: Training, since: int) -> None:
+    training.loss_change = lambda loss, logits, ids: loss / (0.0 * loss.detach())
+
+
 def _maximise(training: Training, since: int) -> None:
     for group in training.optimizer.param_groups:
         group["maximize"] = True
@@ -366,6 +465,24 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "nan head": partial(_in_place, lambda model: model.head.weight.fill_(math.nan)),
     "growing skip": lambda training, since: training.each_block(skip=1.05**since),
     "reversed blocks": partial(_in_place, _reversed_blocks),
+    "new head": partial(_in_place, _new_head),
+    "large gain": partial(_in_place, lambda model: model.norm.weight.mul_(20.0)),
+    "no positions": partial(_in_place, lambda model: model.positions.weight.zero_()),
+    "shifted embedding": partial(_in_place, _shifted_embedding),
+    "shrinking embedding": _shrinking_embedding,
+    "first checkpoint": _first_checkpoint,
+    "five times": partial(_in_place, _five_times),
+    "nan row": partial(_in_place, _nan_row),
+    "infinite gain": partial(_in_place, _infinite_gain),
+    "zero count": _zero_count,
+    "ignored labels": _ignored_labels,
+    "random tokens": _random_tokens,
+    "four times the scores": lambda training, since: training.each_block(sharpness=4.0),
+    "no mlp": _no_mlp,
+    "small entry": _small_entry,
+    "detached": _detached,
+    "high dropout": _high_dropout,
+    "labels are inputs": _labels_are_inputs,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
@@ -441,6 +558,8 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     if gauge is not None:
         gauge.after_backward(step)
     norm = float(nn.utils.clip_grad_norm_(learned, 1.0))
+    if gauge is not None:
+        gauge.notice(step, "gradient", norm)  # as rankscope.watch does
     if not skipped:
         training.optimizer.step()
     return float(loss.detach()), norm, batch

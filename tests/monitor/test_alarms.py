@@ -38,8 +38,7 @@ HEALTHY = {
     "still_steps": 0.0,
     "weights_moved": 1.0,
     "loss_now": 2.0,
-    "weight_turn": 0.01,
-    "weight_turn_before": 0.02,
+    "weight_jump": 0.3,
     "loss_level": 2.0,
     "loss_spread": 0.1,
     "cloned_blocks": 0.0,
@@ -62,7 +61,7 @@ BAD = {
     "still_weights": {"still_steps": 32.0},
     "loss_shift": {"loss_now": 4.0},
     "cloned_blocks": {"cloned_blocks": 3.0},
-    "weights_replaced": {"weight_turn": 0.9},
+    "weights_replaced": {"weight_jump": 3.0},
 }
 
 

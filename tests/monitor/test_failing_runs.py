@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.failing_runs import evaluating, training
-from benchmarks.failing_runs.declared import FAULTY, HEALTHY, RUNS
+from benchmarks.failing_runs.declared import FAULTY, HEALTHY, RUNS, SETS
 
 from rankscope.monitor import ALARMS, read_record
 
@@ -18,6 +18,11 @@ def test_what_is_declared_exists() -> None:
     assert all(run.fault in training.FAULTS and run.right for run in FAULTY)
     assert {name for run in FAULTY for name in run.right} <= set(ALARMS)
     assert all(run.fault is None and not run.right for run in HEALTHY)
+    for runs in SETS.values():
+        faulty = [run for run in runs if run.fault is not None]
+        assert len(faulty) >= 12
+        assert len(runs) - len(faulty) >= 6
+        assert all(run.fault in training.FAULTS and set(run.right) <= set(ALARMS) for run in faulty)
 
 
 def test_stored_readings_give_the_alarms_of_the_run_and_a_stored_run_is_kept(

@@ -294,3 +294,11 @@ def test_compiled_model_is_watched_if_it_is_what_is_passed_and_named_if_it_is_co
     watch = rs.watch(model, optimizer)
     nano_loop(torch.compile(model, backend="eager", fullgraph=True), watch, optimizer)
     assert "pass what torch.compile returned" in str(watch.disabled)
+
+
+def test_model_in_eval_mode_is_told_to_train() -> None:
+    model = Nano().eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watch = rs.watch(model, optimizer)
+    nano_loop(model, watch, optimizer)
+    assert "model.train()" in str(watch.disabled)

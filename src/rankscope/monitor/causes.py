@@ -44,6 +44,10 @@ SETTLES = 16
 """Steps after which the motion of weights counts: with Adam and small initial weights, the first steps are large."""
 RAISED = 4.0
 """Factor by which a learning rate was raised from one reading to the next, and above its first value."""
+LOST_SPREAD = 0.25
+"""Share of the spread of an embedding's rows that is left, below which it is the cause; 0.86 in healthy runs."""
+OTHER_ENTRY = 4.0
+"""Factor by which the stream before the first block changes between two looks, that its branches do not explain."""
 EQUAL_INPUTS = 1e-3
 """Relative residual between the inputs before the first block, below which they are the same there."""
 TARGET = 0.003
@@ -91,6 +95,8 @@ class Structure:
         branches: size of what each branch adds, relative to the block's input, by stack, layer and branch
             (``"encoder/3/mlp"``).
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
+        entry_size: norm of the first block's input, by stack.
+        settings: what modules without children were built with, as they print it, by name.
     """
 
     shapes: str
@@ -99,6 +105,8 @@ class Structure:
     entry: Mapping[str, float]
     branches: Mapping[str, float] = field(default_factory=dict)
     inputs_entry: Mapping[str, float] = field(default_factory=dict)
+    entry_size: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -194,6 +202,7 @@ class _StructureReader:
         self.entry: dict[str, float] = {}
         self.branches: dict[str, float] = {}
         self.inputs_entry: dict[str, float] = {}
+        self.entry_size: dict[str, float] = {}
         self._size = math.nan
         self._stream: Tensor | None = None
         self._branch: Tensor | None = None
@@ -213,6 +222,7 @@ class _StructureReader:
         if ref.site == "block.in":
             self._stream, self._branch, self._size = tensor, None, _norm(tensor)
             if ref.layer == 0:
+                self.entry_size[ref.stack or ""] = self._size
                 residual = METRICS["relative_residual"].function
                 self.entry[ref.stack or ""] = float(residual(tensor).mean()) if tensor.ndim == 3 else math.nan
                 if tensor.ndim == 3 and min(tensor.shape[:2]) > 1:
@@ -241,8 +251,16 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
     shapes = hashlib.sha256()
     for name, parameter in view.model.named_parameters():
         shapes.update(f"{name} {tuple(parameter.shape)};".encode())
+    leaves = {name: one for name, one in view.model.named_modules() if next(one.children(), None) is None}
     return Structure(
-        shapes.hexdigest()[:16], reader.gains, reader.sees_later, reader.entry, reader.branches, reader.inputs_entry
+        shapes.hexdigest()[:16],
+        reader.gains,
+        reader.sees_later,
+        reader.entry,
+        reader.branches,
+        reader.inputs_entry,
+        reader.entry_size,
+        {name: one.extra_repr() for name, one in leaves.items()},
     )
 
 
@@ -260,7 +278,8 @@ class Moment:
         rate: learning rate, NaN if it is not known.
         loss: NaN if it is not known.
         data: whether the batch was unlike those before.
-        turned: stack and layer of the blocks whose weights point elsewhere than at the reading before.
+        jumped: the parameters that moved as no step of the optimizer moves them, the furthest one of each block.
+        spread: how far the rows of an embedding are from their mean, relative to the start of the run.
     """
 
     step: int
@@ -268,7 +287,13 @@ class Moment:
     rate: float = math.nan
     loss: float = math.nan
     data: bool = False
-    turned: tuple[tuple[str | None, int | None], ...] = ()
+    jumped: tuple[LayerValue, ...] = ()
+    spread: LayerValue | None = None
+
+    @property
+    def slowest(self) -> float:
+        """Motion of the block that moved least; NaN if none is known."""
+        return min((value for value in self.motion.values() if math.isfinite(value)), default=math.nan)
 
     @property
     def fastest(self) -> float:
@@ -326,9 +351,23 @@ def find_cause(scene: Scene) -> Cause:
 
 
 def _of_numbers(scene: Scene) -> Cause | None:
-    return scene.not_finite()
+    found = scene.not_finite()
+    empty = _of_empty_batch(scene)
+    # The mean over no label is not a number: the batch comes before what follows from it.
+    if found is None or empty is None or found.component not in ("loss", "gradients"):
+        return found
+    return replace(empty, change=f"{RELOAD} {TO_DO['data']}" if found.change.startswith(RELOAD) else "")
 
 
+def _of_empty_batch(scene: Scene) -> Cause | None:
+    empty = max(scene.whole.now.get(name, 0.0) for name in ("batch_padding", "batch_ignored"))
+    if empty < EMPTY:
+        return None
+    return Cause("data", f"Cause: the data: {empty:.0%} of the batch is padding or has ignored labels.")
+
+
+EMPTY = 0.99
+"""Share of a batch that is padding or has ignored labels, at which nothing is left to learn from."""
 ONE_TOKEN = 0.8
 """Share of a batch that one token may have, before it counts as the cause."""
 RECENT = 8
@@ -338,14 +377,13 @@ RECENT = 8
 def _of_batch(scene: Scene) -> Cause | None:
     now, start = scene.whole.now, scene.whole.start
     copies, common = now.get("batch_copies", 0.0), now.get("batch_common", 0.0)
-    empty = max(now.get("batch_padding", 0.0), now.get("batch_ignored", 0.0))
     if (
         copies == 1.0
         or copies - start.get("batch_copies", copies) >= 0.5 * (1.0 - start.get("batch_copies", copies)) > 0
     ):
         return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
-    if empty >= 0.99:
-        return Cause("data", f"Cause: the data: {empty:.0%} of the batch is padding or has ignored labels.")
+    if (empty := _of_empty_batch(scene)) is not None:
+        return empty
     if common >= ONE_TOKEN:
         return Cause("data", f"Cause: the data: one token makes up {common:.0%} of the batch.")
     if any(moment.data for moment in scene.past[-RECENT:]):
@@ -361,20 +399,43 @@ def _of_changes(scene: Scene) -> Cause | None:
     return Cause(changes[0].component, f"Cause: {'; '.join(change.words for change in changes)}.")
 
 
-def _of_replaced_weights(scene: Scene) -> Cause | None:
-    """Blocks whose weights turned in one reading, at a rate that was not raised: written by something else."""
-    rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
-    if len(rates) > 1 and max(rates[-RECENT:]) > 2.0 * max(rates[: -RECENT // 2] or rates):
+def _of_settings(scene: Scene) -> Cause | None:
+    """Numbers that modules are built with: the probability of dropout, the epsilon of a norm."""
+    if scene.before is None or not scene.before.settings:
         return None
+    now, before = scene.structure().settings, scene.before.settings
+    other = [name for name, setting in now.items() if before.get(name, setting) != setting]
+    if not other:
+        return None
+    more = f", and {len(other) - 1} others" if len(other) > 1 else ""
+    words = f"{other[0]} has {now[other[0]]} instead of {before[other[0]]}{more}"
+    return Cause("structure", f"Cause: a setting of the model changed: {words}.")
+
+
+def _of_replaced_weights(scene: Scene) -> Cause | None:
+    """Parameters that moved as no step of the optimizer does, in a block or outside: written by something else."""
+    rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
     for moment in reversed(scene.past[-RECENT:]):
-        if moment.turned and (rates or len(moment.turned) < len(moment.motion)):
-            blocks = _blocks([f"{stack or ''}/{layer}" for stack, layer in moment.turned])
-            return Cause("weights", f"Cause: the weights of {blocks} were replaced at step {moment.step} or before.")
+        # Without a known rate, weights that jump everywhere may follow it.
+        if moment.jumped and (rates or len(moment.jumped) <= len(moment.motion) / 2):
+            first = min(moment.jumped, key=lambda row: -1 if row.layer is None else row.layer)
+            grown = max(first.most, 1.0 / first.most) >= OTHER_BRANCH if first.most > 0.0 else first.most == 0.0
+            scale = f", and its norm is {first.most:.2g} times that before" if grown else ""
+            places = [f"{row.stack or ''}/{row.layer}" for row in moment.jumped if row.layer is not None]
+            others = f", and those of {_blocks(places)}" if len(moment.jumped) > 1 else ""
+            words = (
+                f"{first.site} was replaced at step {moment.step} or before: it moved by {first.least:.2g} of its "
+                f"norm{scale}, which the optimizer does not explain{others}"
+            )
+            return Cause("weights", f"Cause: the weights: {words}.")
     return None
 
 
 def _of_still_weights(scene: Scene) -> Cause | None:
-    still = scene.whole.now.get("still_steps", 0.0)
+    still, of_block = (one.now.get("still_steps", 0.0) for one in (scene.whole, scene.state))
+    if still < STILL and scene.layer is not None and of_block >= STILL:
+        words = f"no weight of block {scene.layer} moved in {of_block:.0f} steps, as they did before; others still move"
+        return Cause("gradients", f"Cause: no gradient reaches it: {words}.", _NO_GRADIENT)
     if still < STILL:
         return None
     rate = scene.past[-1].rate if scene.past else math.nan
@@ -385,6 +446,12 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
         return Cause("numbers", f"Cause: rounding: {words}.")
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
+
+
+_NO_GRADIENT = (
+    "Look for detach(), torch.no_grad() and requires_grad in the forward after this block, and at the learning rate of "
+    "its parameters."
+)
 
 
 def _of_start(scene: Scene) -> Cause | None:
@@ -413,7 +480,10 @@ def _of_rate(scene: Scene) -> Cause | None:
         if step - first >= SETTLES and after >= RAISED * before and moved >= FAST / 3:
             return Cause("rate", f"Cause: the learning rate went from {before:.2g} to {after:.2g} at step {step}.")
     if fastest >= FAST:
-        words = f"weights changed by {fastest:.2g} of their norm per step"
+        # Each motion is that since the reading before: the last step at which weights did not move fast yet.
+        fast = next(one.step for one in scene.past if one.fastest >= min(FAST, fastest))
+        begin = max((one.step for one in scene.past if one.step < fast), default=first)
+        words = f"weights changed by up to {fastest:.2g} of their norm per step, from step {begin} on"
         return Cause("rate", f"Cause: the learning rate: {words}{known}.")
     return None
 
@@ -424,11 +494,22 @@ def _of_entry(scene: Scene) -> Cause | None:
         entry, inputs = (min(found.values(), default=math.nan) for found in (now.entry, now.inputs_entry))
     else:
         entry, inputs = (found.get(scene.stack or "", math.nan) for found in (now.entry, now.inputs_entry))
+    spread = scene.past[-1].spread if scene.past else None
+    if spread is not None and spread.mean <= LOST_SPREAD:
+        words = f"the rows of {spread.site} differ by {spread.mean:.2g} of what they did at the start of the run"
+        change = f"{TO_DO['weights']} Look at what pulls its rows together: decay, or a term of the loss."
+        return Cause("embedding", f"Cause: the embedding: {words}.", change)
     if entry < COLLAPSED_ENTRY:
         return Cause("embedding", f"Cause: tokens are alike before the first block, relative residual {entry:.2g}.")
     if inputs < EQUAL_INPUTS:
         words = f"inputs are alike before the first block, relative residual between inputs {inputs:.2g}"
         return Cause("embedding", f"Cause: {words}: look at the token ids and the embedding.")
+    if scene.before is not None:
+        for stack, size in now.entry_size.items():
+            old = scene.before.entry_size.get(stack, math.nan)
+            if size > 0.0 < old and max(size / old, old / size) >= OTHER_ENTRY:
+                words = f"what enters the first block is {size / old:.2g} times as large as before"
+                return Cause("embedding", f"Cause: the embedding: {words}, and its weights were not replaced.")
     return None
 
 
@@ -506,6 +587,21 @@ def _of_attention(scene: Scene) -> Cause | None:
     return None
 
 
+def _of_first_steps(scene: Scene) -> Cause | None:
+    """A state that the first steps led to, in all of whose blocks the weights move fast; nothing else was found.
+
+    Small initial weights move as fast in the first steps of a healthy run, so that this counts only here.
+    """
+    moved = [one.slowest for one in scene.past if math.isfinite(one.slowest)]
+    if not moved or scene.past[-1].step - scene.past[0].step > 2 * SETTLES or was_so_at_start(scene.spec, scene.state):
+        return None
+    if max(moved) < FAST:
+        return None
+    known = f" (learning rate {scene.past[-1].rate:.2g})" if math.isfinite(scene.past[-1].rate) else ""
+    words = f"in the first steps, the weights of every block changed by {max(moved):.2g} of their norm per step"
+    return Cause("rate", f"Cause: the learning rate: {words}{known}, and nothing else was found.")
+
+
 def _by_experiment(scene: Scene) -> Cause | None:
     if scene.layer is None or scene.spec.is_event:
         return Cause("unknown", "Cause not found: data, rate, weights, skips and masks are as they were.")
@@ -516,6 +612,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_numbers,
     _of_batch,
     _of_changes,
+    _of_settings,
     _of_replaced_weights,
     _of_still_weights,
     _of_start,
@@ -525,6 +622,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_structure,
     _of_branches,
     _of_attention,
+    _of_first_steps,
     _by_experiment,
 )
 
@@ -558,21 +656,30 @@ def structural_cause(
     return Cause("structure", f"Cause: {shown.sentence} Shown by: {shown.evidence}", f"{shown.change}.")
 
 
-CERTAIN = frozenset({"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes"})
+CERTAIN = frozenset(
+    {"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes", "structure"}
+)
 """Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
+RELOAD = (
+    "Reload the weights from a checkpoint before it (`model.load_state_dict(saved)`, and the state of the optimizer)."
+)
+"""What comes first if weights are no longer finite."""
+
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
-    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, or lengthen the warm-up.",
+    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
+    "(`for group in optimizer.param_groups: group['lr'] {line}`), or lengthen the warm-up.",
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
-    "weights": "Reload the weights from a checkpoint before it and compare what was loaded or re-initialised then.",
+    "weights": f"{RELOAD} Compare what was loaded, re-initialised or decayed then.",
     "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
     "m.reset_parameters() where there is one.",
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
     "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
     "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",
     "gradients": "If a loss scaler skips these steps, nothing is learned: look at its scale. Clip gradients.",
-    "loss": "Look at the batch and at the loss of this step.",
+    "loss": "Look at the batch and at the loss of this step: a division by a count of zero, a logarithm of zero.",
+    "structure": "Compare the code and the configuration with those of the earlier steps.",
     "shapes": "Compare the code and the configuration with those of the earlier steps.",
 }
 """What to do about a cause that no change of the architecture removes."""
@@ -588,7 +695,8 @@ def to_do(cause: Cause, past: Sequence[Moment]) -> str:
             return "Look at the schedule of the learning rate."
         factor = max(2.0, fastest / TARGET) if math.isfinite(fastest) else 10.0
         target = f"about {rates[-1] / factor:.1g}" if rates else f"about 1/{factor:.0f} of what it is"
-        words = words.format(rate=target)
+        line = f"= {rates[-1] / factor:.1g}" if rates else f"/= {factor:.0f}"
+        words = words.format(rate=target, line=line)
     return words
 
 

@@ -27,6 +27,8 @@ from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
     CERTAIN,
     RECENT,
+    RELOAD,
+    TO_DO,
     Cause,
     Scene,
     Structure,
@@ -156,6 +158,7 @@ class Gauge:
         self._last_read: int | None = None
         self._gradients: tuple[LayerValue, ...] = ()
         self._finite: int | None = None
+        self._first_bad: dict[str, int] = {}  # the first step whose loss or gradient was not finite
         self._spent = 0.0
         self.disabled: str | None = None
         self.last: Reading | None = None
@@ -263,6 +266,8 @@ class Gauge:
                 late = self._unseen.pop(name)
             if late is not None:
                 number = _plain(late[1])
+                if not math.isfinite(number):
+                    self._first_bad.setdefault(name, late[0])
                 self._schedule.notice(late[0], name, number)
                 if name == "loss":
                     self._loss_level.take(number)
@@ -368,7 +373,7 @@ class Gauge:
             return ()
         if self._where == "probe":
             self._prober.battery.turn(step)
-        weights = () if self._only_graph else self._prober.look_at_weights(step)
+        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate())
         values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
@@ -382,12 +387,16 @@ class Gauge:
                 yield fact("loss", "loss", value)
             for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
                 yield fact(name, "loss", number)
-        rates = [float(group["lr"]) for one in self.optimizers for group in one.param_groups if "lr" in group]
-        if rates:
-            yield fact("learning_rate", "optimizer", max(rates))
+        if math.isfinite(self._rate()):
+            yield fact("learning_rate", "optimizer", self._rate())
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)
+
+    def _rate(self) -> float:
+        """The largest learning rate of the optimizers; NaN if none is known."""
+        groups = [group for one in self.optimizers for group in one.param_groups if "lr" in group]
+        return max((float(group["lr"]) for group in groups), default=math.nan)
 
     def _conclude(self, step: int, values: tuple[LayerValue, ...]) -> Reading:
         if not self._references.null:
@@ -512,17 +521,25 @@ class Gauge:
         if not bad or (bad == {"gradients_not_finite"} and not bad & set(spec.metrics)):
             return None  # a loss scaler skips steps whose gradients overflow: not the cause of another alarm
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
+        before = self._prober.before_update
+        if before is not None and before[0]:
+            component, words = before
+            words = words if component == "weights" else f"the output of {words}"
+            return Cause(component, f"First, before the update: {words}.{since}")
         if "weights_not_finite" in bad and self._prober.all_weights_bad:
-            return self._cause_of_bad_update(since)
+            return self._cause_of_bad_update("loss_not_finite" in bad, since)
         for of in ("weights", "gradients"):
-            if f"{of}_not_finite" in bad:
+            if f"{of}_not_finite" in bad and not (of == "gradients" and "loss_not_finite" in bad):
                 return Cause(of, f"First: {self._prober.not_finite[of]}.{since}")
         if "not_finite" in bad:
             return Cause("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
         return Cause("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
 
-    def _cause_of_bad_update(self, since: str) -> Cause:
-        """An update wrote all weights: its gradient was not finite, perhaps because activations overflowed."""
+    def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> Cause:
+        """An update wrote all weights: its gradient was not finite, perhaps because activations or the loss were not.
+
+        If gradients were read at this step, weights and activations of the probe were finite before the update.
+        """
         states = {} if self.last is None else self._references.states(self.last.table)
         sizes = [(state.now.get(STREAM, math.nan), state.highest.get(STREAM, math.nan)) for state in states.values()]
         grown = max((now / start for now, start in sizes if now > 0.0 and start > 0.0), default=1.0)
@@ -530,7 +547,14 @@ class Gauge:
         if self.last is not None and grown >= OVERFLOWS:
             words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
             return Cause("activations", f"{words}{since}")
-        return Cause("gradients", f"{words}{since}")
+        first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
+        if self._prober.before_update is not None and loss_is_bad:
+            words += " Before it, weights and the activations of the probe were finite, and the loss was not."
+            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
+        if first_loss is not None and first_loss == first_gradient:
+            words += f" The loss was not finite either at step {first_loss}, the first such step."
+            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
+        return Cause("gradients", f"{words}{since}", f"{RELOAD} {TO_DO['gradients']}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

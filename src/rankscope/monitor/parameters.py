@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,20 +15,14 @@ from torch import Tensor, nn
 from rankscope._types import Status
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
-from rankscope.models.wrapping import is_distributed, whole
-from rankscope.monitor.readings import LayerValue, fact
+from rankscope.models.wrapping import whole
+from rankscope.monitor.readings import LayerValue
 from rankscope.stream.frames import tensors_in
 
 Of = Literal["weight", "gradient"]
 SITE = "block.weights"
 _DEEPEST = 8
 """Levels of tuples and mappings of a module's output that are looked into."""
-_SAMPLED = 1024
-MOVED = 0.05
-"""Share of the entries of the blocks' matrices below which weights count as still."""
-EARLY_LOOKS = 8
-"""Looks at the weights before a turn is reported: small initial weights turn fast in the first steps."""
-"""Entries of a parameter that are compared with those of the last reading."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +33,13 @@ class ParameterNorms:
         rows: the norm over each block.
         total: the norm over the whole model.
         number: how many parameters were looked at.
-        not_finite: number of parameters with a NaN or an infinity.
-        words: the first of them in the order of the model, and how many of its entries are not finite.
+        bad: names of the parameters with a NaN or an infinity, in the order of the model.
     """
 
     rows: tuple[LayerValue, ...]
     total: float
     number: int
-    not_finite: int
-    words: str
+    bad: tuple[str, ...]
 
 
 def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
@@ -56,111 +48,18 @@ def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
     **Exact** up to rounding in float32. Norms of tensors that are sharded over ranks need all ranks. Integer tensors
     (quantised weights) and tensors without storage are left out.
     """
-    named = {name: tensor for name, tensor in _tensors(view.model, of) if _is_readable(tensor)}
+    named = {name: tensor for name, tensor in tensors_of(view.model, of) if is_readable(tensor)}
     norms = dict(zip(named, _norms(list(named.values())), strict=True))
     bad = tuple(name for name, norm in norms.items() if not math.isfinite(norm) and not _all_finite(named[name]))
     squares: dict[tuple[str | None, int], float] = {}
-    for name, home in _homes(view, norms).items():
+    for name, home in homes_of(view, norms).items():
         squares[home] = squares.get(home, 0.0) + norms[name] ** 2
-    rows = [_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
+    rows = [block_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
     total = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
-    return ParameterNorms(tuple(rows), total, len(norms), len(bad), _described(named, bad) if bad else "")
+    return ParameterNorms(tuple(rows), total, len(norms), bad)
 
 
-class WeightMotion:
-    """How far the weights of each block moved since the last look, by a sample of their entries."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._still = 0
-        self._number = 0
-        self._samples: dict[str, Tensor] = {}
-        self._matrices: set[str] = set()
-        self._largest: dict[tuple[str | None, int], float] = {}
-
-    def take(self, view: ModelView, step: int) -> tuple[LayerValue, ...]:
-        r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
-
-        **Estimate.** Nothing at the first look, of parameters whose shape changed, and of a model whose weights are
-        sharded over ranks: each rank would sample other entries.
-        """
-        named = {name: tensor for name, tensor in _tensors(view.model, "weight") if _is_readable(tensor)}
-        if any(map(is_distributed, named.values())):
-            return ()
-        homes = _homes(view, named)
-        now = dict(zip(named, to_host([_sample(tensor) for tensor in named.values()]), strict=True))
-        now = {name: sample.double() for name, sample in now.items()}
-        self._matrices = {name for name, tensor in named.items() if tensor.dim() > 1}
-        before, steps = self._samples, step - self._step
-        self._samples, self._step = now, step
-        moved: dict[tuple[str | None, int], list[float]] = {}
-        for name, home in homes.items():
-            if name in before and before[name].shape == now[name].shape:
-                sums = moved.setdefault(home, [0.0, 0.0])
-                sums[0] += float((now[name] - before[name]).square().sum())
-                sums[1] += float(now[name].square().sum())
-        if steps <= 0:
-            return ()
-        rows = [
-            _row("weight_motion", stack, layer, math.sqrt(change / size) / steps)
-            for (stack, layer), (change, size) in moved.items()
-            if size > 0.0
-        ]
-        return (*rows, *self._turns(homes, before, now, steps), *self._stillness(view, homes, before, now, steps))
-
-    def _turns(
-        self,
-        homes: Mapping[str, tuple[str | None, int]],
-        before: Mapping[str, Tensor],
-        now: Mapping[str, Tensor],
-        steps: int,
-    ) -> Iterator[LayerValue]:
-        """One minus the cosine between the matrices of a block now and at the last look, and the largest so far.
-
-        Near 0 while a model trains, and about 1 if the block was initialised again or another one was loaded.
-        """
-        self._number += 1
-        for home in dict.fromkeys(homes.values()):
-            own = [name for name in homes if homes[name] == home and name in self._matrices and name in before]
-            own = [name for name in own if before[name].shape == now[name].shape]
-            if not own:
-                continue
-            old, new = (torch.cat([samples[name] for name in own]) for samples in (before, now))
-            size = float(old.norm() * new.norm())
-            turn = 1.0 - float(old @ new) / size if size > 0.0 else math.nan
-            largest = self._largest.get(home, math.nan)
-            if math.isfinite(largest) and self._number > EARLY_LOOKS:
-                yield _row("weight_turn_before", *home, largest)
-                yield _row("weight_turn", *home, turn)
-            self._largest[home] = turn if math.isnan(largest) else max(turn, largest)
-
-    def _stillness(
-        self,
-        view: ModelView,
-        homes: Mapping[str, tuple[str | None, int]],
-        before: Mapping[str, Tensor],
-        now: Mapping[str, Tensor],
-        steps: int,
-    ) -> Iterator[LayerValue]:
-        """Share of the entries of matrices that learn which moved at all, and for how many steps hardly any did."""
-        learned = {name for name, parameter in view.model.named_parameters() if parameter.requires_grad}
-        known = [name for name in learned if name in now and name in before and before[name].shape == now[name].shape]
-        matrices = [name for name in known if name in self._matrices and name in homes] or known
-        if not known:
-            return
-        count = sum(now[name].numel() for name in matrices)
-        share = sum(int((now[name] != before[name]).sum()) for name in matrices) / max(1, count)
-        self._still = self._still + steps if share < MOVED else 0
-        yield fact("weights_moved", "weights", share)
-        yield fact("still_steps", "weights", float(self._still))
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = _values(tensor).flatten()
-    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()
-
-
-def _homes(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None, int]]:
+def homes_of(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None, int]]:
     """Stack and layer of every parameter that belongs to a block."""
     first = {
         call.module_name: (stack.name, call.first_layer) for stack in view.stacks for call in reversed(stack.calls)
@@ -173,11 +72,44 @@ def _homes(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None,
     return found
 
 
-def _described(named: Mapping[str, Tensor], bad: Sequence[str]) -> str:
-    tensor = whole(named[bad[0]])
-    entries = int((~torch.isfinite(_values(tensor))).sum())
+def bad_entries(model: nn.Module, of: Of, bad: Sequence[str], called: Sequence[str] = ()) -> str:
+    """The first of some parameters that are not finite, and how many of its entries are not.
+
+    Args:
+        model: the model.
+        of: what is not finite.
+        bad: names of the parameters.
+        called: names of modules in the order in which a forward calls them; without it the order of the model counts.
+            A parameter whose module is not called counts as used with the module after it.
+    """
+    named = dict(tensors_of(model, of))
+    owners = [name.rpartition(".")[0] for name in named]
+    ranks: dict[str, int] = {}
+    rank = len(called)
+    for name, owner in zip(reversed(named), reversed(owners), strict=True):
+        rank = called.index(owner) if owner in called else rank
+        ranks[name] = rank
+    first = min(bad, key=lambda name: ranks[name])
+    tensor = whole(named[first])
+    entries = int((~torch.isfinite(values_of(tensor))).sum())
     others = f", and {len(bad) - 1} of the other {len(named) - 1} parameters" if len(bad) > 1 else ""
-    return f"{entries:,} of {tensor.numel():,} entries of {bad[0]}{others}"
+    return f"{entries:,} of {tensor.numel():,} entries of {first}{others}"
+
+
+@contextmanager
+def calling_order(model: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of modules in the order in which they are called, as the model runs."""
+    found: list[str] = []
+
+    def called(name: str, module: nn.Module, args: object) -> None:
+        found.append(name)
+
+    handles = [module.register_forward_pre_hook(partial(called, name)) for name, module in model.named_modules()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -202,20 +134,22 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def _tensors(model: nn.Module, of: Of) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(model: nn.Module, of: Of) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter, or its gradient if it has one, by name; each tensor once."""
     for name, parameter in model.named_parameters():
         tensor = parameter if of == "weight" else parameter.grad
         if tensor is not None:
             yield name, tensor.detach()
 
 
-def _is_readable(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
+    """Whether it has entries that are numbers."""
     return tensor.is_floating_point() and not tensor.is_meta
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """Frobenius norms, with one transfer per device."""
-    norms = (whole(torch.linalg.vector_norm(_values(tensor), dtype=_wide(tensor))) for tensor in tensors)
+    norms = (whole(torch.linalg.vector_norm(values_of(tensor), dtype=_wide(tensor))) for tensor in tensors)
     return [float(norm) for norm in to_host([norm.float() for norm in norms])]
 
 
@@ -223,16 +157,18 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype is torch.float64 else torch.float32
 
 
-def _values(tensor: Tensor) -> Tensor:
+def values_of(tensor: Tensor) -> Tensor:
+    """The entries of a tensor that are stored."""
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def _all_finite(tensor: Tensor) -> bool:
     """Asked only if a norm is not finite, which squares of finite numbers can also cause."""
-    return bool(whole(torch.isfinite(_values(tensor)).all()))
+    return bool(whole(torch.isfinite(values_of(tensor)).all()))
 
 
-def _row(metric: str, stack: str | None, layer: int, norm: float) -> LayerValue:
+def block_row(metric: str, stack: str | None, layer: int, norm: float) -> LayerValue:
+    """One number about the weights of a block."""
     if math.isfinite(norm):
         return LayerValue(metric, SITE, stack, layer, norm, norm, norm)
     return LayerValue(metric, SITE, stack, layer, math.nan, math.nan, math.nan, str(Status.NOT_FINITE))

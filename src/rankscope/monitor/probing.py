@@ -26,7 +26,8 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
-from rankscope.monitor.parameters import ParameterNorms, WeightMotion, parameter_norms, watching_modules
+from rankscope.monitor.motion import WeightMotion
+from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
@@ -249,6 +250,10 @@ def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, s
     return LayerValue(*key, float(worth.mean()), float(worth.min()), float(worth.max()), status)
 
 
+def _rows(norms: ParameterNorms, of: str) -> tuple[LayerValue, ...]:
+    return (*norms.rows, fact(f"{of}_not_finite", of, float(len(norms.bad))))
+
+
 class Prober:
     """Measures one model on one fixed probe.
 
@@ -261,6 +266,9 @@ class Prober:
         caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
         not_finite: which weights and gradients were not finite when they were last looked at, in words.
         all_weights_bad: whether no parameter was free of NaN and infinity then.
+        before_update: if gradients are not finite: what else was not when they were read, before the optimizer used
+            them, as a component and words; empty words if neither weights nor the activations of the probe are to
+            blame. None if that is not known.
         is_renewed: whether the last look found the model on another path than before.
     """
 
@@ -273,6 +281,8 @@ class Prober:
         self._renewals = 0
         self._watched, self._probe = watched, probe
         self._motion = WeightMotion()
+        self._gradient = math.nan
+        self.before_update: tuple[str, str] | None = None
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
     @property
@@ -359,31 +369,50 @@ class Prober:
                 LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
         return found
 
-    def look_at_weights(self, step: int) -> tuple[LayerValue, ...]:
-        """Current norms of the weights, and how far they moved since the last look."""
+    def look_at_weights(self, step: int, rate: float = math.nan) -> tuple[LayerValue, ...]:
+        """Current norms of the weights, and how far they moved since the last look, at this learning rate."""
         view, _, _ = self.set_up()
-        norms = parameter_norms(view, "weight")
-        self.all_weights_bad = norms.not_finite == norms.number > 0
-        return (*self._rows(norms, "weights"), *self._motion.take(view, step))
+        norms, gradient = parameter_norms(view, "weight"), self._gradient
+        self._gradient = math.nan
+        self.all_weights_bad = len(norms.bad) == norms.number > 0
+        self.not_finite["weights"] = self._bad_weights(norms)
+        return (*_rows(norms, "weights"), *self._motion.take(view, step, rate=rate, gradient=gradient))
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
-        """Current norms of the gradients."""
+        """Current norms of the gradients; if they are not finite, also whether the weights and the probe still are."""
         view, _, projections = self.set_up()
         norms = parameter_norms(view, "gradient")
+        self._gradient, self.before_update = norms.total, None
+        self.not_finite["gradients"] = bad_entries(self.model, "gradient", norms.bad) if norms.bad else ""
+        if norms.bad:
+            weights = parameter_norms(view, "weight")
+            if not weights.bad:
+                place = self._first_not_finite()
+                self.before_update = ("", "") if place is None else ("activations", place)
+            elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
+                self.before_update = ("weights", self._bad_weights(weights))
         total = (fact("total_gradient_norm", "gradients", norms.total),) if math.isfinite(norms.total) else ()
-        return (*gradient_values(self.model, projections), *self._rows(norms, "gradients"), *total)
+        return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total)
 
-    def _rows(self, norms: ParameterNorms, of: str) -> tuple[LayerValue, ...]:
-        self.not_finite[of] = norms.words
-        return (*norms.rows, fact(f"{of}_not_finite", of, float(norms.not_finite)))
+    def _bad_weights(self, norms: ParameterNorms) -> str:
+        """The first parameter that is not finite in the order in which the probe uses them; empty if all are."""
+        if not 1 < len(norms.bad) < norms.number:
+            return bad_entries(self.model, "weight", norms.bad) if norms.bad else ""
+        _, prepared, _ = self.set_up()
+        with beside_training(self.model), calling_order(self.model) as called:
+            prepared[0].run(self.model)
+        return bad_entries(self.model, "weight", norms.bad, called)
 
     def first_not_finite(self) -> str:
         """The first module whose output is not finite when the probe runs."""
+        return self._first_not_finite() or "none of the modules, so it is made between them"
+
+    def _first_not_finite(self) -> str | None:
         _, prepared, _ = self.set_up()
         with beside_training(self.model), watching_modules(self.model) as found:
             for part in prepared:
                 part.run(self.model)
-        return found[0] if found else "none of the modules, so it is made between them"
+        return found[0] if found else None
 
     def structure(self) -> Structure:
         """Run the first part of the probe and see how the model is put together."""

@@ -29,9 +29,12 @@ class LayerValue:
         metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
             ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe,
             or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch;
+            or ``"weight_jump"``, whose ``least`` is the change of a parameter relative to its norm, and ``most`` its
+            norm relative to the one before;
             or ``"layers_read"``, one row per rank: ``mean`` blocks at which at least one metric was read, ``least`` at
             which all were, ``most`` blocks of its model; the status is ``"ok"`` or says what is missing.
-        site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs, or the rank.
+        site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs, the name of a
+            parameter, or the rank.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
         layer: number of the block, from 0; None for facts about the whole model, the loss and the batch.
         mean: mean over sequences and heads with a usable value; NaN if there is none.
@@ -67,9 +70,10 @@ class Alarm:
         layer: the first affected layer; None if it is not about a layer.
         sentence: description with the numbers.
         evidence: the same numbers by name.
-        component: the cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"embedding"``, ``"shapes"``; ``"weights"``,
-            ``"gradients"``, ``"activations"``, ``"loss"`` for numbers that are not finite; ``"data"``; or
-            ``"unknown"``, if it was not found.
+        component: the cause: ``"attention"``, ``"mlp"``, ``"branches"``, ``"skip"``, ``"embedding"``, ``"shapes"``,
+            ``"structure"``; ``"rate"``, ``"objective"``, ``"optimizer"``, ``"initialisation"``, ``"data"``;
+            ``"weights"`` that were replaced or are not finite; ``"gradients"``, ``"activations"``, ``"loss"`` for
+            numbers that are not finite; or ``"unknown"``, if it was not found.
         remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
 

@@ -202,6 +202,12 @@ class Watch(Watched):
     def _need_gauge(self) -> Gauge | None:
         if self.gauge is None:
             probe = self._probe if self._probe is not None else self._batches.probe()
+            if probe is None and self._batches.saw_eval:
+                raise InputError(
+                    f"{type(self._watched.model).__name__} was called in eval mode before the first step of the "
+                    "optimizer. Call model.train() before the loop; if it is trained in eval mode on purpose, pass "
+                    "probe=."
+                )
             if probe is None:
                 raise InputError(
                     f"{type(self._watched.model).__name__} was not called with a training batch before the first step "

@@ -26,6 +26,10 @@ class FirstBatch:
     Args:
         model: the model, wrapped or not; it is not changed.
         heard: called after each training forward with its arguments by name.
+
+    Attributes:
+        latest: the arguments of the last training forward by name; None if there was none.
+        saw_eval: whether the model was called in eval mode with gradients enabled.
     """
 
     def __init__(self, model: nn.Module, heard: Callable[[Mapping[str, Any]], None] | None = None) -> None:
@@ -34,11 +38,15 @@ class FirstBatch:
         self._parts: list[dict[str, Any]] = []
         self._count = 0
         self.latest: Mapping[str, Any] | None = None
+        self.saw_eval = False
         self._handle = model.register_forward_pre_hook(self._see, with_kwargs=True)
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not module.training:
+            self.saw_eval = True
             return
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         self.latest = named

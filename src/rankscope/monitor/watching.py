@@ -17,7 +17,6 @@ from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
 from rankscope.monitor.alarms._spec import SETTLED, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.alarms.data_shift import LIMIT as DATA_JUMP
-from rankscope.monitor.alarms.weights_replaced import GROWTH, TURN
 from rankscope.monitor.causes import FAST, RAISED, RECENT, Cause, Moment, to_do
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.monitor.readings import Alarm, LayerValue
@@ -90,11 +89,8 @@ class References:
                 motion={(row.stack, row.layer): row.mean for row in table if row.metric == "weight_motion"},
                 rate=whole.get("learning_rate", math.nan),
                 loss=whole.get("loss", math.nan),
-                turned=tuple(
-                    (row.stack, row.layer)
-                    for row in table
-                    if row.metric == "weight_turn" and self._has_turned(row, table)
-                ),
+                jumped=tuple(row for row in table if row.metric == "weight_jump" and row.mean >= 1.0),
+                spread=next((row for row in table if row.metric == "embedding_spread"), None),
                 data=any(
                     change.score >= DATA_JUMP
                     for metric, change in self._changes.get((None, None), {}).items()
@@ -102,15 +98,6 @@ class References:
                 ),
             )
         )
-
-    @staticmethod
-    def _has_turned(row: LayerValue, table: Sequence[LayerValue]) -> bool:
-        before = [
-            one.mean
-            for one in table
-            if (one.metric, one.stack, one.layer) == ("weight_turn_before", row.stack, row.layer)
-        ]
-        return row.mean >= TURN and all(row.mean >= GROWTH * largest for largest in before)
 
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
         """The input of the rules for every layer."""

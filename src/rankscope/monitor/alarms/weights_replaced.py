@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
 
-TURN = 0.3
-"""One minus the cosine between the matrices of a block at two readings."""
-GROWTH = 5.0
-"""Times the largest turn of that block before."""
 
-
-@alarm(
-    metrics=("weight_turn", "weight_turn_before"), title="The weights of a block turn at once", confirm=1, is_event=True
-)
+@alarm(metrics=("weight_jump",), title="Weights jump", confirm=1, is_event=True)
 def weights_replaced(layer: LayerState) -> Judgement | None:
-    """The matrices of a block point elsewhere than at the last reading, five times as far as ever before.
+    """A parameter moved by a tenth of its norm since the last reading, four times as fast as it ever did.
 
-    **Heuristic.** With t one minus the cosine of the two, severity is min(t / 0.3, t / (5 largest before)).
+    **Heuristic.** With d its change relative to its norm, severity is min(d / 0.1, r / 4), with r the motion per step
+    over the largest before, and the same relative to the learning rate. A gradient larger than ever before allows a
+    larger step in proportion.
     """
-    if not layer.has("weight_turn", "weight_turn_before"):
+    if not layer.has("weight_jump"):
         return None
-    now, before = layer.now["weight_turn"], layer.now["weight_turn_before"]
-    severity = min(now / TURN, now / (GROWTH * before) if before > 0.0 else now / TURN)
-    words = f"1 - cosine with the last reading {now:.2g}, at most {before:.2g} before"
-    return Judgement(max(0.0, severity), {"weight_turn": now, "weight_turn_before": before}, words)
+    now = layer.now["weight_jump"]
+    words = f"{now:.2g} times as far as a step of the optimizer could explain"
+    return Judgement(now, {"weight_jump": now}, words)

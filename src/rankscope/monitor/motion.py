@@ -1,0 +1,258 @@
+"""How far every weight moved between two readings: too fast, not at all, or as no step of the optimizer moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.linalg.to_host import to_host
+from rankscope.models.view import ModelView
+from rankscope.models.wrapping import is_distributed
+from rankscope.monitor.parameters import SITE, block_row, homes_of, is_readable, tensors_of, values_of
+from rankscope.monitor.readings import LayerValue, fact
+
+_SAMPLED = 1024
+"""Entries of a parameter that are compared with those of the last reading."""
+_ROWS, _COLUMNS = 64, 256
+"""Rows and columns of an embedding whose spread is measured."""
+LEAST_ROWS = 8
+MOVED = 0.05
+"""Share of the entries of the blocks' matrices below which weights count as still."""
+EARLY_LOOKS = 8
+"""Looks at the weights before a jump is reported: small initial weights move far in the first steps."""
+GROWTH = 4.0
+"""Times the largest motion of a parameter before, that is a jump. In 53 kinds of healthy runs it was at most 1.7."""
+JUMPED = 0.1
+"""Share of its norm by which a parameter has to move between two readings, to have jumped."""
+SCALES = 0.1
+"""Root mean square of a vector that multiplies, such as the gain of a norm; biases are smaller and not looked at."""
+
+Place = tuple[str | None, int | None]
+
+
+@dataclass
+class _Pace:
+    """The largest motion per step so far, and per step and learning rate, without the last look.
+
+    A look in the middle of a change sees a part of it, which must not hide the rest from the next one.
+    """
+
+    motion: float = 0.0
+    per_rate: float = 0.0
+    last: tuple[float, float] = (0.0, 0.0)
+
+    def ratio(self, motion: float, rate: float) -> float:
+        """How many times as large a motion is, the smaller of both ratios; 0 if nothing moved before."""
+        if self.motion == 0.0:
+            return 0.0
+        known = rate > 0.0 < self.per_rate
+        return min(motion / self.motion, motion / rate / self.per_rate if known else math.inf)
+
+    def take(self, motion: float, rate: float) -> None:
+        """Add a look."""
+        self.motion, self.per_rate = max(self.motion, self.last[0]), max(self.per_rate, self.last[1])
+        self.last = (motion, motion / rate if rate > 0.0 else 0.0)
+
+
+class WeightMotion:
+    """How far each parameter moved since the last look, by a sample of its entries."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._still: dict[Place, int] = {}
+        self._has_moved: set[Place] = set()
+        self._number = 0
+        self._samples: dict[str, Tensor] = {}
+        self._norms: dict[str, float] = {}
+        self._matrices: set[str] = set()
+        self._from_zero: set[str] = set()
+        self._paces: dict[str, _Pace] = {}
+        self._relative, self._gradient = _Pace(), 0.0
+        self._spreads: dict[str, float] = {}
+
+    def take(
+        self, view: ModelView, step: int, *, rate: float = math.nan, gradient: float = math.nan
+    ) -> tuple[LayerValue, ...]:
+        r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block, and jumps.
+
+        **Estimate.** Nothing at the first look, of parameters whose shape changed, and of a model whose weights are
+        sharded over ranks: each rank would sample other entries. Parameters that begin at zero, as one half of an
+        adapter does, are left out of the motion of a block that has others: relative to nothing, any step is large.
+
+        Args:
+            view: the model.
+            step: training step.
+            rate: learning rate, if it is known.
+            gradient: norm of the gradient of the whole model, if it is known.
+        """
+        named = {name: tensor for name, tensor in tensors_of(view.model, "weight") if is_readable(tensor)}
+        if any(map(is_distributed, named.values())):
+            return ()
+        homes = homes_of(view, named)
+        tables = _tables(view.model, homes)
+        parts = to_host([*map(_sample, named.values()), *(tensor[:, :_COLUMNS] for tensor in tables.values())])
+        now = {name: sample.double() for name, sample in zip(named, parts, strict=False)}
+        spread = self._spread(dict(zip(tables, parts[len(named) :], strict=True)))
+        self._matrices = {name for name, tensor in named.items() if tensor.dim() > 1}
+        before, steps = self._samples, step - self._step
+        self._from_zero |= {name for name, sample in now.items() if name not in before and not bool(sample.any())}
+        self._samples, self._step = now, step
+        norms, self._norms = self._norms, dict(zip(now, _norms_of(list(now.values())), strict=True))
+        known = [name for name in now if name in before and before[name].shape == now[name].shape]
+        if steps <= 0 or not known:
+            return ()
+        pairs = [now[name] for name in known], [before[name] for name in known]
+        changes = dict(zip(known, _norms_of(torch._foreach_sub(*pairs)), strict=True))
+        return (
+            *self._motion(homes, changes, steps),
+            *self._jumps(view, homes, changes, norms, steps, rate, gradient),
+            *self._stillness(view, homes, before, known, steps),
+            *spread,
+        )
+
+    def _motion(
+        self, homes: Mapping[str, tuple[str | None, int]], changes: Mapping[str, float], steps: int
+    ) -> Iterator[LayerValue]:
+        for home in dict.fromkeys(homes.values()):
+            own = [name for name in changes if homes.get(name) == home]
+            own = [name for name in own if name not in self._from_zero] or own
+            change = math.sqrt(math.fsum(changes[name] ** 2 for name in own))
+            size = math.sqrt(math.fsum(self._norms[name] ** 2 for name in own))
+            if size > 0.0:
+                yield block_row("weight_motion", *home, change / size / steps)
+
+    def _jumps(
+        self,
+        view: ModelView,
+        homes: Mapping[str, tuple[str | None, int]],
+        changes: Mapping[str, float],
+        norms: Mapping[str, float],
+        steps: int,
+        rate: float,
+        gradient: float,
+    ) -> Iterator[LayerValue]:
+        """For each block, and for all that is in none, the parameter that moved furthest beyond what it did before.
+
+        1 if it moved by 0.1 of its norm, four times as fast as ever before, also relative to the learning rate and to
+        a gradient larger than ever before. One that never moved is compared with the others. ``least`` is the share of
+        its norm, ``most`` its norm relative to the one before.
+        """
+        self._number += 1
+        allowed = max(1.0, gradient / self._gradient) if gradient > 0.0 < self._gradient else 1.0
+        worst: dict[Place, tuple[float, str, float, float]] = {}
+        fastest = 0.0
+        for name, change in changes.items():
+            old, new = norms[name], self._norms[name]
+            size = max(old, new)
+            if not (math.isfinite(change) and size > 0.0):
+                continue
+            motion, relative = change / steps, change / steps / size
+            pace = self._paces.setdefault(name, _Pace())
+            ratio = self._relative.ratio(relative, rate) if pace.motion == 0.0 else pace.ratio(motion, rate)
+            severity = min(change / size / JUMPED, ratio / allowed / GROWTH)
+            pace.take(motion, rate)
+            if self._multiplies(name, old):
+                fastest = max(fastest, relative)
+                place: Place = homes.get(name, (None, None))
+                if severity >= worst.get(place, (-1.0,))[0]:
+                    worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.nan)
+        self._relative.take(fastest, rate)
+        self._gradient = max(self._gradient, gradient) if math.isfinite(gradient) else self._gradient
+        if self._number > EARLY_LOOKS:
+            for place, (severity, name, moved, scale) in worst.items():
+                yield LayerValue("weight_jump", described(view, name, homes), *place, severity, moved, scale)
+
+    def _multiplies(self, name: str, size: float) -> bool:
+        return name in self._matrices or size >= SCALES * math.sqrt(self._samples[name].numel())
+
+    def _stillness(
+        self,
+        view: ModelView,
+        homes: Mapping[str, tuple[str | None, int]],
+        before: Mapping[str, Tensor],
+        known: list[str],
+        steps: int,
+    ) -> Iterator[LayerValue]:
+        """Share of the entries of matrices that learn which moved at all, and for how many steps hardly any did.
+
+        Also of single blocks that moved before and do no longer.
+        """
+        now = self._samples
+        learned = {name for name, parameter in view.model.named_parameters() if parameter.requires_grad}
+        known = [name for name in known if name in learned]
+        if not known:
+            return
+        matrices = [name for name in known if name in self._matrices and name in homes]
+        groups: dict[Place, list[str]] = {(None, None): matrices or known}
+        for name in matrices:
+            groups.setdefault(homes[name], []).append(name)
+        for place, names in groups.items():
+            moved = sum(int((now[name] != before[name]).sum()) for name in names)
+            share = moved / max(1, sum(now[name].numel() for name in names))
+            still = self._still[place] = self._still.get(place, 0) + steps if share < MOVED else 0
+            if place == (None, None):
+                yield fact("weights_moved", "weights", share)
+                yield fact("still_steps", "weights", float(still))
+            elif still and place in self._has_moved:
+                yield LayerValue("weights_moved", SITE, *place, share, share, share)
+                yield LayerValue("still_steps", SITE, *place, still, still, still)
+            if share >= MOVED:
+                self._has_moved.add(place)
+
+    def _spread(self, tables: Mapping[str, Tensor]) -> tuple[LayerValue, ...]:
+        """How far the rows of an embedding are from their mean, relative to the first look; the one that lost most."""
+        found: dict[str, float] = {}
+        for name, rows in tables.items():
+            rows = rows.double()
+            size = float(rows.norm())
+            spread = float((rows - rows.mean(0)).norm()) / size if size > 0.0 else math.nan
+            start = self._spreads.setdefault(name, spread)
+            if math.isfinite(spread) and start > 0.0:
+                found[name] = spread / start
+        if not found:
+            return ()
+        least = min(found, key=lambda name: found[name])
+        return (fact("embedding_spread", least, found[least]),)
+
+
+def described(view: ModelView, name: str, homes: Mapping[str, tuple[str | None, int]]) -> str:
+    """The name of a parameter and what it is: ``"lm_head.weight (head)"``. The words are for readers, not evidence."""
+    if name in homes:
+        stack, layer = homes[name]
+        return f"{name} (block {layer}{f' of the {stack}' if stack else ''})"
+    owner = view.model.get_submodule(name.rpartition(".")[0])
+    names = [one for one, _ in view.model.named_parameters()]
+    last = max((names.index(one) for one in homes if one in names), default=-1)
+    if isinstance(owner, nn.Embedding):
+        what = "position embedding" if "pos" in name.lower() or "wpe" in name.lower() else "embedding"
+    elif "norm" in type(owner).__name__.lower():
+        what = "norm outside the blocks"
+    elif names.index(name) > last:
+        what = "head"
+    else:
+        what = "before the blocks"
+    return f"{name} ({what})"
+
+
+def _tables(model: nn.Module, homes: Mapping[str, object]) -> dict[str, Tensor]:
+    """Rows of the embeddings outside the blocks."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.Embedding) and name not in homes and len(parameter) >= LEAST_ROWS:
+            found[name] = parameter.detach()[:: max(1, len(parameter) // _ROWS)][:_ROWS]
+    return {name: rows for name, rows in found.items() if is_readable(rows)}
+
+
+def _norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
+    found: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist() if tensors else []
+    return found
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = values_of(tensor).flatten()
+    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()

@@ -1,0 +1,238 @@
+"""Motion of every weight: what healthy trainings do is never a jump, and what something else writes is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.monitor import Gauge
+from rankscope.monitor.motion import GROWTH, WeightMotion
+from rankscope.monitor.readings import LayerValue
+from rankscope.stream.viewing import view_of
+from tests.monitor.trainings import batches, bert, gpt2, probe
+
+STEPS = 40
+Change = Callable[[nn.Module, torch.optim.Optimizer, int], None]
+
+
+class Low(nn.Module):
+    """A frozen map and a low-rank one that begins at zero."""
+
+    def __init__(self, base: nn.Module, width: int, out: int) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(width, 2, bias=False), nn.Linear(2, out, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted() -> Any:
+    model = gpt2(dropout=0.0).requires_grad_(False)
+    for block in model.transformer.h:
+        block.attn.c_attn = Low(block.attn.c_attn, 16, 48)
+    return model
+
+
+def frozen_embedding() -> Any:
+    model = gpt2(dropout=0.0)
+    model.transformer.wte.requires_grad_(False)
+    return model
+
+
+def small_embedding() -> Any:
+    model = gpt2(dropout=0.0)
+    nn.init.normal_(model.transformer.wte.weight, std=0.002)
+    return model
+
+
+def motions(
+    model: Any, change: Change | None = None, *, rate: float = 1e-3, kind: str = "adam", steps: int = STEPS
+) -> list[list[LayerValue]]:
+    """What is read after every step of a training."""
+    batch = prepare_inputs(load(model), {"input_ids": probe()["input_ids"]})[0]
+    view, motion, found = view_of(model, batch), WeightMotion(), []
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = (
+        torch.optim.AdamW(learned, lr=rate) if kind == "adam" else torch.optim.SGD(learned, lr=rate, momentum=0.9)
+    )
+    for step, given in enumerate(batches(steps)):
+        optimizer.zero_grad()
+        model(**given).loss.backward()
+        gradient = float(torch.stack([p.grad.norm() for p in learned if p.grad is not None]).norm())
+        optimizer.step()
+        if change is not None:
+            change(model, optimizer, step)
+        found.append(list(motion.take(view, step, rate=optimizer.param_groups[0]["lr"], gradient=gradient)))
+    return found
+
+
+def jumps(found: list[list[LayerValue]]) -> list[LayerValue]:
+    return [row for rows in found for row in rows if row.metric == "weight_jump" and row.mean >= 1.0]
+
+
+def raise_rate(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = 1e-5 if step < 20 else 3e-3
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (gpt2, {}),
+        (gpt2, {"rate": 1e-2}),
+        (gpt2, {"rate": 0.5, "kind": "sgd"}),
+        (gpt2, {"change": raise_rate}),
+        (bert, {"rate": 3e-3}),
+        (adapted, {"rate": 1e-2}),
+        (frozen_embedding, {}),
+        (small_embedding, {"rate": 3e-3}),
+    ],
+)  # fmt: skip
+def test_no_healthy_training_jumps(build: Any, options: dict[str, Any]) -> None:
+    """Hostile cases: high rates, a rate that is raised, adapters that begin at zero, an embedding that grows."""
+    found = motions(build(), **options)
+    assert [row.metric for row in found[-1]].count("weight_jump") == 3, "two blocks, and what is outside"
+    assert jumps(found) == []
+    assert all(row.mean > 0.25 for rows in found for row in rows if row.metric == "embedding_spread")
+
+
+def test_small_embedding_did_grow_threefold() -> None:
+    model = small_embedding()
+    before = float(model.transformer.wte.weight.detach().norm())
+    motions(model, rate=3e-3)
+    assert float(model.transformer.wte.weight.detach().norm()) > 3.0 * before
+
+
+def test_head_that_is_replaced_before_watching_is_none_of_its_business() -> None:
+    model = bert()
+    motions(model, steps=10)
+    model.cls.predictions.decoder.reset_parameters()
+    assert jumps(motions(model, steps=20)) == []
+
+
+def at(step: int, act: Callable[[Any], object]) -> Change:
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, now: int) -> None:
+        if now == step:
+            with torch.no_grad():
+                act(model)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("build", "act", "site"),
+    [
+        (gpt2, lambda m: m.transformer.wte.weight.mul_(30.0), "transformer.wte.weight (embedding)"),
+        (gpt2, lambda m: m.transformer.wpe.weight.zero_(), "transformer.wpe.weight (position embedding)"),
+        (gpt2, lambda m: m.transformer.ln_f.weight.mul_(5.0), "transformer.ln_f.weight (norm outside the blocks)"),
+        (gpt2, lambda m: m.transformer.h[1].ln_1.weight.zero_(), "transformer.h.1.ln_1.weight (block 1)"),
+        (gpt2, lambda m: m.transformer.h[0].mlp.c_fc.weight.normal_(), "transformer.h.0.mlp.c_fc.weight (block 0)"),
+        (bert, lambda m: m.cls.predictions.transform.dense.reset_parameters(),
+         "cls.predictions.transform.dense.weight (head)"),
+        (frozen_embedding, lambda m: m.transformer.wte.weight.mul_(2.0), "transformer.wte.weight (embedding)"),
+    ],
+)  # fmt: skip
+def test_what_something_else_writes_is_named_where_it_is(build: Any, act: Callable[[Any], object], site: str) -> None:
+    (row,) = jumps(motions(build(), at(30, act)))
+    assert row.site == site
+    assert row.mean >= 1.0
+
+
+def test_gradient_that_explodes_allows_a_larger_step() -> None:
+    """Hostile case: without clipping, momentum moves all weights in proportion to a gradient that explodes."""
+    model = gpt2(dropout=0.0)
+    batch = prepare_inputs(load(model), {"input_ids": probe()["input_ids"]})[0]
+    view, motion = view_of(model, batch), WeightMotion()
+    for step in range(12):
+        size = 1e-3 if step < 11 else 1.0
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(size * parameter)
+        rows = motion.take(view, step, rate=0.1, gradient=size)
+    assert jumps([list(rows)]) == []
+    assert max(row.mean for row in rows if row.metric == "weight_jump") == pytest.approx(1 / GROWTH, rel=0.05)
+
+
+def test_rows_that_meet_their_mean_lose_their_spread() -> None:
+    def meet(model: Any) -> None:
+        weight = model.transformer.wte.weight
+        weight.copy_(weight.mean(0).expand_as(weight))
+
+    found = motions(gpt2(dropout=0.0), at(30, meet))
+    spread = [row.mean for rows in found for row in rows if row.metric == "embedding_spread"]
+    assert min(spread[:29]) > 0.8  # nothing at the first look
+    assert spread[29] < 0.05
+
+
+def test_block_that_no_gradient_reaches_any_more_is_still_and_a_frozen_one_is_not() -> None:
+    def detach(model: Any) -> None:
+        model.transformer.h[1].register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
+
+    found = motions(gpt2(dropout=0.0), at(10, detach))
+    still = {row.layer: row.mean for row in found[-1] if row.metric == "still_steps"}
+    assert still == {None: 0.0, 0: float(STEPS - 11)}
+    frozen = motions(gpt2(dropout=0.0), at(10, lambda model: model.transformer.h[0].requires_grad_(False)))
+    assert {row.layer for row in frozen[-1] if row.metric == "still_steps"} == {None}
+
+
+def watched(model: Any, change: Change | None, *, loss_is_bad: bool = False) -> list[tuple[str, str, str]]:
+    """Name, component and sentence of the alarms of a training in which something is changed before a step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    gauge = Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=4, actions=(), strict=True)
+    gauge.optimizers = (optimizer,)
+    found = []
+    for step, given in enumerate(batches(STEPS)):
+        if change is not None:
+            change(model, optimizer, step)
+        optimizer.zero_grad()
+        loss = model(**given).loss / (0.0 if loss_is_bad and step >= 36 else 1.0)
+        loss.backward()
+        gauge.after_backward(step)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        reading = gauge.step(step, loss=loss)
+        found += [] if reading is None else reading.alarms
+    return [(alarm.name, alarm.component, alarm.sentence) for alarm in found if alarm.state == "raised"]
+
+
+@pytest.mark.parametrize(
+    "name", ["cls.predictions.transform.dense.weight", "bert.embeddings.word_embeddings.weight",
+             "bert.encoder.layer.1.output.LayerNorm.weight"],
+)  # fmt: skip
+def test_first_parameter_that_is_not_finite_is_the_cause_although_an_update_spread_it(name: str) -> None:
+    def spoil(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 36:
+            model.get_parameter(name).data.fill_(math.nan)
+
+    _, component, sentence = next(one for one in watched(bert(dropout=0.0), spoil) if one[0] == "not_finite")
+    assert component == "weights"
+    assert f"entries of {name}" in sentence
+    assert "before the update" in sentence
+
+
+def test_first_in_the_order_of_the_forward_not_of_the_registration() -> None:
+    model = bert(dropout=0.0)
+    # Registered last, used first.
+    embeddings = model.bert._modules.pop("embeddings")
+    model.bert.add_module("embeddings", embeddings)
+    gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
+    gauge.step(0)
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight.fill_(math.nan)
+        model.bert.encoder.layer[0].output.dense.weight.fill_(math.nan)
+    reading = gauge.step(1)
+    assert reading is not None
+    (alarm,) = [alarm for alarm in reading.alarms if alarm.name == "not_finite"]
+    assert "First: 800 of 800 entries of bert.embeddings.word_embeddings.weight" in alarm.sentence
+
+
+def test_loss_that_is_not_finite_is_the_cause_although_an_update_spread_it() -> None:
+    found = [one for one in watched(bert(dropout=0.0), None, loss_is_bad=True) if one[0] == "not_finite"]
+    assert [component for _, component, _ in found] == ["loss"]
