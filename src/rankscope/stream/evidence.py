@@ -402,16 +402,20 @@ def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
 
 
 def _against_streams(stream: Stream, facts: _Facts) -> list[str]:
-    """Evidence against an axis of streams: a changed token reaches some of its streams only, as it does windows.
+    """Evidence against an axis of streams: a changed token reaches some of its streams or channels only.
 
-    What enters the first block decides, because attention carries a change to every window.
+    What enters the first block decides, because attention carries a change to every window of an image.
     """
     for changed in (facts.changed, facts.changed_behind):
         if changed is not None and _batch_of(stream, changed.shape, facts.rows) == facts.rows:
             words, sizes = stream.unfolded(changed.shape, facts.rows)
-            reached = _reached(changed.reshape(sizes), words.index("streams"))
+            reached, dims = (_reached(changed.reshape(sizes), words.index(word)) for word in ("streams", "dim"))
             if not bool(reached.all()):
                 return [f"a change of one token reached {int(reached.sum())} of its {len(reached)} streams"]
+            if _is_part(dims):
+                return [
+                    f"a change of one token reached all its streams, and only {int(dims.sum())} of {len(dims)} channels"
+                ]
             return []
     return []
 
