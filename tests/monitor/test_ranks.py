@@ -46,7 +46,7 @@ def numbers(reading: dict[str, Any]) -> dict[tuple[str, int], float]:
     return {(row["metric"], row["layer"]): row["mean"] for row in rows}
 
 
-WHOLE = ("weight_motion", "still_steps", "weights_moved")
+WHOLE = ("weight_motion", "still_steps", "weights_moved", "embedding_spread", "weight_jump")
 """Not read of a model whose weights are sharded."""
 
 

@@ -128,7 +128,7 @@ def test_nothing_is_left_when_something_raises(fails: str) -> None:
     assert hooks_of(model) == 0
     assert torch.overrides._get_current_function_mode() is None
     assert torch.backends.mha.get_fastpath_enabled()
-    assert len(observed(view, ids())) == 3 * 12 + 1
+    assert len(observed(view, ids())) == 3 * 13 + 1
 
 
 def test_a_block_that_does_not_run_is_named() -> None:

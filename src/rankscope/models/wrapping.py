@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -285,3 +286,17 @@ def hidden() -> Iterator[None]:
     """Hide our own work from every mode."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
+
+
+_LOADED_DOUBLE: WeakSet[nn.Module] = WeakSet()
+
+
+def note_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Remember a model that was loaded in float64."""
+    if dtype is torch.float64:
+        _LOADED_DOUBLE.add(model)
+
+
+def is_loaded_double(model: nn.Module) -> bool:
+    """Whether the model was loaded in float64, and did not come as a module that computes as its author wants."""
+    return model in _LOADED_DOUBLE

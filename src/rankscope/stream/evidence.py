@@ -494,9 +494,19 @@ def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> LayoutError
         f"Block 0 ({first}) takes a tensor of shape {tuple(facts.shape)} for {facts.rows} sequences. Read as "
         f"'{stack.stream}'{sizes} (sequences, tokens, channels), this cannot be the residual stream: "
         f"{'; '.join(entry.rstrip('.') for entry in against)}.",
-        [_hint(better) for better in readings if not _against(better, facts)],
+        [_hint(better) for better in _unlike([better for better in readings if not _against(better, facts)], facts)],
         _HOW_TO_DECLARE,
     )
+
+
+def _unlike(readings: Sequence[Stream], facts: _Facts) -> list[Stream]:
+    """The first of those that read the tensor alike: an axis of one token, or of one stream, makes no difference."""
+    found: dict[tuple[object, ...], Stream] = {}
+    places = torch.arange(facts.shape.numel()).reshape(facts.shape)
+    for one in readings:
+        read = one.canonical(places, facts.rows)
+        found.setdefault((tuple(read.shape), read.contiguous().numpy().tobytes()), one)
+    return list(found.values())
 
 
 _HOW_TO_DECLARE = (

@@ -50,7 +50,8 @@ def test_other_sides_take_their_tensors_and_a_mask(name: str) -> None:
         metric.update(*tensors, attention_mask=mask)
         assert getattr(functional, name)(*tensors, attention_mask=mask).isfinite()
         for number, keep in enumerate(mask.bool()):
-            cut = [t[number][:, keep][:, :, keep] if t.ndim == 4 else t[number][keep] for t in tensors]
+            cut = [t[number][:, keep] if t.ndim == 4 else t[number][keep] for t in tensors]
+            cut = [t[:, :, keep] if METRICS[name].side == "scores" else t for t in cut]
             values += METRICS[name].function(*cut).reshape(-1).tolist()
     assert metric.compute().item() == pytest.approx(sum(values) / len(values), rel=1e-9)
 

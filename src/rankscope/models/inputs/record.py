@@ -13,7 +13,8 @@ import torch
 
 from rankscope.errors import InputError, RankscopeError
 from rankscope.models.inputs.failing import why_it_fails
-from rankscope.models.loading.dtypes import default_dtype, is_loaded_double
+from rankscope.models.loading.dtypes import default_dtype
+from rankscope.models.wrapping import is_loaded_double
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
 Padding = str | torch.Tensor | None

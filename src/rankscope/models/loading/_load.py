@@ -20,7 +20,7 @@ from rankscope.models.hf import hf_model_class, require_transformers
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.devices import are_on, devices_of, parse_device
-from rankscope.models.loading.dtypes import default_dtype, is_loaded_double, note_dtype, parse_dtype
+from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.named import named_object
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
@@ -28,7 +28,7 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.loading.wire import no_requests
 from rankscope.models.presets import PRESETS, InputKind, preset
-from rankscope.models.wrapping import Spread, unwrapped
+from rankscope.models.wrapping import Spread, is_loaded_double, note_dtype, unwrapped
 
 Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 import torch
 
@@ -37,17 +36,3 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-_LOADED_DOUBLE: WeakSet[torch.nn.Module] = WeakSet()
-
-
-def note_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Remember a model that was loaded in float64."""
-    if dtype is torch.float64:
-        _LOADED_DOUBLE.add(model)
-
-
-def is_loaded_double(model: torch.nn.Module) -> bool:
-    """Whether the model was loaded in float64, and did not come as a module that computes as its author wants."""
-    return model in _LOADED_DOUBLE
