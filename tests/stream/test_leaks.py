@@ -325,8 +325,9 @@ JOINED = {
     "einsum": lambda a, m: torch.einsum("kbtd,k->btd", torch.stack([a, m]), torch.ones(2)),
     "product": lambda a, m: torch.cat([a, m], -1) @ torch.cat([torch.eye(8), torch.eye(8)]),
     "difference": lambda a, m: a - (-m),
+    "gained": lambda a, m: torch.addcmul(a, m, torch.full((8,), 0.5)),
+    "interpolated": lambda a, m: torch.lerp(a, m, 0.5),
     "scatter": lambda a, m: a.scatter_add(1, torch.arange(a.shape[1])[None, :, None].expand_as(a), m),
-    "maximum": torch.maximum,
 }
 
 
@@ -366,3 +367,54 @@ def test_an_mlp_that_joins_token_mixing_in_another_form_is_not_left_in_silence(j
         operate(blocks, Surgery(mlp="drop"), inputs=x).__enter__()
     with operate(blocks, Surgery(skip=0.0), inputs=x):
         assert torch.isfinite(blocks(x)).all()
+
+
+class Inline(Joining):
+    """The same with token mixing that no module computes, and with an MLP that may be none either."""
+
+    def __init__(self, join: str | None, mixing: str, is_module: bool = True) -> None:
+        super().__init__(join)
+        self.mixing, self.is_module = mixing, is_module
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.into, self.out = (nn.Parameter(torch.randn(8, 8) / 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        if self.mixing == "attention":
+            mixed = torch.softmax(self.q(h) @ self.k(h).mT, -1) @ self.v(h)
+        else:
+            mixed = h.cumsum(1) / 3 if self.mixing == "sum" else torch.tanh(h.cumsum(1) @ self.into)
+        if self.join is None:
+            x = x + mixed
+            return x + self.other(self.norm(x))
+        return x + JOINED[self.join](mixed, self.other(h) if self.is_module else torch.tanh(h @ self.into) @ self.out)
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+@pytest.mark.parametrize("mixing", ["sum", "weighted", "attention"])
+@pytest.mark.parametrize("join", JOINED)
+def test_an_mlp_that_joins_token_mixing_without_a_module_is_not_left_in_silence(
+    join: str, mixing: str, is_module: bool
+) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Inline(one, mixing, is_module) for one in (join, join, None)))
+    name = r"0\.other" if is_module else "its own forward"
+    with pytest.raises(UnsupportedOperationError, match=f"joins what {name} computes from each token alone"):
+        operate(blocks, Surgery(mlp="drop"), inputs=torch.randn(2, 6, 8)).__enter__()
+
+
+def test_a_gate_and_values_are_no_mlps() -> None:
+    class Gated(Inline):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(x)
+            x = x + torch.sigmoid(self.q(h)) * (torch.softmax(self.q(h) @ self.k(h).mT, -1) @ self.v(h))
+            return x if self.join else x + self.other(self.norm(x))
+
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Gated(None, "attention"), Gated(None, "attention")).eval()
+    x = torch.randn(2, 6, 8)
+    with torch.no_grad(), operate(blocks, Surgery(mlp="drop"), inputs=x):
+        cut = blocks(x)
+    for block in blocks:
+        block.join = "without an MLP"
+    torch.testing.assert_close(cut, blocks(x).detach())

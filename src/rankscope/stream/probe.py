@@ -18,13 +18,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums
+from rankscope.models.wrapping import hidden
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -92,8 +95,7 @@ class Ancestry(IntFlag):
     MIXED = 128
 
 
-_MOST_SOURCES = 16
-"""Modules from whose outputs a tensor may come, up to which they are followed."""
+_ROUNDINGS = 64
 
 
 @dataclass
@@ -112,7 +114,7 @@ class CallRecord:
         is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
         inside: adds that are inside the branch of a later one, without a matrix of their own: their label is None.
         roles: for each add, how its branch responded when tokens were replaced; None if it did not.
-        beside: a module that acts on tokens alone, in a branch with one that mixes them, joined in an unknown form.
+        beside: what acts on tokens alone in a branch that mixes them, and is added inside in an unknown form.
         occurrence: how many calls of the same module came before.
     """
 
@@ -188,6 +190,8 @@ class ProbeFrame(StreamFrame):
         self.sum: SkipSum | None = None
         self.parts: list[list[tuple[_Part, _Part]]] = [[]]
         """For each add, the sums of two derived tensors since the add before."""
+        self.operations = 0
+        """Other operations that were given two derived tensors."""
         self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
@@ -502,9 +506,9 @@ def _take_roles(records: Sequence[CallRecord], written: Sequence[CallRecord]) ->
 def _find_roles(
     records: Sequence[CallRecord], reference: _Probe, run: Callable[[_Probe], None], trial: TokenTrial
 ) -> None:
-    others = []
+    others: list[_Probe] = []
     for number in range(PASSES if trial.kept else 0):
-        others.append(reference.again(trial.next(number)))
+        others.append(reference.again(trial.next(number), [one.trial for one in others if one.trial is not None]))
         run(others[-1])
     for record in records:
         _settle(record, reference, others)
@@ -584,13 +588,9 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
             record.adds[number] = "mlp"
         if label == "both" or beside:
             record.parallel_mlp = beside.pop() if len(beside) == 1 else None
-        sources = {
-            name: responses(trials, (key, "source", number, name)) for name in reference.sources.get((key, number), ())
-        }
-        known = f"{record.parallel_mlp}."
-        hidden = [name for name, found in sources.items() if found == "alone" and not known.startswith(f"{name}.")]
-        if record.adds[number] is not None and hidden and "mixes" in sources.values():
-            record.beside = hidden[0]
+        alone = [name for other in others for name in sorted(other.joined.get((key, number), ()))]
+        if record.adds[number] is not None and alone:
+            record.beside = alone[0]
 
 
 class _Probe(TorchFunctionMode):
@@ -624,15 +624,18 @@ class _Probe(TorchFunctionMode):
         self._attention_modules: list[str] = []
         self._products = ByTensor[None]()
         self._returned = ByTensor[list[CallRecord]]()
-        self._sources = ByTensor[Mapping[str, Tensor]]()
-        """What modules with a matrix returned, from which a tensor was computed since."""
-        self.sources: dict[tuple[Hashable, int], list[str]] = {}
-        """The same of each branch that has several, without the stream: names of modules."""
+        self._modules = ByTensor[str]()
+        """The last module with a matrix from whose output a tensor was computed."""
+        self._earlier: Sequence[TokenTrial] = ()
+        self._joined = ByTensor[frozenset[str]]()
+        self.joined: dict[tuple[Hashable, int], frozenset[str]] = {}
+        """For each branch, what acts on tokens alone and is added inside, in another form, to what mixes them."""
 
-    def again(self, trial: TokenTrial) -> _Probe:
-        """A mode for another pass with the same settings."""
+    def again(self, trial: TokenTrial, earlier: Sequence[TokenTrial] = ()) -> _Probe:
+        """A mode for another pass with the same settings; the last one is given all ``earlier`` trials."""
         probe = _Probe(self._batch, self._stream, self._sums, {}, trial)
         probe.known = {(record.name, record.occurrence): record.adds for record in self.records}
+        probe._earlier = earlier
         return probe
 
     def _is_skip(self, frame: ProbeFrame) -> bool:
@@ -694,8 +697,11 @@ class _Probe(TorchFunctionMode):
     def _run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]
     ) -> Any:
+        joined: frozenset[str] = frozenset()
         if func in ADDS and self._open:
             self._see_parts(func, inputs)  # before the call: it may write to one of them
+        elif self._open and self.trial is not None and len(inputs) > 1:
+            joined = self._see_joined(func, args, kwargs, inputs)
         if func is MULTI_HEAD:
             calls, out = _inside_multi_head(func, args, kwargs)
         else:
@@ -706,7 +712,7 @@ class _Probe(TorchFunctionMode):
         if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
             for tensor in outputs:
                 self._products[tensor] = None
-        self._pass_on_sources(inputs, outputs)
+        self._pass_on_joined(func, inputs, outputs, joined)
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -736,7 +742,8 @@ class _Probe(TorchFunctionMode):
                 continue
             place = frame.key, "branch", number
             self.trial.see(place, frame.sum.summands()[1], frame.entry_shape)
-            self._see_sources(frame, number)
+            found = [self._joined.get(branch) or frozenset() for branch in frame.sum.branches]
+            self.joined[frame.key, number] = frozenset[str]().union(*found)
             if any(frame.ancestry(tensor) & Ancestry.MIXED for tensor in frame.sum.branches):
                 self.mixed.add((frame.key, number))
                 mixing.append(frame)
@@ -744,27 +751,21 @@ class _Probe(TorchFunctionMode):
                 mixing.append(frame)
         return mixing
 
-    def _pass_on_sources(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        found: dict[str, Tensor] = {}
-        for tensor in inputs if self.trial is not None else ():
-            found |= self._sources.get(tensor) or {}
-        for tensor in outputs if 0 < len(found) <= _MOST_SOURCES else ():
-            self._sources[tensor] = found
-
-    def _see_sources(self, frame: ProbeFrame, number: int) -> None:
-        """Keep or compare what the modules returned from which a branch was put together, if there are several."""
-        assert self.trial is not None
-        assert frame.sum is not None
-        found: dict[str, Tensor] = {}
-        for branch in frame.sum.branches:
-            sources = self._sources.get(branch) or {}
-            found |= {name: tensor for name, tensor in sources.items() if not frame.is_stream(tensor)}
-        if len(found) < 2:
+    def _pass_on_joined(
+        self, func: Callable[..., Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor], joined: frozenset[str]
+    ) -> None:
+        if self.trial is None:
             return
-        self.sources[frame.key, number] = list(found)
-        for name, tensor in found.items():
-            if self.trial.can_see(tensor, frame.entry_shape):
-                self.trial.see((frame.key, "source", number, name), tensor, frame.entry_shape, is_part=True)
+        if func in _MATRIX_PRODUCTS and any(isinstance(one, nn.Parameter) and one.dim() > 1 for one in inputs):
+            return
+        modules = {name for tensor in inputs if (name := self._modules.get(tensor)) is not None}
+        for tensor in inputs:
+            joined |= self._joined.get(tensor) or frozenset()
+        for tensor in outputs:
+            if len(modules) == 1:
+                self._modules[tensor] = next(iter(modules))
+            if joined:
+                self._joined[tensor] = joined
 
     def _restart(self, added: Sequence[Tensor | None], out: Tensor, mixing: Sequence[ProbeFrame]) -> None:
         """After a sum, every branch that follows is tested from the stream of the reference pass on."""
@@ -814,6 +815,34 @@ class _Probe(TorchFunctionMode):
         for part, tensor in zip((one, other), inputs, strict=True):
             self.trial.see(part.place, tensor, frame.entry_shape, is_part=True)
         frame.parts[-1].append((one, other))
+
+    def _see_joined(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]
+    ) -> frozenset[str]:
+        """What acts on tokens alone and is added to what mixes them by an operation other than a plain sum.
+
+        What the operation is given is kept or compared. In the last pass, if one of its inputs mixes tokens and another
+        does not, it is tried whether it is a sum of the two: see :func:`_adds`.
+        """
+        frame = next((one for one in reversed(self._open) if one is not None), None)
+        if self.trial is None or not isinstance(frame, ProbeFrame) or any(map(frame.is_stream, inputs)):
+            return frozenset()
+        seen = [one for one in inputs if frame.ancestry(one) and self.trial.can_see(one, frame.entry_shape)]
+        if len(seen) < 2:
+            return frozenset()
+        places = [(frame.key, "joined", frame.operations, side) for side in range(len(seen))]
+        frame.operations += 1
+        for place, tensor in zip(places, seen, strict=True):
+            self.trial.see(place, tensor, frame.entry_shape, is_part=True)
+        if self.trial.number != PASSES - 1:
+            return frozenset()
+        trials = [*self._earlier, self.trial]
+        given = {responses(trials, place): tensor for place, tensor in zip(places, seen, strict=True)}
+        mixing, alone = given.get("mixes"), given.get("alone")
+        is_mapped = alone is not None and (frame.ancestry(alone) & Ancestry.MAPPED or alone in self._modules)
+        if mixing is None or alone is None or not is_mapped or not _adds(func, (args, kwargs), mixing, alone):
+            return frozenset()
+        return frozenset({self._modules.get(alone) or "its own forward"})
 
     def _attention_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
@@ -935,7 +964,8 @@ class _Probe(TorchFunctionMode):
             elif frame == "adds nothing" and normalises and out is not None:
                 self._note_norm(name, entry, out)
             if out is not None and not normalises and any(one.dim() > 1 for one in module.parameters()):
-                self._sources[out] = {name: out}
+                self._modules[out] = name
+                self._joined[out] = frozenset()  # what is put together inside a module that mixes tokens is its own
             # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
             if is_attention(name, type(module)):
                 if out is not None:
@@ -975,6 +1005,34 @@ class _Probe(TorchFunctionMode):
     def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
         """The calls that returned this exact tensor."""
         return self._returned.get(tensor) or []
+
+
+def _adds(func: Callable[..., Any], given: Any, one: Tensor, other: Tensor) -> bool:
+    """Whether what an operation makes of one input does not depend on the other; True if it cannot be tried.
+
+    A product of the two, as of a gate or of attention weights and values, does.
+    """
+    if isinstance(func, HigherOrderOperator):
+        return not is_flex(func)
+
+    def result(moved_one: Tensor, moved_other: Tensor) -> Tensor:
+        copies = pytree.tree_map_only(
+            Tensor, Tensor.clone, with_another(with_another(given, one, moved_one), other, moved_other)
+        )
+        out = tensors_in(func(*copies[0], **copies[1])) or tensors_in(copies)[:1]
+        return torch.cat([tensor.flatten().double() for tensor in out if tensor.is_floating_point()])
+
+    with hidden():
+        others = other, other * 2
+        try:
+            plain, changed = (result(one, value) for value in others)
+            elsewhere, changed_elsewhere = (result(one + one.std(), value) for value in others)
+        except (RuntimeError, ValueError, TypeError):
+            return True
+        change = changed - plain
+        size = max(float(tensor.abs().max()) for tensor in (plain, changed, elsewhere, changed_elsewhere))
+        rounding = _ROUNDINGS * torch.finfo(other.dtype).eps * size
+        return float(change.abs().max()) > rounding >= float((changed_elsewhere - elsewhere - change).abs().max())
 
 
 def _norms_tokens(func: Callable[..., Any], args: Sequence[Any]) -> bool:
