@@ -110,6 +110,11 @@ class Stream:
         """Whether a token has several residual streams."""
         return any("streams" in entry for entry in _entries(self.axes or ""))
 
+    @property
+    def folds_batch(self) -> bool:
+        """Whether sequences share an axis with something else."""
+        return any("batch" in entry and len(entry) > 1 for entry in _entries(self.axes or ""))
+
     def with_axes(self, axes: str) -> Stream:
         """The same with these axes, if none were declared."""
         return self if self.axes is not None else replace(self, axes=axes)

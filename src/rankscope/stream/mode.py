@@ -185,6 +185,12 @@ class ActiveBlock(StreamFrame):
         """Raise if the stream does not contain the sequences of the current batch."""
         if self.stack.stream.takes == "branch":
             return
+        if self._sequences is None and self.stack.stream.folds_batch:
+            raise SiteError(
+                f"Block {self.layer} ({self.call.module_name}) takes a stream '{self.stack.stream}': its sequences "
+                "share an axis, and how many there are is known only in passes that rankscope runs. Give the surgery to "
+                "a verb, e.g. rankscope.measure(model, inputs, surgery), instead of running the model in operate()."
+            )
         batch, tokens = self.batch_and_tokens()
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(

@@ -50,6 +50,7 @@ from rankscope.stream.operators import (
     CONSTANTS,
     JOINS,
     MULTI_HEAD,
+    MULTIPLICATIONS,
     NORMS,
     PRODUCTS,
     PROJECTIONS,
@@ -706,7 +707,7 @@ class _Probe(TorchFunctionMode):
         if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
             for tensor in outputs:
                 self._products[tensor] = None
-        self._pass_on_sources(inputs, outputs)
+        self._pass_on_sources(func, inputs, outputs)
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -744,12 +745,16 @@ class _Probe(TorchFunctionMode):
                 mixing.append(frame)
         return mixing
 
-    def _pass_on_sources(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        found: dict[str, Tensor] = {}
-        for tensor in inputs if self.trial is not None else ():
-            found |= self._sources.get(tensor) or {}
-        for tensor in outputs if 0 < len(found) <= _MOST_SOURCES else ():
-            self._sources[tensor] = found
+    def _pass_on_sources(self, func: Callable[..., Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        if self.trial is None:
+            return
+        by_input = [sources for tensor in inputs if (sources := self._sources.get(tensor))]
+        joined = {name: source for sources in by_input for name, source in sources.items()}
+        if func in MULTIPLICATIONS and len(by_input) > 1:
+            # A gate adds nothing by itself: the product is one source, as long as it is not taken apart.
+            joined = {next(iter(joined)): outputs[0]}
+        for tensor in outputs if 0 < len(joined) <= _MOST_SOURCES else ():
+            self._sources[tensor] = joined
 
     def _see_sources(self, frame: ProbeFrame, number: int) -> None:
         """Keep or compare what the modules returned from which a branch was put together, if there are several."""
