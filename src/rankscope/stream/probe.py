@@ -273,24 +273,24 @@ class ProbeFrame(StreamFrame):
 
     def see_add(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Record an add onto the stream, if this is one; returns the tensor that is the stream."""
-        found = self.match(func, args, kwargs) if func in self.sums else None
-        if found is None:
+        skip_sum = self.match(func, args, kwargs) if func in self.sums else None
+        if skip_sum is None:
             return None
         follows_a_skip = bool(self.record.adds) and self.record.adds[-1] is not None
         ancestry = Ancestry.NONE
-        for tensor in found.branches:
+        for tensor in skip_sum.branches:
             ancestry |= self.ancestry(tensor)
         label = self._label(ancestry)
         # A branch computed before the previous add is parallel to it: x + attention(x), then + mlp(x).
         stale = label is not None and not ancestry & Ancestry.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
-        self._find_inside(found, bool(ancestry & Ancestry.MAPPED))
+        self._find_inside(skip_sum, bool(ancestry & Ancestry.MAPPED))
         self._age()
-        self._onto_normed.append(self.is_normed(found.carried))
-        self.sum = found
+        self._onto_normed.append(self.is_normed(skip_sum.carried))
+        self.sum = skip_sum
         self.parts.append([])
-        return found.carried
+        return skip_sum.carried
 
     @property
     def adds_to_normed(self) -> bool:
@@ -760,14 +760,14 @@ class _Probe(TorchFunctionMode):
         """Keep or compare what the modules returned from which a branch was put together, if there are several."""
         assert self.trial is not None
         assert frame.sum is not None
-        found: dict[str, Tensor] = {}
+        sources_seen: dict[str, Tensor] = {}
         for branch in frame.sum.branches:
             sources = self._sources.get(branch) or {}
-            found |= {name: tensor for name, tensor in sources.items() if not frame.is_stream(tensor)}
-        if len(found) < 2:
+            sources_seen |= {name: tensor for name, tensor in sources.items() if not frame.is_stream(tensor)}
+        if len(sources_seen) < 2:
             return
-        self.sources[frame.key, number] = list(found)
-        for name, tensor in found.items():
+        self.sources[frame.key, number] = list(sources_seen)
+        for name, tensor in sources_seen.items():
             if self.trial.can_see(tensor, frame.entry_shape):
                 self.trial.see((frame.key, "source", number, name), tensor, frame.entry_shape, is_part=True)
 
@@ -882,8 +882,8 @@ class _Probe(TorchFunctionMode):
                 self.records.append(record)
                 opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
-                for found in self._long_skips.values():
-                    found.enter(self.numbers[id(record)], entry, opened)
+                for long_skips in self._long_skips.values():
+                    long_skips.enter(self.numbers[id(record)], entry, opened)
             self.tape.enter(name, normalises)
             self._open.append(opened)
             if is_attention(name, type(module)):
@@ -926,8 +926,8 @@ class _Probe(TorchFunctionMode):
                 self._forget(frame)
                 self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
-                    for found in self._long_skips.values():
-                        found.leave(self.numbers[id(frame.record)], out)
+                    for long_skips in self._long_skips.values():
+                        long_skips.leave(self.numbers[id(frame.record)], out)
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
