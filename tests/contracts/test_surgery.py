@@ -111,6 +111,9 @@ def test_a_family_under_surgery(name: str) -> None:
     """Bit-equal under an operation that changes nothing, a cut that is undone, and half the stream plus the branch."""
     model, batch, view = prepared(name)
     bare = outputs(model, batch)
+    if name in IN_FLOAT64:
+        assert {parameter.dtype for parameter in model.parameters()} == {bare[0].dtype} == {torch.float64}
+    assert torch.isfinite(bare[0]).all()
     everything = Operation(mlp="keep", norm="keep", temperature=1.0, attention="keep", attention_scale=1.0)
     with unchanged(model):
         assert equal(under(name, everything), bare)
