@@ -35,7 +35,10 @@ from tests.tiny_presets import TINY_PRESETS
 ONLY_FLOAT32 = {"tiny-xlnet", "tiny-mra"}
 NAMES = [name for name in TINY_PRESETS if name not in NOT_FOUND] + list(OWN)
 IN_FLOAT64 = [name for name in NAMES if name not in ONLY_FLOAT32]
-NO_MLP = {"tiny-mobilebert", "tiny-mamba", "tiny-mamba2", "tiny-falcon-mamba", "hand-written without skips"}
+NO_MLP = {
+    "tiny-mobilebert", "tiny-mamba", "tiny-mamba2", "tiny-falcon-mamba", "hand-written without skips",
+    "tiny-rwkv",  # its feed-forward reads the token before, too: it mixes tokens
+}  # fmt: skip
 NO_SKIP = "hand-written without skips"
 UNCUT = {"tiny-mobilebert"}
 """Families with skips inside a branch, which a cut would leave in place."""
@@ -111,9 +114,6 @@ def test_a_family_under_surgery(name: str) -> None:
     """Bit-equal under an operation that changes nothing, a cut that is undone, and half the stream plus the branch."""
     model, batch, view = prepared(name)
     bare = outputs(model, batch)
-    if name in IN_FLOAT64:
-        assert {parameter.dtype for parameter in model.parameters()} == {bare[0].dtype} == {torch.float64}
-    assert torch.isfinite(bare[0]).all()
     everything = Operation(mlp="keep", norm="keep", temperature=1.0, attention="keep", attention_scale=1.0)
     with unchanged(model):
         assert equal(under(name, everything), bare)
@@ -129,7 +129,8 @@ def test_a_family_under_surgery(name: str) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", without_relatives(NAMES))
-def test_operate_finds_the_structure_by_itself(name: str) -> None:
+def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
+    """By the way of a user, who shows inputs: the structure is found once more."""
     assert equal(operated(name), outputs(*prepared(name)[:2]))
 
 

@@ -501,12 +501,12 @@ def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> LayoutError
 
 def _unlike(readings: Sequence[Stream], facts: _Facts) -> list[Stream]:
     """The first of those that read the tensor alike: an axis of one token, or of one stream, makes no difference."""
-    by_sizes: dict[tuple[object, ...], Stream] = {}
+    by_reading: dict[tuple[object, ...], Stream] = {}
     places = torch.arange(facts.shape.numel()).reshape(facts.shape)
     for one in readings:
         read = one.canonical(places, facts.rows)
-        by_sizes.setdefault((tuple(read.shape), read.contiguous().numpy().tobytes()), one)
-    return list(by_sizes.values())
+        by_reading.setdefault((tuple(read.shape), read.contiguous().numpy().tobytes()), one)
+    return list(by_reading.values())
 
 
 _HOW_TO_DECLARE = (

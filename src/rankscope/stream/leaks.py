@@ -171,16 +171,16 @@ def _run(mode: _Held, run: Callable[[], object]) -> _Held:
 
 def _with(stack: Stack, leaks: set[_Place], reference: _Held) -> Stack:
     names = reference.combined | reference.met
-    calls = []
+    leaking = []
     for number, call in enumerate(stack.calls):
         last = call.first_layer + len(call.blocks) - 1
         uncut = (carry for carry in stack.carries if carry.calls_begun is None)
         known = any(carry.first <= last and carry.last >= call.first_layer for carry in uncut)
         if (stack.name, number) in leaks and not known:
             operation = names.get((stack.name, number), "an operation that cannot be followed")
-            calls.append(Carry(call.module_name, operation, call.first_layer, last))
+            leaking.append(Carry(call.module_name, operation, call.first_layer, last))
     renamed = [_first_met(stack, carry, reference) for carry in stack.carries]
-    return replace(stack, carries=(*renamed, *calls), cuts_proven=True)
+    return replace(stack, carries=(*renamed, *leaking), cuts_proven=True)
 
 
 def _first_met(stack: Stack, carry: Carry, reference: _Held) -> Carry:
