@@ -29,12 +29,16 @@ from rankscope.surgery.operation import Operation
 from tests.contracts.compatibility import OWN
 from tests.contracts.test_families import NOT_FOUND
 from tests.families import without_relatives
+from tests.loops import unchanged
 from tests.tiny_presets import TINY_PRESETS
 
 ONLY_FLOAT32 = {"tiny-xlnet", "tiny-mra"}
 NAMES = [name for name in TINY_PRESETS if name not in NOT_FOUND] + list(OWN)
 IN_FLOAT64 = [name for name in NAMES if name not in ONLY_FLOAT32]
-NO_MLP = {"tiny-mobilebert", "tiny-mamba", "tiny-mamba2", "tiny-falcon-mamba", "hand-written without skips"}
+NO_MLP = {
+    "tiny-mobilebert", "tiny-mamba", "tiny-mamba2", "tiny-falcon-mamba", "hand-written without skips",
+    "tiny-rwkv",  # its feed-forward reads the token before, too: it mixes tokens
+}  # fmt: skip
 NO_SKIP = "hand-written without skips"
 UNCUT = {"tiny-mobilebert"}
 """Families with skips inside a branch, which a cut would leave in place."""
@@ -105,26 +109,29 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
+@pytest.mark.parametrize("name", without_relatives(NAMES))
+def test_a_family_under_surgery(name: str) -> None:
+    """Bit-equal under an operation that changes nothing, a cut that is undone, and half the stream plus the branch."""
+    model, batch, view = prepared(name)
+    bare = outputs(model, batch)
+    everything = Operation(mlp="keep", norm="keep", temperature=1.0, attention="keep", attention_scale=1.0)
+    with unchanged(model):
+        assert equal(under(name, everything), bare)
+        if name in CUT:
+            cut = under(name, Operation(0.0, 0.0, mlp="keep" if name in NO_MLP else "drop"))
+            assert not equal(cut, bare)
+            assert all(bool(torch.isfinite(x).all()) for x in cut)
+            assert equal(outputs(model, batch), bare)
+            assert not _get_current_function_mode_stack()
+        if name in CUT and name in IN_FLOAT64:
+            assert not equal(halved(model, batch, view), bare)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", without_relatives(NAMES))
 def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
-    bare = outputs(*prepared(name)[:2])
-    assert equal(operated(name), bare)
-    everything = Operation(mlp="keep", norm="keep", temperature=1.0, attention="keep", attention_scale=1.0)
-    assert equal(under(name, everything), bare)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", without_relatives(CUT))
-def test_a_cut_is_undone(name: str) -> None:
-    model, batch, _ = prepared(name)
-    bare, hooks = outputs(model, batch), hooks_of(model)
-    cut = under(name, Operation(0.0, 0.0, mlp="keep" if name in NO_MLP else "drop"))
-    assert not equal(cut, bare)
-    assert all(bool(torch.isfinite(x).all()) for x in cut)
-    assert equal(outputs(model, batch), bare)
-    assert hooks_of(model) == hooks
-    assert not _get_current_function_mode_stack()
+    """By the way of a user, who shows inputs: the structure is found once more."""
+    assert equal(operated(name), outputs(*prepared(name)[:2]))
 
 
 class Recomputation:
@@ -191,19 +198,17 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", without_relatives(name for name in IN_FLOAT64 if name in CUT))
-def test_gain_one_half_is_half_the_stream_plus_the_branch(name: str) -> None:
-    model, batch, view = prepared(name)
+def halved(model: nn.Module, batch: Batch, view: ModelView) -> list[Tensor]:
+    """Outputs under gain one half, each sum checked on the way."""
     check = Recomputation(view)
     with ExitStack() as stack:
         stack.enter_context(operating(model, Operation(0.5, 0.5), view=view))
         for module in filter(is_norm, model.modules()):
             stack.callback(module.register_forward_hook(check.hook).remove)
         stack.enter_context(trace(view, SiteSelection.parse(SITES), check))
-        halved = outputs(model, batch)
+        states = outputs(model, batch)
     assert check.sums == sum(len(plan.skips) for stack in view.stacks for plan in stack.plans) > 0
-    assert not equal(halved, outputs(model, batch))
+    return states
 
 
 ATTENTION_EDITS: tuple[Mapping[str, Any], ...] = (

@@ -15,7 +15,7 @@ import pytest
 
 import rankscope as rs
 from rankscope.errors import RankscopeError
-from rankscope.ext.papers.measuring.parts import kept
+from rankscope.ext.papers.measuring.parts import saved_rows
 from rankscope.ext.sweeps.status import status_of
 from rankscope.monitor import read_record
 from rankscope.monitor.outlets import RecordWriter
@@ -92,7 +92,7 @@ def _part(home: Path) -> None:
 
 def _kept(home: Path) -> str:
     found = [{"metric": "m", "site": "s", "layer": layer, "value": 1 / (layer + 3)} for layer in range(20)]
-    return repr(kept(home, "part", {"seed": 1}, lambda: found))
+    return repr(saved_rows(home, "part", {"seed": 1}, lambda: found))
 
 
 class _StoppedError(Exception):

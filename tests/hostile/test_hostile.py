@@ -12,11 +12,13 @@ import torch
 import rankscope as rs
 from tests.hostile.case import ALL
 from tests.hostile.harness import (
+    EDITS,
     TOLERANCE,
     VERBS,
     Setting,
     assert_close,
     assert_residuals,
+    edit_outcomes,
     fingerprint,
     measure_declared,
     names_a_part,
@@ -40,7 +42,14 @@ def test_the_twin_is_the_network(name: str) -> None:
 ORDINARY = {
     name: sorted(case.core)[number % len(case.core)] for number, (name, case) in enumerate(CASES.items()) if case.core
 }
-"""One verb of each case: the ordinary suite tries every architecture, and every verb on some of them."""
+"""One verb of each case: the ordinary suite tries every edit on every architecture, and every other verb on some."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_edit_is_equal_or_refused(name: str) -> None:
+    case = CASES[name]
+    for edit, found in edit_outcomes(case).items():
+        assert found.kind == "equal" or edit not in case.equal, f"{edit}: refused, and must be equal: {found.detail}"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,7 @@ ORDINARY = {
         pytest.param(name, verb, marks=() if verb == ORDINARY.get(name) else pytest.mark.slow)
         for name in CASES
         for verb in VERBS
+        if verb not in EDITS
     ],
 )
 def test_equal_or_refused(name: str, verb: str) -> None:

@@ -101,7 +101,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         "labels": examination.labels is not None,
         "optimizer": examination.optimizer is not None,
     }
-    found: list[Finding] = []
+    findings: list[Finding] = []
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
@@ -120,11 +120,11 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             skipped[spec.code] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             continue
-        found += new
+        findings += new
         shown |= {one.code: spec.order // 10 for one in new if one.kind == "fault" and one.certainty == "shown"}
     order = {code: spec.order for code, spec in CAUSES.items()}
-    found.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
-    return Diagnosis(tuple(found), skipped, examination.forward_passes, examination.backward_passes)
+    findings.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
+    return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
 
 
 def _gain(found: Finding) -> float:

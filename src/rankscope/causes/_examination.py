@@ -143,7 +143,7 @@ class Examination:
     def _observed(self, batch: Batch | None = None, mode: Softmaxes | None = None) -> _Pass:
         """One pass with everything that is kept of it, with softmax calls noted by ``mode``."""
         names = {module: name for name, module in self.model.named_modules()}
-        found: list[ModuleCall] = []
+        calls: list[ModuleCall] = []
         made: dict[str, None] = {}
         room = _ROOM
 
@@ -160,7 +160,7 @@ class Examination:
                 room -= 0 if tensor is None or tensor.is_nested else tensor.numel() * tensor.element_size()
             keep = room > 0 or module is self.model
             kept = [_kept(tensor) if keep else None for tensor in (given, out)]
-            found.append(ModuleCall(names.get(module), module, kept[0], kept[1], len(leaves) == 1))
+            calls.append(ModuleCall(names.get(module), module, kept[0], kept[1], len(leaves) == 1))
 
         def registered(module: nn.Module, name: str, parameter: Any) -> None:
             made[type(module).__name__] = None
@@ -173,7 +173,7 @@ class Examination:
             returned = self.run(batch)
         if mode is not None:
             mode.ended(main_output(returned))
-        return _Pass(tuple(found), tuple(made), returned, mode)
+        return _Pass(tuple(calls), tuple(made), returned, mode)
 
     @contextmanager
     def _gradients(self) -> Iterator[None]:
@@ -335,7 +335,7 @@ class Examination:
         replaced: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """What each block returns, ``batch tokens dim``; with its input added for the blocks that are named."""
-        found: list[Tensor] = []
+        by_block: list[Tensor] = []
 
         def note(name: str) -> Callable[..., Any]:
             def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -353,7 +353,7 @@ class Examination:
                         total = states + given
                         new = pytree.tree_unflatten([total if leaf is states else leaf for leaf in leaves], spec)
                         states = total
-                found.append(self._canonical(states.detach()))
+                by_block.append(self._canonical(states.detach()))
                 return new
 
             return hook
@@ -362,7 +362,7 @@ class Examination:
             for name, module in self.blocks:
                 hooks.callback(module.register_forward_hook(note(name), with_kwargs=True).remove)
             self.run(replaced=replaced)
-        return found
+        return by_block
 
     def carried(self) -> dict[str, float]:
         """Mean cosine between a random change of what enters each block and that of what leaves it, by token.
@@ -371,7 +371,7 @@ class Examination:
         large as the tokens. Blocks that do not return what they take, or of which no copy was kept, are left out.
         """
         calls = {call.module: call for call in self.base}
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         drawn = torch.Generator().manual_seed(0)
 
         def note(name: str, given: Tensor, left: Tensor) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -389,7 +389,7 @@ class Examination:
                 out = main_output(output)
                 if out is not None and out.shape == left.shape:
                     along = nn.functional.cosine_similarity(out.detach().float() - left.float(), change.float(), dim=-1)
-                    found[name] = float(along.mean())
+                    shares[name] = float(along.mean())
 
             return enter, leave
 
@@ -402,7 +402,7 @@ class Examination:
                 hooks.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(leave).remove)
             self.run()
-        return found
+        return shares
 
     def _canonical(self, states: Tensor) -> Tensor:
         if states.ndim == 2:
@@ -423,10 +423,10 @@ class Examination:
     def plain_states(self) -> list[Tensor]:
         """What each block returns, in the pass on the batch as it is."""
         blocks = {module for _, module in self.blocks}
-        found = [call.output for call in self.base if call.module in blocks]
-        if any(one is None for one in found):  # more than is kept of a pass
+        outputs = [call.output for call in self.base if call.module in blocks]
+        if any(one is None for one in outputs):  # more than is kept of a pass
             return self.block_states()
-        return [self._canonical(one) for one in found if one is not None]
+        return [self._canonical(one) for one in outputs if one is not None]
 
     @cached_property
     def curve(self) -> list[float]:
@@ -454,22 +454,22 @@ class Examination:
 
     def attention_under(self, replaced: Mapping[str, Tensor] | None = None) -> dict[int, AttentionSeen]:
         """Attention by block in a new pass, with other parameters if given."""
-        found: dict[int, AttentionSeen] = {}
+        by_layer: dict[int, AttentionSeen] = {}
         if self.view is None or self.stack is None:
-            return found
+            return by_layer
         name = self.stack.name
 
         def see(ref: SiteRef, seen: Observed) -> None:
             if isinstance(seen, Unreadable) or not isinstance(seen, AttentionCall) or ref.stack != name:
                 return
-            if ref.layer not in found:
-                found[ref.layer] = _attention(seen)
+            if ref.layer not in by_layer:
+                by_layer[ref.layer] = _attention(seen)
 
         self.forward_passes += 1
         sites = SiteSelection.parse(("attention.probs",))
         with undisturbed(self.model), with_parameters(self.model, replaced or {}), trace(self.view, sites, see):
             self.batch.run(self.model)
-        return found
+        return by_layer
 
     # The loss.
 
@@ -518,8 +518,8 @@ class Examination:
                 total = self._projection(value) if of_outputs or self.loss is None else self.loss_of(value)
                 if not total.requires_grad:
                     return dict.fromkeys(named)
-                found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-        return dict(zip(named, found, strict=True))
+                gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+        return dict(zip(named, gradients, strict=True))
 
     def _projection(self, value: Any) -> Tensor:
         leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -73,17 +73,17 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         with torch._C.DisableTorchFunction():
             # Copies, because a mask may be written into the weights in place.
-            found = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
+            known_inputs = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
         out = func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             if func in SOFTMAXES and isinstance(out, Tensor):
                 axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1]
                 call = SoftmaxCall(axis % out.ndim, tuple(out.shape), _source.running())
                 self.calls.append(call)
-                self.again += [call] if found else []
+                self.again += [call] if known_inputs else []
                 self._known.append((out, out.detach().clone(), call))
-            elif found and isinstance(out, Tensor):
-                place, (weights, made, call) = found[0]
+            elif known_inputs and isinstance(out, Tensor):
+                place, (weights, made, call) = known_inputs[0]
                 if func in PRODUCTS:
                     self._weigh(func, args, place, weights, made, call)
                 elif out.shape == made.shape and out.is_floating_point():
@@ -91,7 +91,7 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
             if func in _FILLS and len(given) > 1:
                 written = _source.running()
                 self.fills.append((tuple(given[1].shape), written))
-                self.filled_after += [written] if found else []
+                self.filled_after += [written] if known_inputs else []
             del self._known[:-_FOLLOWED]
         return out
 

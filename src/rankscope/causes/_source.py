@@ -74,7 +74,7 @@ class SourcePlace:
 
     def call(self, *names: str) -> ast.Call | None:
         """The only call of one of these functions or methods on the line; None if there is not exactly one."""
-        found = [
+        calls = [
             node
             for node in ast.walk(self.node)
             if isinstance(node, ast.Call)
@@ -82,7 +82,7 @@ class SourcePlace:
             and not self._is_submodule(node)
             and node.lineno <= self.line <= (node.end_lineno or node.lineno)
         ]
-        return found[0] if len(found) == 1 else None
+        return calls[0] if len(calls) == 1 else None
 
     def _is_submodule(self, call: ast.Call) -> bool:
         """Whether ``a.softmax(b)`` may be a module: only with a number as its axis is it a method of a tensor."""
@@ -394,20 +394,20 @@ def product_of(softmax: SourcePlace | None) -> tuple[ast.expr, ast.expr] | None:
 
 def scaled_once(softmax: SourcePlace | None, width: int) -> list[Edit]:
     """The product of queries and keys, divided once by the square root of the width of a head."""
-    found = product_of(softmax)
-    if softmax is None or found is None:
+    factors = product_of(softmax)
+    if softmax is None or factors is None:
         return []
-    product, whole = found
+    product, whole = factors
     return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
 
 
 def normed_before(softmax: SourcePlace | None) -> str:
     """The sentence that normalises queries and keys before their product; empty if they have no names."""
-    found = product_of(softmax)
-    whole = None if softmax is None or found is None else softmax.statement(found[0])
-    if softmax is None or found is None or whole is None:
+    factors = product_of(softmax)
+    whole = None if softmax is None or factors is None else softmax.statement(factors[0])
+    if softmax is None or factors is None or whole is None:
         return ""
-    product = found[0]
+    product = factors[0]
     if isinstance(product, ast.BinOp):
         pair = [product.left, product.right]
     else:

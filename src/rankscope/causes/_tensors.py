@@ -22,9 +22,9 @@ def main_output(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     for name in _OUTPUTS:
-        found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if isinstance(found, Tensor) and found.is_floating_point():
-            return found
+        output = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if isinstance(output, Tensor) and output.is_floating_point():
+            return output
     leaves = pytree.tree_leaves(value)
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
@@ -41,12 +41,12 @@ def apart(states: Tensor, axis: int = 0) -> float:
 
 def tokens_apart(states: Tensor, keep: Tensor | None = None) -> float:
     """Mean relative residual of the tokens of each sequence, of states ``batch tokens dim``."""
-    found = []
+    distances = []
     for row, one in enumerate(states.detach().double()):
         kept = one if keep is None else one[keep[row].to(one.device)]
         if len(kept) > 1:
-            found.append(apart(kept))
-    return sum(found) / len(found) if found else float("nan")
+            distances.append(apart(kept))
+    return sum(distances) / len(distances) if distances else float("nan")
 
 
 def changed_entries(before: Tensor, after: Tensor) -> Tensor | None:
@@ -95,7 +95,7 @@ def cloned(blocks: Sequence[nn.Module]) -> list[int]:
         return []
     first = dict(blocks[0].named_parameters())
     matrices = [name for name, p in first.items() if p.ndim >= 2]
-    found = []
+    numbers = []
     for number, block in enumerate(blocks[1:], start=1):
         own = dict(block.named_parameters())
         if (
@@ -105,5 +105,5 @@ def cloned(blocks: Sequence[nn.Module]) -> list[int]:
             and all(torch.equal(own[n].detach(), first[n].detach()) for n in matrices)
             and all(bool(first[n].detach().any()) for n in matrices)
         ):
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers

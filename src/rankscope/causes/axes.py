@@ -206,17 +206,17 @@ def _halves(x: Examination, output: Tensor | None) -> list[Tensor] | None:
 
 def _attention_modules(x: Examination) -> list[ModuleCall]:
     """The smallest modules with a softmax that return states of the shape they take."""
-    found: list[ModuleCall] = []
+    calls: list[ModuleCall] = []
     if not x.softmaxes.calls:
-        return found
+        return calls
     for call in x.base:  # inner modules end before those that hold them
         if call.given is None or call.output is None or call.is_leaf or call.output.ndim != 3:
             continue
-        if call.given.shape != call.output.shape or any(_inside(one.module, call.module) for one in found):
+        if call.given.shape != call.output.shape or any(_inside(one.module, call.module) for one in calls):
             continue
-        if all(one.module is not call.module for one in found) and _has_softmax(call):
-            found.append(call)
-    return found
+        if all(one.module is not call.module for one in calls) and _has_softmax(call):
+            calls.append(call)
+    return calls
 
 
 @cause(
@@ -348,7 +348,7 @@ def _is_rounding(gradient: Tensor, x: Examination) -> bool:
 )
 def norm_axis(x: Examination) -> Iterator[Finding]:
     """A norm along the tokens."""
-    found = []
+    axes_seen = []
     for call in x.base:
         if call.given is None or call.output is None or not call.is_leaf or call.given.shape != call.output.shape:
             continue
@@ -361,10 +361,10 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
             after = call.module(moved)
         gap = changed_entries(call.output, after)
         if gap is not None and bool(gap.movedim(axis, 0)[1:].any()):
-            found.append(call)
-    if not found:
+            axes_seen.append(call)
+    if not axes_seen:
         return
-    names = list(dict.fromkeys(call.name or type(call.module).__name__ for call in found))
+    names = list(dict.fromkeys(call.name or type(call.module).__name__ for call in axes_seen))
     yield Finding(
         "norm_axis",
         f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "

@@ -49,7 +49,7 @@ def _used(x: Examination, counts: set[int], replaced: Mapping[str, Tensor]) -> f
 )
 def collapsed_router(x: Examination) -> Iterator[Finding]:
     """Routers that send all tokens to the same experts."""
-    mixtures = {name: found for name, module in x.blocks for found in mixtures_in(module)}
+    mixtures = {name: mixture for name, module in x.blocks for mixture in mixtures_in(module)}
     counts = {one.count for one in mixtures.values() if one.count is not None}
     if not counts:
         return
@@ -81,10 +81,10 @@ def _routers(x: Examination, counts: set[int]) -> list[list[str]]:
 
     Which of them routes is left to the experiment: new weights for an expert of that width change no choice.
     """
-    found: dict[str, list[str]] = {}
+    names_by_router: dict[str, list[str]] = {}
     for call in x.base:
         has_weights = any(True for _ in call.module.parameters(recurse=False))
         if call.name and has_weights and call.output is not None and call.output.shape[-1] in counts:
-            same = found.setdefault(re.sub(r"\d+", "*", call.name), [])
+            same = names_by_router.setdefault(re.sub(r"\d+", "*", call.name), [])
             same += [] if call.name in same else [call.name]
-    return list(found.values())
+    return list(names_by_router.values())

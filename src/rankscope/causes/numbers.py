@@ -84,7 +84,7 @@ def mask_without_keys(x: Examination) -> Iterator[Finding]:
     from rankscope.models.inputs.record import is_mask_like
 
     masks = [name for name, value in x.batch.inputs.items() if is_mask_like(name) and isinstance(value, torch.Tensor)]
-    found = float(torch.isfinite(x.result).double().mean())
+    share_finite = float(torch.isfinite(x.result).double().mean())
     for name in masks:
         value = x.batch.inputs[name]
         for fill in (1, 0):
@@ -98,7 +98,7 @@ def mask_without_keys(x: Examination) -> Iterator[Finding]:
                     f"Pass a {name} that leaves each sequence at least one key; for padding, True or 1 must mark what "
                     "the module documents.",
                     measured="outputs that are finite",
-                    before=found,
+                    before=share_finite,
                     after=1.0,
                     intervention=f"with {name} all {fill}",
                     where=name,
@@ -111,6 +111,6 @@ def mask_without_keys(x: Examination) -> Iterator[Finding]:
         "Look at this module with torch.autograd.set_detect_anomaly(True).",
         certainty="possible",
         measured="outputs that are finite",
-        before=found,
+        before=share_finite,
         where=broken.name or "",
     )

@@ -18,15 +18,15 @@ OUTPUTS = "how much the outputs of different inputs differ, relative to their si
 
 def raw_apart(x: Examination) -> float:
     """How much the inputs themselves differ; 1 for ids that differ."""
-    found = []
+    distances = []
     for value in x.mains:
         if value.is_floating_point():
             one = x.inputs_apart(value)
-            found += [] if one is None else [one]
+            distances += [] if one is None else [one]
         else:
             rows = value.movedim(x.batch.axis, 0)
-            found.append(1.0 if any(not torch.equal(rows[0], row) for row in rows[1:]) else 0.0)
-    return max(found, default=0.0)
+            distances.append(1.0 if any(not torch.equal(rows[0], row) for row in rows[1:]) else 0.0)
+    return max(distances, default=0.0)
 
 
 @cause(

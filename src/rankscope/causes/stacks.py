@@ -159,10 +159,10 @@ def _gains(x: Examination) -> dict[int, float]:
     name = x.stack.name
     stream: dict[int, Tensor] = {}
     branch: dict[int, Tensor] = {}
-    found: dict[int, float] = {}
+    gains: dict[int, float] = {}
 
     def see(ref: SiteRef, seen: Observed) -> None:
-        if not isinstance(seen, Tensor) or ref.stack != name or ref.layer in found:
+        if not isinstance(seen, Tensor) or ref.stack != name or ref.layer in gains:
             return
         if ref.site == "block.in":
             stream[ref.layer] = seen.detach().clone()
@@ -171,14 +171,14 @@ def _gains(x: Examination) -> dict[int, float]:
         elif ref.layer in stream and ref.layer in branch:
             gain = skip_gain(seen.detach(), branch[ref.layer], stream[ref.layer])
             if math.isfinite(gain):
-                found[ref.layer] = gain
+                gains[ref.layer] = gain
 
     labels = ("attention", "mixer", "mlp", "both")
     sites = ("block.in", *(f"{label}.{end}" for label in labels for end in ("out", "sum")))
     x.forward_passes += 1
     with undisturbed(x.model), trace(x.view, SiteSelection.parse(sites), see):
         x.batch.run(x.model)
-    return found
+    return gains
 
 
 @contextmanager
@@ -395,11 +395,11 @@ def _last_matrices(x: Examination) -> list[str]:
 
     A guess of what writes to the stream: if it is wrong, scaling them does not help, and nothing is claimed.
     """
-    found = []
+    names = []
     for name, block in x.blocks:
         for child, part in block.named_children():
             linear = [(n, m) for n, m in part.named_modules() if isinstance(m, nn.Linear)]
             if linear:
                 inner, _ = linear[-1]
-                found.append(".".join(filter(None, (name, child, inner, "weight"))))
-    return found
+                names.append(".".join(filter(None, (name, child, inner, "weight"))))
+    return names

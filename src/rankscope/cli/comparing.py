@@ -35,21 +35,21 @@ def compare_command(
     """How do two runs differ? Compares them block by block, with intervals from resampling the sequences."""
     import rankscope
 
-    found = rankscope.compare(
+    comparison = rankscope.compare(
         a, b, metrics=split_names(metrics), site=site, paired=paired, draws=draws, level=level, seed=seed
     )
     if figure is not None:
-        save_figure(found.plot(), figure)
+        save_figure(comparison.plot(), figure)
     if output is not None:
-        rankscope.report([a, b], output, comparison=found)
+        rankscope.report([a, b], output, comparison=comparison)
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     elif quiet:
-        typer.echo(found.verdict)
+        typer.echo(comparison.verdict)
     else:
         from rankscope.runs.compare_show import document
         from rankscope.views.terminal import print_document
 
-        print_document(document(found), results_console())
+        print_document(document(comparison), results_console())
     if output is not None and not quiet:
         remarks_console().print(f"wrote {output}", markup=False)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 from rankscope import options
-from rankscope.cli.verb_commands import described
+from rankscope.cli.verb_commands import typer_option
 
 Text = Annotated[
-    Path | None, described(options.TEXT.but(flags=("--text",), help="Text file to use instead of the sample text."))
+    Path | None, typer_option(options.TEXT.but(flags=("--text",), help="Text file to use instead of the sample text."))
 ]
-Metrics = Annotated[list[str] | None, described(options.METRICS)]
-Figure = Annotated[Path | None, described(options.FIGURE)]
-AsJson = Annotated[bool, described(options.JSON)]
-Quiet = Annotated[bool, described(options.QUIET)]
-NoProgress = Annotated[bool, described(options.NO_PROGRESS)]
+Metrics = Annotated[list[str] | None, typer_option(options.METRICS)]
+Figure = Annotated[Path | None, typer_option(options.FIGURE)]
+AsJson = Annotated[bool, typer_option(options.JSON)]
+Quiet = Annotated[bool, typer_option(options.QUIET)]
+NoProgress = Annotated[bool, typer_option(options.NO_PROGRESS)]

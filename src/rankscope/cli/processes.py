@@ -24,8 +24,8 @@ def way(asked: str | None) -> str | None:
 
 def is_first() -> bool:
     """Whether this process saves and shows the result."""
-    found = launched()
-    return found is None or found[0] == 0
+    rank_and_world = launched()
+    return rank_and_world is None or rank_and_world[0] == 0
 
 
 @contextmanager
@@ -37,11 +37,11 @@ def one_voice(words: Sequence[str]) -> Iterator[None]:
     Raises:
         InputError: a command that several processes would only repeat.
     """
-    found = launched()
-    if found is None or "--help" in words:
+    rank_and_world = launched()
+    if rank_and_world is None or "--help" in words:
         yield
         return
-    rank, world = found
+    rank, world = rank_and_world
     command = next((word for word in words if not word.startswith("-")), None)
     shared = [verb.name for verb in verbs_in_order() if verb.is_shared]
     if command not in shared:

@@ -61,9 +61,9 @@ def rerun_command(
     with tempfile.TemporaryDirectory() as scratch:
         place = out or Path(scratch) / "run"
         _run(words, place, quiet=quiet)
-        found = judge_rerun(old, load_run(place))
-    _tell(found, as_json=as_json, quiet=quiet)
-    if not found.same:
+        judgement = judge_rerun(old, load_run(place))
+    _tell(judgement, as_json=as_json, quiet=quiet)
+    if not judgement.same:
         raise typer.Exit(1)
 
 

@@ -66,10 +66,10 @@ def annotation_of(option: Option, panel: str | None = None) -> Any:
     wanted: Any = {None: kind, "pair": tuple[kind, kind]}.get(option.several, list[kind])  # type: ignore[valid-type]
     if (option.default is None or option.several) and not (option.is_argument and option.is_required):
         wanted = wanted | None
-    return Annotated[wanted, described(option, panel)]
+    return Annotated[wanted, typer_option(option, panel)]
 
 
-def described(option: Option, panel: str | None = None) -> Any:
+def typer_option(option: Option, panel: str | None = None) -> Any:
     """The flags, bounds, help and section of an option, for typer."""
     settings: dict[str, Any] = {"help": option.help, **option.checks}
     if option.metavar is not None:
@@ -168,13 +168,13 @@ def split_expressions(given: Sequence[str] | None) -> list[str] | None:
         >>> split_expressions(["own,dilated(2, 3) | sink(1)", "causal"])
         ['own', 'dilated(2, 3) | sink(1)', 'causal']
     """
-    found: list[str] = []
+    expressions: list[str] = []
     for word in given or ():
         depth, start = 0, 0
         for position, letter in enumerate(word):
             depth += (letter == "(") - (letter == ")")
             if letter == "," and depth == 0:
-                found.append(word[start:position])
+                expressions.append(word[start:position])
                 start = position + 1
-        found.append(word[start:])
-    return [expression.strip() for expression in found if expression.strip()] or None
+        expressions.append(word[start:])
+    return [expression.strip() for expression in expressions if expression.strip()] or None

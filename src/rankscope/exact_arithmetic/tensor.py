@@ -100,19 +100,19 @@ class Deviation(Tensor):
         packet = func.overloadpacket
         name = packet.__name__
         # Operators of other libraries are registered by name, so that no rule has to import them.
-        found = RULES.get(packet) or RULES.get(str(packet))
-        if found is None and name.endswith("_"):  # add_ uses the rule of add and writes into its first argument
-            found, buffer = RULES.get(getattr(torch.ops.aten, name[:-1], None)), args[0]
-        if found is None:
+        rule = RULES.get(packet) or RULES.get(str(packet))
+        if rule is None and name.endswith("_"):  # add_ uses the rule of add and writes into its first argument
+            rule, buffer = RULES.get(getattr(torch.ops.aten, name[:-1], None)), args[0]
+        if rule is None:
             refuse(packet)
-        names = _names_of(found)
+        names = _names_of(rule)
         if names is not None and arguments.keys() - names:
             refuse(packet, f"its rule does not know the argument {min(arguments.keys() - names)}")
         if buffer is None:
-            return _moved(found, found(*args, **arguments))
+            return _moved(rule, rule(*args, **arguments))
         if not isinstance(buffer, cls):
             refuse(packet, "it writes a deviation into a plain tensor")
-        return buffer.overwritten(_moved(found, found(*args, **arguments)), packet)
+        return buffer.overwritten(_moved(rule, rule(*args, **arguments)), packet)
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse, like everything that leaves torch: NumPy would see neither base nor terms."""

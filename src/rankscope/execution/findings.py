@@ -96,7 +96,7 @@ class Finished:
         self._done, self._rows = self._done + count, len(self._writer.pieces)
 
     @contextmanager
-    def kept(self, *, alone: bool = True) -> Iterator[None]:
+    def saved_on_interrupt(self, *, alone: bool = True) -> Iterator[None]:
         """On an interrupt, end the body without an error if at least one piece is finished.
 
         Args:

@@ -22,15 +22,15 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | 
         >>> launched({}) is None
         True
     """
-    found = os.environ if environment is None else environment
-    if any(not found.get(name) for name in _VARIABLES):
+    variables = os.environ if environment is None else environment
+    if any(not variables.get(name) for name in _VARIABLES):
         return None
     try:
-        rank, world = int(found["RANK"]), int(found["WORLD_SIZE"])
+        rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     except ValueError:
         raise InputError(
-            f"RANK={found['RANK']!r} and WORLD_SIZE={found['WORLD_SIZE']!r} in the environment must be whole numbers. "
-            "Start the processes with torchrun, or unset both."
+            f"RANK={variables['RANK']!r} and WORLD_SIZE={variables['WORLD_SIZE']!r} in the environment must be whole "
+            "numbers. Start the processes with torchrun, or unset both."
         ) from None
     if not 0 <= rank < world:
         raise InputError(f"RANK={rank} in the environment must be in 0..{world - 1}, because WORLD_SIZE={world}.")

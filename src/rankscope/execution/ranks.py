@@ -159,15 +159,15 @@ class RankShare:
         """Add the results of the other ranks, so that every rank has all of them; the rows are not yet in order."""
         if self._ranks is None:
             return
-        found = [rows_from_bytes(data) for data in self._ranks.gather(findings.packed())]
-        pieces = [pieces for pieces, _ in found]
+        tables = [rows_from_bytes(data) for data in self._ranks.gather(findings.packed())]
+        pieces = [pieces for pieces, _ in tables]
         # Tensor parallel: all ranks have the same pieces with different heads. Otherwise each has pieces of its own.
         if self._mode == "tensor":
             gathered = self._observer is not None and self._observer.gathered_heads
             findings.writer.replace(_with_all_heads(pieces, _heads_of(loaded, gathered=gathered)))
         else:
             findings.writer.replace(piece for rank in pieces for piece in rank)
-        for _, remarks in reversed(found):  # the first rank last: if ranks differ by rounding, its values win
+        for _, remarks in reversed(tables):  # the first rank last: if ranks differ by rounding, its values win
             findings.learn(remarks)
 
     def from_first(self, act: Callable[[], Any]) -> Any:

@@ -76,8 +76,8 @@ class RankStore:
         """Poll until ``ready()``; returns False after ``seconds`` without it and without a change of ``news()``."""
         heard, since = news(), time.monotonic()
         while not ready():
-            if (found := news()) != heard:
-                heard, since = found, time.monotonic()
+            if (latest := news()) != heard:
+                heard, since = latest, time.monotonic()
             if time.monotonic() - since > seconds:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -151,8 +151,8 @@ class Rendezvous:
         if now - self._felt > min(1.0, SILENT_SECONDS / 4):
             self._felt = now
             for rank, (beats, _) in self._pulses.items():
-                if (found := self._store.add(f"pulse.{rank}", 0)) != beats:
-                    self._pulses[rank] = found, now
+                if (latest := self._store.add(f"pulse.{rank}", 0)) != beats:
+                    self._pulses[rank] = latest, now
         return [rank for rank, (beats, since) in self._pulses.items() if beats and now - since > SILENT_SECONDS]
 
     def _refuse_silent(self, waited_for: Sequence[int]) -> None:
@@ -204,10 +204,10 @@ class Rendezvous:
         # Written last: it tells the other ranks that all chunks are there.
         self._store.write(f"{name}.{self.rank}", str(len(chunks)))
         self._wait([f"{name}.{rank}" for rank in range(self.world)])
-        found = [self._read(f"{name}.{rank}") for rank in range(self.world)]
+        parts = [self._read(f"{name}.{rank}") for rank in range(self.world)]
         self._store.add(f"{name}.read")
         self._close(name)
-        return found
+        return parts
 
     def fail(self, error: BaseException) -> BaseException:
         """Report an error to the other ranks; returns the one to raise: this, or that of the first rank to fail."""

@@ -152,5 +152,5 @@ def contained(rows: EdgeRows, others: EdgeRows, keys: int) -> Bools:
     if not len(known):
         return np.zeros(len(wanted), dtype=np.bool_)
     place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    found: Bools = known[place] == wanted
-    return found
+    is_known: Bools = known[place] == wanted
+    return is_known

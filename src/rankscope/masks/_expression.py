@@ -95,9 +95,9 @@ class _Parser:
         return self.tokens[self.at]
 
     def _take(self, sign: str) -> bool:
-        found = self._next.kind == "sign" and self._next.text == sign
-        self.at += found
-        return found
+        is_next = self._next.kind == "sign" and self._next.text == sign
+        self.at += is_next
+        return is_next
 
     def _expect(self, sign: str) -> None:
         if not self._take(sign):

@@ -188,8 +188,8 @@ class NamedMask(Mask):
         """Uses the predicate on each pair, or looks the pair up if the predicate needs all keys."""
         if not self.spec.pointwise:
             return contained(rows, self.rows(tokens), tokens)
-        found: Bools = self.sees(torch.from_numpy(rows.queries), torch.from_numpy(rows.indices)).numpy()
-        return found
+        seen: Bools = self.sees(torch.from_numpy(rows.queries), torch.from_numpy(rows.indices)).numpy()
+        return seen
 
     def describe(self) -> dict[str, Any]:
         """``{"mask": name, "parameters": {...}}``."""

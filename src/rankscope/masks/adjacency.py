@@ -43,10 +43,10 @@ def _graph(source: str, digest: str) -> EdgeRows:
             return graph_from_lines(lines if len(lines) <= WRITTEN_OUT else [])
         except ValueError as error:
             raise InputError(f"adjacency: {source[:40]!r} is not a square of 0 and 1: {error}.") from error
-    rows, found = read_graph(source)
-    if digest and digest != found:
+    rows, edges = read_graph(source)
+    if digest and digest != edges:
         raise InputError(
-            f"adjacency: {source!r} is not the file it was: its digest is {found}, and {digest} was expected. "
+            f"adjacency: {source!r} is not the file it was: its digest is {edges}, and {digest} was expected. "
             "Leave the digest out to take the file as it is now."
         )
     return rows

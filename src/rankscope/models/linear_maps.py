@@ -101,9 +101,9 @@ def linear_map(module: nn.Module, name: str, *, transposed: bool = False) -> Lin
         UnsupportedConfigError: the layer is not linear in its input, or cannot be run on its own.
     """
     if is_plain(module):
-        found = _as_stored(name, module._parameters["weight"], module._parameters.get("bias"), transposed)
-        assert found is not None
-        return found
+        stored = _as_stored(name, module._parameters["weight"], module._parameters.get("bias"), transposed)
+        assert stored is not None
+        return stored
     return _by_its_action(module, name)
 
 

@@ -110,6 +110,11 @@ class Stream:
         """Whether a token has several residual streams."""
         return any("streams" in entry for entry in _entries(self.axes or ""))
 
+    @property
+    def folds_batch(self) -> bool:
+        """Whether sequences share an axis with something else."""
+        return any("batch" in entry and len(entry) > 1 for entry in _entries(self.axes or ""))
+
     def with_axes(self, axes: str) -> Stream:
         """The same with these axes, if none were declared."""
         return self if self.axes is not None else replace(self, axes=axes)
@@ -229,10 +234,10 @@ def _order(words: list[str]) -> list[int]:
 
 
 def _grouped(words: list[str], sizes: list[int]) -> tuple[int, int, int]:
-    found = {"batch": 1, "tokens": 1, "streams": 1, "dim": 1}
+    sizes_by_word = {"batch": 1, "tokens": 1, "streams": 1, "dim": 1}
     for word, size in zip(words, sizes, strict=True):
-        found[word] *= size
-    return found["batch"], found["tokens"], found["streams"] * found["dim"]
+        sizes_by_word[word] *= size
+    return sizes_by_word["batch"], sizes_by_word["tokens"], sizes_by_word["streams"] * sizes_by_word["dim"]
 
 
 def _without_streams(words: list[str], sizes: list[int]) -> tuple[list[str], list[int]]:

@@ -50,9 +50,9 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, *, with_weights: bool = True) -> None:
         self._with_weights = with_weights
-        found = list(_facts(model, with_weights))
-        self._objects = [weakref.ref(owner) for owner, _ in found]
-        self._facts = [facts for _, facts in found]
+        every_fact = list(_facts(model, with_weights))
+        self._objects = [weakref.ref(owner) for owner, _ in every_fact]
+        self._facts = [facts for _, facts in every_fact]
 
     def fits(self, model: nn.Module) -> bool:
         """Whether nothing has changed since."""
@@ -119,38 +119,38 @@ class _Reading:
             if base.__module__.partition(".")[0] not in _FIXED
             for name, value in vars(base).items()
         }
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         waiting = ["forward"]
         while waiting:
             name = waiting.pop()
             value = own.get(name)
             value = getattr(value, "fget", None) or getattr(value, "__func__", value)  # a property, a class method
             value = inspect.unwrap(value) if isinstance(value, FunctionType) else value
-            if name in found or name not in own or not isinstance(value, (*_SIMPLE, FunctionType)):
+            if name in facts or name not in own or not isinstance(value, (*_SIMPLE, FunctionType)):
                 continue
-            found[name] = value
+            facts[name] = value
             waiting += _names(value.__code__) if isinstance(value, FunctionType) else []
-        return id(kind), id(getattr(kind, "forward", None)), self.of_all(found)
+        return id(kind), id(getattr(kind, "forward", None)), self.of_all(facts)
 
     def _of_function(self, function: FunctionType, depth: int) -> object:
         """The values that a function reads from outside: globals, what it closes over, and its defaults."""
         code, known = function.__code__, function.__globals__
         names = list(dict.fromkeys(_names(code)))
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for name in names:
             value = known.get(name)
             if isinstance(value, ModuleType):
                 own = vars(value) if value.__name__.partition(".")[0] not in _FIXED else {}
-                found |= {f"{name}.{one}": own[one] for one in names if one in own and isinstance(own[one], _SIMPLE)}
+                facts |= {f"{name}.{one}": own[one] for one in names if one in own and isinstance(own[one], _SIMPLE)}
             elif name in known:
-                found[name] = value
+                facts[name] = value
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                found[f"{name} "] = cell.cell_contents
+                facts[f"{name} "] = cell.cell_contents
             except ValueError:  # not bound yet
                 continue
-        found |= {" defaults": function.__defaults__, " keywords": function.__kwdefaults__}
-        return id(code), self.of_all(found, depth)
+        facts |= {" defaults": function.__defaults__, " keywords": function.__kwdefaults__}
+        return id(code), self.of_all(facts, depth)
 
     def of_tensor(self, tensor: Tensor) -> object:
         """Kind and numbers of a tensor."""

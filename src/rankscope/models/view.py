@@ -52,8 +52,8 @@ class BlockPlan:
     @property
     def is_proven(self) -> bool:
         """Whether every branch that is not attention was seen to mix tokens, or not to."""
-        found = zip(self.adds, self.responses, strict=False)
-        return not any(label in ("mlp", "both") and response is None for label, response in found)
+        labelled = zip(self.adds, self.responses, strict=False)
+        return not any(label in ("mlp", "both") and response is None for label, response in labelled)
 
 
 @dataclass(frozen=True)

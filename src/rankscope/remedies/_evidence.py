@@ -56,8 +56,8 @@ def arrangement_of(view: ModelView, stack: str | None = None) -> Arrangement | N
     The first stack, if its name is None.
     """
     plans = next(one for one in view.stacks if stack is None or one.name == stack).plans
-    found = {_arrangement(plan) for plan in plans}
-    return found.pop() if len(found) == 1 else None
+    arrangements = {_arrangement(plan) for plan in plans}
+    return arrangements.pop() if len(arrangements) == 1 else None
 
 
 def _arrangement(plan: BlockPlan) -> Arrangement | None:
@@ -80,16 +80,16 @@ def evidence_for(arrangement: Arrangement | None, alarms: Iterable[str]) -> dict
         {}
     """
     wanted = set(alarms)
-    found: dict[str, Evidence] = {}
+    evidence: dict[str, Evidence] = {}
     for design in trained_designs():
         if design["arrangement"] != arrangement or not wanted & set(design["alarms"]):
             continue
         for name, (rescued, trained) in design["remedies"].items():
-            known = found.get(name, Evidence(0, 0, design["arrangement"], ()))
-            found[name] = Evidence(
+            known = evidence.get(name, Evidence(0, 0, design["arrangement"], ()))
+            evidence[name] = Evidence(
                 known.rescued + rescued,
                 known.trained + trained,
                 known.arrangement,
                 (*known.designs, design["name"]),
             )
-    return found
+    return evidence

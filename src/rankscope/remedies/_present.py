@@ -49,9 +49,9 @@ def refuse_rotary(view: ModelView, why: str) -> None:
     config = getattr(view.model, "config", None)
     options = [name for name, value in vars(config).items() if value] if config is not None else []
     parts = [type(module).__name__ for module in view.model.modules()]
-    found = next((name for name in (*options, *parts) if ROTARY.search(name)), None)
-    if found is not None:
-        raise UnsupportedOperationError(f"This model has rotary positions ({found}): {why}")
+    rotary = next((name for name in (*options, *parts) if ROTARY.search(name)), None)
+    if rotary is not None:
+        raise UnsupportedOperationError(f"This model has rotary positions ({rotary}): {why}")
 
 
 def _attention_parts(view: ModelView) -> Iterator[tuple[str, nn.Module]]:

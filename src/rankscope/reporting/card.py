@@ -175,14 +175,14 @@ def _results(run: Run, grids: list[Summary]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     inputs = clipped(run.provenance.inputs or "unknown")
-    found = []
+    lines = []
     for grid in grids:
         last = int(np.flatnonzero(grid.blocks)[-1])
         for column, metric in enumerate(grid.metrics):
             value = float(grid.values[last, column])
             if np.isfinite(value):
                 place = "last block" if grid.stack is None else f"last block, {clipped(grid.stack, 30)}"
-                found.append(
+                lines.append(
                     EvalResult(
                         task_type="feature-extraction",
                         dataset_type=slug(inputs),
@@ -192,7 +192,7 @@ def _results(run: Run, grids: list[Summary]) -> str:
                         metric_value=float(f"{value:.6g}"),
                     )
                 )
-    return str(ModelCardData(model_name=model_name(run), eval_results=found).to_yaml()) + "\n"
+    return str(ModelCardData(model_name=model_name(run), eval_results=lines).to_yaml()) + "\n"
 
 
 def _plain(text: str) -> str:

@@ -158,9 +158,9 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines_by_run(runs: Sequence[Run], names: Sequence[str], metric: str, site: str) -> list[tuple[str, Curve]]:
-    found = []
+    lines_by_run = []
     for run, name in zip(runs, names, strict=True):
         if metric in metrics_in_order(run.table):
             lines = lines_by_stack(run.table, metric, site)
-            found += [(f"{name} {stack}".strip(), line) for stack, line in lines]
-    return found
+            lines_by_run += [(f"{name} {stack}".strip(), line) for stack, line in lines]
+    return lines_by_run

@@ -61,16 +61,16 @@ def difference_groups(table: pa.Table) -> list[tuple[str, pa.Table]]:
 def difference_table(table: pa.Table, metrics: Sequence[str], caption: str) -> Table:
     """One row per block: for each metric at its main site, the difference and its interval."""
     columns: list[Column] = []
-    found: list[dict[int, Cell]] = []
+    columns_of_cells: list[dict[int, Cell]] = []
     for metric in metrics:
         rows = only(table, metric=metric)
         if rows.num_rows:
             site = main_site(rows, metric)
             columns.append(Column(f"{metric} at {site}", term=metric))
-            found.append({int(row["layer"]): _difference(row) for row in only(rows, site=site).to_pylist()})
-    layers = sorted({layer for column in found for layer in column})
+            columns_of_cells.append({int(row["layer"]): _difference(row) for row in only(rows, site=site).to_pylist()})
+    layers = sorted({layer for column in columns_of_cells for layer in column})
     rows = [
-        [str(layers[place]), *(column.get(layers[place], Cell("")) for column in found)]
+        [str(layers[place]), *(column.get(layers[place], Cell("")) for column in columns_of_cells)]
         for place in shown_lines(len(layers))
     ]
     return Table(["block", *columns], rows, caption=caption)

@@ -164,9 +164,9 @@ def _compared(
     values_a, values_b = left.values[rows[0]], right.values[rows[1]]
     if pairs:
         values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
-    found = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
+    resampled = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
     below, above, estimated = _reach_of_estimates(left, right, rows)
-    table = _table(left.columns, shared, replace(found, low=found.low - below, high=found.high + above))
+    table = _table(left.columns, shared, replace(resampled, low=resampled.low - below, high=resampled.high + above))
     settings = {"draws": draws, "seed": seed, "level": level, "why": why}
     verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond + _left_out(left, right)
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
@@ -386,8 +386,8 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
     def mean(of: NDArray[np.float64]) -> NDArray[np.float64]:
         total = np.zeros(shape)
         np.add.at(total, (row[usable], column[usable]), of[usable])
-        found: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
-        return found
+        means: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+        return means
 
     ends = [table[end].to_numpy() if end in table.column_names else np.full(value.size, np.nan) for end in INTERVAL]
     reaches = [np.nan_to_num(mean(np.nan_to_num(np.abs(value - end), nan=0.0)), nan=0.0) for end in ends]

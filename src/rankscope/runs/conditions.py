@@ -67,14 +67,14 @@ class Condition:
         for kind, name in (("metric", self.metric), ("site", self.site)):
             if name not in (there := names_in(table, kind)):
                 raise UnknownNameError(f"{kind} in this run (asked for by --fail-if {str(self)!r})", name, there)
-        found = list(self._values(table))
-        self._refuse_undecided(table, found)
-        if not any(math.isfinite(value) for _, _, value in found):
+        values = list(self._values(table))
+        self._refuse_undecided(table, values)
+        if not any(math.isfinite(value) for _, _, value in values):
             raise InputError(
                 f"{str(self)!r} cannot be judged: {self.metric} at {self.site} has no defined value in the blocks "
                 "asked for. Measure more than one token, name other blocks, or another metric."
             )
-        holding = self._holding(found)
+        holding = self._holding(values)
         if not holding:
             return None
         stack, layer, value = holding[0]
@@ -129,16 +129,16 @@ def parse_condition(words: str) -> Condition:
         >>> parse_condition("last stable_rank@block.out@3,5 <= 2").layers
         (3, 5)
     """
-    found = GRAMMAR.fullmatch(words) if len(words) <= LONGEST else None
+    match = GRAMMAR.fullmatch(words) if len(words) <= LONGEST else None
     try:
-        value = float(found["value"]) if found else math.nan
+        value = float(match["value"]) if match else math.nan
     except ValueError:
         value = math.nan
-    if found is None or not math.isfinite(value):
+    if match is None or not math.isfinite(value):
         raise InputError(
             f"{words[:80]!r} is not a condition. Expected [any|all|last] METRIC@SITE[@BLOCKS] < NUMBER (or <=, >, >=), "
             "as in 'relative_residual@block.out < 1e-3' or 'last stable_rank@block.out <= 2'."
         )
-    layers = tuple(int(layer) for layer in found["layers"].split(",")) if found["layers"] else None
-    quantifier: Quantifier = next((word for word in get_args(Quantifier) if word == found["quantifier"]), "any")
-    return Condition(quantifier, found["metric"], found["site"], layers, found["operator"], value)
+    layers = tuple(int(layer) for layer in match["layers"].split(",")) if match["layers"] else None
+    quantifier: Quantifier = next((word for word in get_args(Quantifier) if word == match["quantifier"]), "any")
+    return Condition(quantifier, match["metric"], match["site"], layers, match["operator"], value)

@@ -61,8 +61,8 @@ def first_not_finite(table: pa.Table) -> Lost | None:
     sites = lost["site"].to_pylist()
     places = zip(lost["layer"].to_pylist(), (_rank(site) for site in sites), range(len(sites)), strict=True)
     layer, _, row = min(places)
-    found, measured = (np.unique(rows["sequence"].to_numpy()).size for rows in (lost, table))
-    return Lost(lost["stack"][row].as_py(), int(layer), str(sites[row]), found, measured)
+    lost_sequences, measured = (np.unique(rows["sequence"].to_numpy()).size for rows in (lost, table))
+    return Lost(lost["stack"][row].as_py(), int(layer), str(sites[row]), lost_sequences, measured)
 
 
 def _rank(site: str) -> int:

@@ -51,12 +51,12 @@ def parse_json(content: bytes | str) -> Any:
     """
     text = content if isinstance(content, str) else content.decode(json.detect_encoding(content), "surrogatepass")
     try:
-        found = _DECODER.decode(text)
+        parsed = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if "\\u" in content if isinstance(content, str) else b"\\u" in content:
-        _refuse_half_characters(found)
-    return found
+        _refuse_half_characters(parsed)
+    return parsed
 
 
 def seal(body: bytes) -> bytes:
@@ -106,13 +106,13 @@ def unsealed(content: bytes) -> bytes:
         TruncatedError: its end is missing.
         ValueError: it has no seal, or was changed after it was sealed.
     """
-    found = _SEAL.match(content)
-    if found is None:
+    seal = _SEAL.match(content)
+    if seal is None:
         if len(content) < len(_ANY_SEAL) and _SEAL.match(content + _ANY_SEAL[len(content) :]):
             raise TruncatedError("its end is missing")
         raise ValueError("it has no checksum: rankscope did not write it, or it was changed afterwards")
-    size, check, digest = found.groups()
-    rest = content[found.end() :]
+    size, check, digest = seal.groups()
+    rest = content[seal.end() :]
     if _digest(size, 8) == check and len(rest) < int(size, 16):
         raise TruncatedError("its end is missing")
     if _digest(size, 8) != check or _digest(rest, 16) != digest:

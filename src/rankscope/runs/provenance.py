@@ -172,8 +172,8 @@ def _is_whole(value: object) -> bool:
 
 def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
     """Versions of the installed ones among ``libraries``, without importing them."""
-    found = {name: _version(name) for name in libraries}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: _version(name) for name in libraries}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _version(name: str) -> str | None:
@@ -228,9 +228,9 @@ def _commit_in(home: Path) -> str | None:
         return None
     shared = _git_file(home / "commondir").strip()
     for store in (home, home / shared) if shared else (home,):
-        found = _git_file(store / name).strip()
-        if _COMMIT.fullmatch(found):
-            return found
+        named = _git_file(store / name).strip()
+        if _COMMIT.fullmatch(named):
+            return named
         for line in _git_file(store / "packed-refs").splitlines():
             commit, _, packed = line.partition(" ")
             if packed == name and _COMMIT.fullmatch(commit):

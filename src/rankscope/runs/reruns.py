@@ -69,34 +69,34 @@ def judge_rerun(old: Run, new: Run) -> Rerun:
 
 def _keys(run: Run) -> list[dict[str, Any]]:
     names = [name for name in run.table.column_names if name not in ("value", "status")]
-    found: list[dict[str, Any]] = run.table.select(names).to_pylist()
-    return found
+    keys: list[dict[str, Any]] = run.table.select(names).to_pylist()
+    return keys
 
 
 def _largest(old: Run, before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> dict[str, float]:
     with np.errstate(invalid="ignore", divide="ignore"):
         change = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
-    found = {}
+    largest = {}
     for name in names_in(old.table, "metric"):
         mine = pc.equal(old.table["metric"], name).to_numpy().astype(bool)
         size = float(np.nanmax(change[mine], initial=0.0))
         if size > 0:
-            found[name] = size
-    return found
+            largest[name] = size
+    return largest
 
 
 def _changes(old: Run, new: Run) -> tuple[str, ...]:
     """What else changed between the runs."""
     was, now = old.provenance, new.provenance
-    found = [
+    changes = [
         f"{name} {was.versions.get(name, 'absent')} then, {now.versions.get(name, 'absent')} now"
         for name in sorted({*was.versions, *now.versions})
         if was.versions.get(name) != now.versions.get(name)
     ]
     others = ("python", "platform", "config_hash", "weights_dtype", "attention")
-    found += [
+    changes += [
         f"{name.replace('_', ' ')} {getattr(was, name)} then, {getattr(now, name)} now"
         for name in others
         if getattr(was, name) != getattr(now, name)
     ]
-    return tuple(found)
+    return tuple(changes)

@@ -325,15 +325,15 @@ def _interval_columns(pieces: Sequence[Piece]) -> dict[str, pa.Array]:
     """The ends of the intervals, null for values without one; no columns if there is no interval."""
     if all(piece.interval is None for piece in pieces):
         return {}
-    found = {}
+    columns = {}
     for end, name in enumerate(INTERVAL):
         parts = [
             np.full(piece.values.size, np.nan) if piece.interval is None else piece.interval[end].ravel()
             for piece in pieces
         ]
         ends = _joined(parts, np.float64)
-        found[name] = pa.array(ends, mask=np.isnan(ends))
-    return found
+        columns[name] = pa.array(ends, mask=np.isnan(ends))
+    return columns
 
 
 def _names(labels: Sequence[str | None], sizes: NDArray[np.int64]) -> pa.DictionaryArray:
@@ -370,8 +370,8 @@ def rows_to_bytes(pieces: Iterable[Piece], remarks: Mapping[str, Any]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_pylist(rows, schema=schema))
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def rows_from_bytes(data: bytes) -> tuple[list[Piece], dict[str, Any]]:

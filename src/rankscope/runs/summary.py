@@ -124,15 +124,15 @@ def summarise(
 
 
 def _grid(table: pa.Table, name: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
-    found: dict[tuple[str, int], _Point] = {}
+    points: dict[tuple[str, int], _Point] = {}
     for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
-        found |= {(point.label, column): point for point in _column(table, metric, place)}
+        points |= {(point.label, column): point for point in _column(table, metric, place)}
     ends = {"in": -1, "final": 1 << 40}
-    lines = sorted({label for label, _ in found}, key=lambda label: ends[label] if label in ends else int(label))
+    lines = sorted({label for label, _ in points}, key=lambda label: ends[label] if label in ends else int(label))
     shape = (len(lines), len(metrics))
     values = np.full(shape, np.nan)
     floor, estimate, measured = (np.zeros(shape, np.bool_) for _ in range(3))
-    for (label, column), point in found.items():
+    for (label, column), point in points.items():
         at = lines.index(label), column
         values[at], floor[at], estimate[at], measured[at] = point.value, point.floor, point.estimate, True
     return Summary(name, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)

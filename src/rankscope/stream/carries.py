@@ -108,7 +108,7 @@ class _Replay:
         return 1 << self.points
 
     def of(self, values: Iterable[int]) -> list[_Sets]:
-        return [found for value in values if (found := self.sets.get(value)) is not None]
+        return [sets for value in values if (sets := self.sets.get(value)) is not None]
 
     def run(self, events: Sequence[Op | Edge], inputs: Iterable[int]) -> None:
         for value in sorted(inputs):
@@ -122,20 +122,20 @@ class _Replay:
                 self._cross(event, self.calls[event.call])
 
     def _cross(self, edge: Edge, call: KnownCall) -> None:
-        found = self.sets.get(edge.value, _NOTHING)
+        sets = self.sets.get(edge.value, _NOTHING)
         if edge.begins:
             # A constant matrix before the block (an adapter, projected embeddings) still yields the stream.
-            self._enter(call.stack, call.first, found.carried | found.linear)
-            self.entered |= found.carried | found.linear
-            self.streams |= found.carried
-            self.open.append((found.carried, found.carried | found.linear, edge.tokens))
+            self._enter(call.stack, call.first, sets.carried | sets.linear)
+            self.entered |= sets.carried | sets.linear
+            self.streams |= sets.carried
+            self.open.append((sets.carried, sets.carried | sets.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
         if entry and edge.value not in self.derived:
             # The output does not depend on the input as far as recorded: it was computed where no operation is visible.
             unseen = replace(_UNSEEN, module=edge.module)
             self.met.append(_Meeting(entry, unseen, dict(self.reached)))
-        through = entry & found.carried & found.reached
+        through = entry & sets.carried & sets.reached
         if through:
             # The product of the stream and a gate is not a sum, but a block that returns it passes the stream on.
             gate = next((meeting for meeting in reversed(self.gated) if meeting.points & through), None)
@@ -195,7 +195,7 @@ class _Replay:
         length alone: an equal number of tokens and channels can only find too much.
         """
         if op.beside:
-            found = op.beside, carried
+            beside = op.beside, carried
         else:
             known = [self.beside[value] for value in op.carried if value in self.beside]
             for length, parts in known if op.contracts else ():
@@ -204,8 +204,8 @@ class _Replay:
                         self._note(one.carried & other.reached, op, self.met)
             if not known or op.contracts or op.kind == "mixes":
                 return
-            found = known[0]
-        self.beside.update(dict.fromkeys(op.out, found))
+            beside = known[0]
+        self.beside.update(dict.fromkeys(op.out, beside))
 
     def _is_statistic(self, op: Op, *, some: bool = False) -> bool:
         values = [value for value in (*op.carried, *op.read) if self.sets.get(value, _NOTHING).all]
@@ -339,7 +339,7 @@ def long_skips_of(tape: Tape, key: int, found: Sequence[tuple[int, int, int]]) -
 
 
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:
-    found: list[dict[tuple[str, str], Carry]] = [{} for _ in range(stacks)]
+    carries: list[dict[tuple[str, str], Carry]] = [{} for _ in range(stacks)]
     for meeting in met:
         for stack, layer_of in replay.layer_of.items():
             if stack not in meeting.at:
@@ -350,8 +350,8 @@ def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool 
             first, last = min(layers), meeting.at[stack]
             first = last if inside else min(first, last)
             key = (meeting.op.module, meeting.op.name)
-            known = found[stack].get(key)
+            known = carries[stack].get(key)
             if known is not None:
                 first, last = min(first, known.first), max(last, known.last)
-            found[stack][key] = Carry(meeting.op.module, meeting.op.name, first, last)
-    return [list(each.values()) for each in found]
+            carries[stack][key] = Carry(meeting.op.module, meeting.op.name, first, last)
+    return [list(each.values()) for each in carries]

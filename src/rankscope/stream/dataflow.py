@@ -412,8 +412,8 @@ class Tape(KernelMode):  # type: ignore[no-untyped-call]
 def _captured(values: object) -> list[Tensor]:
     """Tensors that the functions among the arguments close over."""
     functions = [value for value in pytree.tree_leaves(values) if callable(value)]
-    found = [inspect.getclosurevars(function).nonlocals for function in functions if inspect.isfunction(function)]
-    return tensors_in(found, depth=3)
+    captured = [inspect.getclosurevars(function).nonlocals for function in functions if inspect.isfunction(function)]
+    return tensors_in(captured, depth=3)
 
 
 def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -63,7 +63,7 @@ def discover(
     Raises:
         DiscoveryError: nothing in the model looks like a block; the message lists containers to choose from.
     """
-    found = plain = _stacks(model, run, batch, blocks, stream, "plain", begun=begun)
+    chosen = plain = _stacks(model, run, batch, blocks, stream, "plain", begun=begun)
     if plain.stacks and not _uncut(plain.stacks):
         _refuse_missed(plain.stacks, plain.records, blocks)
         if blocks is None:
@@ -73,23 +73,23 @@ def discover(
     wider: tuple[Sums, ...] = ("any", "joined") if plain.joins else ("any",)
     for sums in wider:
         wide = _stacks(model, run, batch, blocks, stream, sums, settled=plain.records)
-        if wide.stacks and wide.all_true and (not found.stacks or _uncut(wide.stacks) < _uncut(found.stacks)):
-            found = wide
-        if found.stacks and not _uncut(found.stacks):
+        if wide.stacks and wide.all_true and (not chosen.stacks or _uncut(wide.stacks) < _uncut(chosen.stacks)):
+            chosen = wide
+        if chosen.stacks and not _uncut(chosen.stacks):
             break
-    if not found.stacks:
+    if not chosen.stacks:
         raise _nothing_found(model, run, plain.records, blocks)
-    _refuse_missed(found.stacks, plain.records, blocks)
+    _refuse_missed(chosen.stacks, plain.records, blocks)
     if blocks is None:
-        _refuse_lost_attention(found.stacks, found.records)
-        _refuse_blocks_inside(found.stacks, found.records)
-    if _uncut(found.stacks):
+        _refuse_lost_attention(chosen.stacks, chosen.records)
+        _refuse_blocks_inside(chosen.stacks, chosen.records)
+    if _uncut(chosen.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
-        sums = found.stacks[0].sums
-        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True, settled=found.records)
-        if long.all_true and _uncut(long.stacks) < _uncut(found.stacks):
-            found = long
-    return ModelView(model, found.stacks)
+        sums = chosen.stacks[0].sums
+        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True, settled=chosen.records)
+        if long.all_true and _uncut(long.stacks) < _uncut(chosen.stacks):
+            chosen = long
+    return ModelView(model, chosen.stacks)
 
 
 class _Found(NamedTuple):
@@ -131,9 +131,9 @@ def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: s
 def _missed(stacks: Sequence[Stack], records: list[CallRecord]) -> list[str]:
     """Names of modules that are no blocks of these stacks, and of the same class and shape as some that are."""
     names = {call.module_name for stack in stacks for call in stack.calls}
-    found = [record for record in records if record.name in names]
-    kinds = {(type(r.module), r.input_shape) for r in found if not isinstance(r.module, nn.Sequential)}
-    around = {id(ancestor) for record in found for ancestor in _ancestors(record)}
+    of_names = [record for record in records if record.name in names]
+    kinds = {(type(r.module), r.input_shape) for r in of_names if not isinstance(r.module, nn.Sequential)}
+    around = {id(ancestor) for record in of_names for ancestor in _ancestors(record)}
     return [
         record.name
         for record in records
@@ -181,13 +181,13 @@ def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) ->
             for outer in (ancestor for ancestor in _ancestors(record) if ancestor.name in names):
                 around[id(outer)] = outer
                 inside.setdefault((id(outer), _pattern(record)), []).append(record)
-    for (number, pattern), found in inside.items():
+    for (number, pattern), blocks_inside in inside.items():
         outer = around[number]
-        if len(found) > 1 and sum(len(record.labels) for record in found) > len(outer.labels):
+        if len(blocks_inside) > 1 and sum(len(record.labels) for record in blocks_inside) > len(outer.labels):
             raise DiscoveryError(
                 f"{outer.name or 'the model itself'} adds one branch to its input, and in that branch are "
-                f"{len(found)} modules with attention and skips of their own, {found[0].name} to "
-                f"{found[-1].name}: which of them are the blocks cannot be told.",
+                f"{len(blocks_inside)} modules with attention and skips of their own, {blocks_inside[0].name} to "
+                f"{blocks_inside[-1].name}: which of them are the blocks cannot be told.",
                 [({"blocks": pattern}, f"Name them: blocks={pattern!r}.")],
                 "Name the blocks with blocks=, and give inputs of two tokens or more.",
             )
@@ -406,9 +406,9 @@ def _stack(name: str | None, records: list[CallRecord], batch: int, stream: Stre
         final_norm_inside = len(blocks) > 1 and record.ends_with_norm
         calls.append(BlockCall(record.name, layer, blocks, final_norm_inside))
         layer += len(blocks)
-    found = (stream or Stream()).with_axes(_layout(records[0], batch))
+    layout = (stream or Stream()).with_axes(_layout(records[0], batch))
     is_declared = stream is not None and stream.axes is not None
-    return Stack(name, tuple(calls), found, records[-1].final_norm, is_declared=is_declared)
+    return Stack(name, tuple(calls), layout, records[-1].final_norm, is_declared=is_declared)
 
 
 def _layout(record: CallRecord, batch: int) -> str:

@@ -148,13 +148,13 @@ def agreed(
             other = first_calls(view, with_another_sequence(batch, 0))
     stacks = []
     for stack in view.stacks:
-        found = seen[stack.name]
-        _check_flow(stack, found)
+        evidence = seen[stack.name]
+        _check_flow(stack, evidence)
         if stack.stream.has_plain_blocks:
-            _check_slots(view, batch, stack, found)
-        check_fed(view, batch, stack, found)
+            _check_slots(view, batch, stack, evidence)
+        check_fed(view, batch, stack, evidence)
         check_carries_all(view, batch, stack)
-        before, (entry, left) = found.calls[0], after.get(stack.name, (None, None))
+        before, (entry, left) = evidence.calls[0], after.get(stack.name, (None, None))
         replaced, replaced_behind = other.get(stack.name, (None, None))
         facts = _Facts(
             before.entry.shape,
@@ -166,11 +166,11 @@ def agreed(
             _change(before.left, left),
             _change(before.entry, replaced),
             _change(before.left, replaced_behind),
-            found.channels(stack.stream),
-            sorted(found.attention),
+            evidence.channels(stack.stream),
+            sorted(evidence.attention),
             before.given,
         )
-        stacks.append(_settled(stack, facts, found))
+        stacks.append(_settled(stack, facts, evidence))
         if keep is not None:
             _check_places(stacks[-1], facts, keep)
         if measures:
@@ -318,42 +318,42 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     batch, tokens, dim = stream.sizes(facts.shape, facts.rows)
     if batch != facts.rows:
         return [f"that is {batch} sequences, and the input holds {facts.rows}"]
-    found = []
+    objections = []
     own_axis = stream.axis_of("dim", len(facts.shape))
     if facts.channels is not None and facts.channels != own_axis:
-        found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
+        objections.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
     # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
     apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens"]
     others = [*(apart if len(apart) > 1 else []), *([dim] if facts.channels is None else [])]
     streams = [size for word, size in zip(words, sizes, strict=True) if word == "streams"]
-    found += [
+    objections += [
         f"the input has {length} tokens, and that is {tokens}"
         for length in facts.lengths
         if tokens not in facts.lengths and length in (*others, *streams)
     ]
     # Not among streams: what mixes them may be a softmax as well.
-    found += [
+    objections += [
         f"its attention has {queries} queries in each of {facts.rows} sequences, and that is {tokens} tokens"
         for rows, queries, keys in facts.attention
         if rows == facts.rows and queries == keys and queries != tokens and queries in others
     ]
     if facts.changed is not None:
-        found += _against_change(words, facts.changed.reshape(sizes), facts.row)
-        found += _against_mixing(stream, facts)
-    if stream.has_streams and not found:
-        found += _against_streams(stream, facts)
-    if facts.replaced is not None and not found:
+        objections += _against_change(words, facts.changed.reshape(sizes), facts.row)
+        objections += _against_mixing(stream, facts)
+    if stream.has_streams and not objections:
+        objections += _against_streams(stream, facts)
+    if facts.replaced is not None and not objections:
         rows = _reached(facts.replaced.reshape(sizes), words.index("batch"))
         if bool(rows[1:].any()):
-            found.append(f"a change of the tokens of one sequence reached {int(rows.sum())} of {facts.rows}")
+            objections.append(f"a change of the tokens of one sequence reached {int(rows.sum())} of {facts.rows}")
     if facts.changed is None and batch == tokens and batch > 1:
-        found.append(f"there are as many sequences as tokens ({batch}), and nothing distinguishes them")
-    if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
-        found.append(
+        objections.append(f"there are as many sequences as tokens ({batch}), and nothing distinguishes them")
+    if not objections and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
+        objections.append(
             f"there are as many tokens as channels ({tokens}), and nothing distinguishes them; use inputs of another "
             "length"
         )
-    return found
+    return objections
 
 
 def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str]:
@@ -389,7 +389,7 @@ def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
     Ignored if attention was observed within each sequence: experts with a limited capacity also mix sequences.
     """
     tokens = stream.sizes(facts.shape, facts.rows)[1]
-    if any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens:
+    if any(shape[:2] == (facts.rows, tokens) for shape in facts.attention) and facts.rows != tokens:
         return []
     for changed in (facts.changed_behind, facts.replaced_behind):
         if changed is None or _batch_of(stream, changed.shape, facts.rows) != facts.rows:
@@ -443,17 +443,17 @@ def _for(stream: Stream, facts: _Facts) -> tuple[str, ...]:
     stream = replace(stream, streams="join")
     words, sizes = stream.unfolded(facts.shape, facts.rows)
     _, tokens, _ = stream.sizes(facts.shape, facts.rows)
-    found = []
+    reasons = []
     if tokens in facts.lengths or _is_local(words, sizes, facts):
-        found.append("the input")
+        reasons.append("the input")
     if any((rows, queries) == (facts.rows, tokens) or rows * queries == facts.rows * tokens
            for rows, queries, _ in facts.attention):  # fmt: skip
-        found.append("the attention")
+        reasons.append("the attention")
     if facts.channels is not None:
-        found.append("the blocks' own maps")
+        reasons.append("the blocks' own maps")
     if stream.has_streams and _streams_are_seen(stream, words, sizes, facts):
-        found.append(_STREAMS_SEEN)
-    return tuple(found)
+        reasons.append(_STREAMS_SEEN)
+    return tuple(reasons)
 
 
 def _streams_are_seen(stream: Stream, words: Sequence[str], sizes: Sequence[int], facts: _Facts) -> bool:
@@ -470,7 +470,7 @@ def _streams_are_seen(stream: Stream, words: Sequence[str], sizes: Sequence[int]
     batch, tokens, _ = stream.sizes(facts.shape, facts.rows)
     if stream.takes == "branch":
         return facts.given is not None and tuple(facts.given) == _one_stream_of(stream, facts)
-    inside = {found[:2] for found in facts.attention}
+    inside = {shape[:2] for shape in facts.attention}
     alone = (batch, tokens) in inside and (batch * len(reached), tokens) not in inside
     return alone and _is_local(words, sizes, facts)
 
@@ -501,12 +501,12 @@ def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> LayoutError
 
 def _unlike(readings: Sequence[Stream], facts: _Facts) -> list[Stream]:
     """The first of those that read the tensor alike: an axis of one token, or of one stream, makes no difference."""
-    found: dict[tuple[object, ...], Stream] = {}
+    by_reading: dict[tuple[object, ...], Stream] = {}
     places = torch.arange(facts.shape.numel()).reshape(facts.shape)
     for one in readings:
         read = one.canonical(places, facts.rows)
-        found.setdefault((tuple(read.shape), read.contiguous().numpy().tobytes()), one)
-    return list(found.values())
+        by_reading.setdefault((tuple(read.shape), read.contiguous().numpy().tobytes()), one)
+    return list(by_reading.values())
 
 
 _HOW_TO_DECLARE = (
@@ -590,12 +590,12 @@ def _second_streams(stream: Stream, seen: SeenStack) -> tuple[tuple[int | str, i
         return ()
     shape = list(seen.calls[0].entry.shape)
     axis = stream.axis_of("tokens", len(shape))
-    found: list[tuple[int | str, int]] = []
+    others: list[tuple[int | str, int]] = []
     for slot, other in pairs[0][2].beside.items():
         is_like = len(other) == len(shape) and [*other[:axis], shape[axis], *other[axis + 1 :]] == shape
         if is_like and all(slot in after.beside for _, _, after in pairs):
-            found.append((int(slot) if slot.isdigit() else slot, other[axis]))
-    return tuple(found)
+            others.append((int(slot) if slot.isdigit() else slot, other[axis]))
+    return tuple(others)
 
 
 def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -> None:

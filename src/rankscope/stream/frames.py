@@ -522,10 +522,10 @@ def tensors_in(values: object, depth: int = 2) -> list[Tensor]:
         items = values.values()
     else:
         return []
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for item in items:
         if isinstance(item, torch.Tensor):
-            found.append(item)
+            tensors.append(item)
         elif depth > 1:
-            found += tensors_in(item, depth - 1)
-    return found
+            tensors += tensors_in(item, depth - 1)
+    return tensors

@@ -97,8 +97,8 @@ def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
             behind = passed("late", only)
             weights_then, late = reference.opaque | behind.weights_reached, behind.changed
         weights = passed("weights", only)
-        found = early.changed | weights.added | (late & (weights.changed | weights_then))
-        return found | _beside_weights(passed, kept, early.reached, (late & reference.unfollowed) - found)
+        leaks = early.changed | weights.added | (late & (weights.changed | weights_then))
+        return leaks | _beside_weights(passed, kept, early.reached, (late & reference.unfollowed) - leaks)
 
     leaks = leaks_of()
     if any(stack.long_skips for stack in view.stacks):
@@ -123,12 +123,12 @@ def _beside_weights(
     if not branches and not ends:
         return set()
     far = passed("far").values if branches else {}
-    found = {
+    places = {
         branch.place for branch in branches
         if branch not in far or float((far[branch].abs() > _GROWS * _FAR).double().mean()) > _MOST
     }  # fmt: skip
     if not ends:
-        return found
+        return places
     none, some, plus, minus = (passed(change) for change in ("none", "some", "plus", "minus"))
     for place in ends:
         values = [one.get(place) for one in (kept.tensors, none.values, some.values)]
@@ -136,13 +136,13 @@ def _beside_weights(
         chosen = some.chosen.get(place)
         shapes = {value.shape for value in (*values, chosen) if value is not None}
         if chosen is None or None in values or None in tokens or len(shapes) > 1:
-            found.add(place)
+            places.add(place)
             continue
         plain, at_zero, doubled = (value for value in values if value is not None)
         in_proportion = torch.where(chosen, 2 * plain - at_zero, plain)
         if _unlike(doubled, in_proportion) and not _are_norms(*(value for value in tokens if value is not None)):
-            found.add(place)
-    return found
+            places.add(place)
+    return places
 
 
 def _are_norms(plus: Tensor, minus: Tensor) -> bool:
@@ -171,16 +171,16 @@ def _run(mode: _Held, run: Callable[[], object]) -> _Held:
 
 def _with(stack: Stack, leaks: set[_Place], reference: _Held) -> Stack:
     names = reference.combined | reference.met
-    found = []
+    leaking = []
     for number, call in enumerate(stack.calls):
         last = call.first_layer + len(call.blocks) - 1
         uncut = (carry for carry in stack.carries if carry.calls_begun is None)
         known = any(carry.first <= last and carry.last >= call.first_layer for carry in uncut)
         if (stack.name, number) in leaks and not known:
             operation = names.get((stack.name, number), "an operation that cannot be followed")
-            found.append(Carry(call.module_name, operation, call.first_layer, last))
+            leaking.append(Carry(call.module_name, operation, call.first_layer, last))
     renamed = [_first_met(stack, carry, reference) for carry in stack.carries]
-    return replace(stack, carries=(*renamed, *found), cuts_proven=True)
+    return replace(stack, carries=(*renamed, *leaking), cuts_proven=True)
 
 
 def _first_met(stack: Stack, carry: Carry, reference: _Held) -> Carry:

@@ -78,8 +78,8 @@ def _checked(view: ModelView, stack: Stack, batch: Batch) -> tuple[dict[int, Ten
     matrices = _measured(view, stack, batch, tangents)
     again = _measured(view, stack, batch, _Tangents(stack, per_token=True))
     tolerance = 2 * _ROUNDINGS * torch.finfo(tangents.directions.dtype).eps
-    for layer, found in matrices.items():
-        _check(stack, layer, found, again[layer], tolerance)
+    for layer, matrix in matrices.items():
+        _check(stack, layer, matrix, again[layer], tolerance)
     return matrices, tolerance
 
 
@@ -210,7 +210,7 @@ class _OnlyMixtures(TorchFunctionMode):
 
 
 def _measured(view: ModelView, stack: Stack, batch: Batch, tangents: _Tangents) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
+    matrices: dict[int, Tensor] = {}
     calls = iter(range(len(stack.calls)))
     enters = stack.stream.takes == "stream"
 
@@ -230,7 +230,7 @@ def _measured(view: ModelView, stack: Stack, batch: Batch, tangents: _Tangents) 
             assert out is not None
             tangent, bare = _tangent(out), _primal(out)
             if enters or layer > 0:
-                found[layer] = tangents.read(torch.zeros_like(bare) if tangent is None else tangent, batch.sequences)
+                matrices[layer] = tangents.read(torch.zeros_like(bare) if tangent is None else tangent, batch.sequences)
             return with_output_tensor(output, bare if enters else _dual(bare, tangents, batch.sequences))
 
     def after_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -258,7 +258,7 @@ def _measured(view: ModelView, stack: Stack, batch: Batch, tangents: _Tangents) 
                 f"{type(view.model).__name__} cannot run with forward-mode derivatives, so how its streams are mixed "
                 f"cannot be measured: {' '.join(str(error).split())[:200]}"
             ) from error
-    return found
+    return matrices
 
 
 def _dual(x: Tensor, tangents: _Tangents, sequences: int) -> Tensor:

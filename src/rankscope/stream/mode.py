@@ -185,6 +185,12 @@ class ActiveBlock(StreamFrame):
         """Raise if the stream does not contain the sequences of the current batch."""
         if self.stack.stream.takes == "branch":
             return
+        if self._sequences is None and self.stack.stream.folds_batch:
+            raise SiteError(
+                f"Block {self.layer} ({self.call.module_name}) takes a stream '{self.stack.stream}': its sequences "
+                "share an axis, and how many there are is known only in passes that rankscope runs. Give the surgery "
+                "to a verb, e.g. rankscope.measure(model, inputs, surgery), instead of running the model in operate()."
+            )
         batch, tokens = self.batch_and_tokens()
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(
@@ -370,11 +376,11 @@ class StreamMode(TorchFunctionMode):
         if call is None or func in QUERIES or is_observing():
             return func(*args, **kwargs)
         if func in call.sums:
-            found = call.match(func, args, kwargs)
-            if found is not None:
+            skip_sum = call.match(func, args, kwargs)
+            if skip_sum is not None:
                 # For x += y the result must end up in the memory of x: other code may hold a reference to it.
                 target = args[0] if func in IN_PLACE_SUMS else kwargs.get("out")
-                out = self._add(call, found, lambda: func(*args, **kwargs))
+                out = self._add(call, skip_sum, lambda: func(*args, **kwargs))
                 if func not in JOINS:
                     return self._summed(call, out, target)
                 call.follow_joined(func, args, kwargs, out)

@@ -171,8 +171,8 @@ class BlockWatch(TorchFunctionMode):
         if not union:
             return
         if func in ADDS:
-            for found in self.seen.values():
-                found.added_behind.add(union)
+            for seen_stack in self.seen.values():
+                seen_stack.added_behind.add(union)
         for tensor in outputs:
             self._marks[tensor] = union
 
@@ -251,15 +251,17 @@ class BlockWatch(TorchFunctionMode):
     @property
     def first_blocks(self) -> list[str]:
         """The first module of each stack that was called."""
-        return [found.calls[0].name for found in self.seen.values() if found.calls]
+        return [seen_stack.calls[0].name for seen_stack in self.seen.values() if seen_stack.calls]
 
     def of(self, view: ModelView) -> dict[str | None, SeenStack] | None:
         """What was observed of the blocks of each stack of a view; None if others were observed, or more of them."""
-        ran = {name: found for name, found in self.seen.items() if found.calls}
+        ran = {name: seen_stack for name, seen_stack in self.seen.items() if seen_stack.calls}
         names: dict[str | None, str | None] = {}
         for stack in view.stacks:
             calls = [call.module_name for call in stack.calls]
-            own = next((name for name, found in ran.items() if [call.name for call in found.calls] == calls), None)
+            own = next(
+                (name for name, seen_stack in ran.items() if [call.name for call in seen_stack.calls] == calls), None
+            )
             if own is None or own in names or replace(stack.stream, axes=None) != Stream():
                 return None
             names[own] = stack.name
@@ -283,7 +285,7 @@ class BlockWatch(TorchFunctionMode):
                         f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
                         "further axes are hidden. Call it on whole batches."
                     )
-                found = self.seen[stack.name]
+                seen_stack = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
                 given = tensors_in((args, kwargs), depth=3)
                 passed = {slot: value.shape for slot, tensor in slots.items() for value in given if value is tensor}
@@ -294,8 +296,8 @@ class BlockWatch(TorchFunctionMode):
                 places = frozenset(place for place, value in given_at if left is not None and value is left)
                 marks = self._marks_of(first)
                 call = ObservedCall(name, taken.clone(), marks, takes, beside, places, follows=taken is left)
-                self._mark_all_made_from(first, Mark("in", stack.name, len(found.calls)))
-                found.calls.append(call)
+                self._mark_all_made_from(first, Mark("in", stack.name, len(seen_stack.calls)))
+                seen_stack.calls.append(call)
                 self._open.append((stack, call))
                 # Axes are numbered by the input of the block that runs; those of an earlier block mean nothing here.
                 self._axes.clear()
@@ -493,16 +495,16 @@ def _reaching(view: ModelView, batch: Batch) -> frozenset[str]:
 
 def _taken(view: ModelView, batch: Batch) -> list[Tensor]:
     """What the first call of each block takes."""
-    found: dict[str, list[Tensor]] = {}
+    tensors_by_name: dict[str, list[Tensor]] = {}
     with ExitStack() as hooks:
         for name in dict.fromkeys(call.module_name for own in view.stacks for call in own.calls):
 
             def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Any, *, name: str = name) -> None:
-                found.setdefault(name, [one.clone() for one in tensors_in((args, kwargs), depth=3)])
+                tensors_by_name.setdefault(name, [one.clone() for one in tensors_in((args, kwargs), depth=3)])
 
             hooks.callback(view.modules()[name].register_forward_pre_hook(enter, with_kwargs=True).remove)
         _run(view, batch)
-    return [tensor for taken in found.values() for tensor in taken]
+    return [tensor for taken in tensors_by_name.values() for tensor in taken]
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

@@ -276,24 +276,24 @@ class ProbeFrame(StreamFrame):
 
     def see_add(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Record an add onto the stream, if this is one; returns the tensor that is the stream."""
-        found = self.match(func, args, kwargs) if func in self.sums else None
-        if found is None:
+        skip_sum = self.match(func, args, kwargs) if func in self.sums else None
+        if skip_sum is None:
             return None
         follows_a_skip = bool(self.record.adds) and self.record.adds[-1] is not None
         ancestry = Ancestry.NONE
-        for tensor in found.branches:
+        for tensor in skip_sum.branches:
             ancestry |= self.ancestry(tensor)
         label = self._label(ancestry)
         # A branch computed before the previous add is parallel to it: x + attention(x), then + mlp(x).
         stale = label is not None and not ancestry & Ancestry.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
-        self._find_inside(found, bool(ancestry & Ancestry.MAPPED))
+        self._find_inside(skip_sum, bool(ancestry & Ancestry.MAPPED))
         self._age()
-        self._onto_normed.append(self.is_normed(found.carried))
-        self.sum = found
+        self._onto_normed.append(self.is_normed(skip_sum.carried))
+        self.sum = skip_sum
         self.parts.append([])
-        return found.carried
+        return skip_sum.carried
 
     @property
     def adds_to_normed(self) -> bool:
@@ -906,8 +906,8 @@ class _Probe(TorchFunctionMode):
                 self.records.append(record)
                 opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
-                for found in self._long_skips.values():
-                    found.enter(self.numbers[id(record)], entry, opened)
+                for long_skips in self._long_skips.values():
+                    long_skips.enter(self.numbers[id(record)], entry, opened)
             self.tape.enter(name, normalises)
             self._open.append(opened)
             if is_attention(name, type(module)):
@@ -950,8 +950,8 @@ class _Probe(TorchFunctionMode):
                 self._forget(frame)
                 self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
-                    for found in self._long_skips.values():
-                        found.leave(self.numbers[id(frame.record)], out)
+                    for long_skips in self._long_skips.values():
+                        long_skips.leave(self.numbers[id(frame.record)], out)
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)

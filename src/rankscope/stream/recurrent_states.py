@@ -22,8 +22,8 @@ def _cache_class_beside(model: nn.Module) -> str:
     from transformers import Cache
 
     file = sys.modules[type(model).__module__]
-    found = (one for one in vars(file).values() if isinstance(one, type) and issubclass(one, Cache))
-    return next((one.__name__ for one in found if one.__module__ == file.__name__), "")
+    classes = (one for one in vars(file).values() if isinstance(one, type) and issubclass(one, Cache))
+    return next((one.__name__ for one in classes if one.__module__ == file.__name__), "")
 
 
 class RecurrentStates:

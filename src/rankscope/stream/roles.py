@@ -86,12 +86,12 @@ class TokenTrial:
             changed = differs(before, value, _ROUNDINGS.get(before.dtype, 2))
             orders = [replaced] if value.numel() == replaced.numel() else []
             orders += self._in_usual_order(value) if is_part else []
-            found = []
+            changes = []
             for order in orders:
                 here = order.to(value.device).reshape(value.shape)
-                found.append((bool((changed & here).any()), bool((changed & ~here).any())))
-            if found:
-                self.changed[place] = min(found, key=lambda change: change[1])
+                changes.append((bool((changed & here).any()), bool((changed & ~here).any())))
+            if changes:
+                self.changed[place] = min(changes, key=lambda change: change[1])
 
     def can_see(self, part: Tensor, shape: torch.Size) -> bool:
         """Whether a part of a branch has as many entries as the stream of this shape, or as one of several streams."""

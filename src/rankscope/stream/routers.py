@@ -39,13 +39,13 @@ class MixtureOfExperts:
 
 def mixtures_in(block: nn.Module) -> list[MixtureOfExperts]:
     """Every mixture of experts in a block; shared experts, through which all tokens go, are not part of one."""
-    found: dict[str, list[tuple[str, int | None]]] = {}
+    routers: dict[str, list[tuple[str, int | None]]] = {}
     for name, module in block.named_modules():
         owner, _, last = name.rpartition(".")
         if name and (last == "experts" or type(module).__name__.endswith("Experts")):
-            found.setdefault(owner, []).append((name, _count(module)))
+            routers.setdefault(owner, []).append((name, _count(module)))
     mixtures = []
-    for owner, parts in found.items():
+    for owner, parts in routers.items():
         counts = {count for _, count in parts}
         mixtures.append(
             MixtureOfExperts(owner, tuple(name for name, _ in parts), counts.pop() if len(counts) == 1 else None)

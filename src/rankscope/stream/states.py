@@ -81,16 +81,16 @@ class States(StreamFrame):
         if len({number for value in given if (number := self.number_of(value)) is not None}) != 2:
             return None
         terms = summands_of(func, args, kwargs)
-        found = [
+        summands = [
             [factor for factor in term.factors if isinstance(factor, Tensor) and self.number_of(factor) is not None]
             for term in terms or ()
             if not term.is_product
         ]
         # Each summand holds one state, and what is scaled appears once, so that scaling it scales its summand.
-        if [len(states) for states in found] != [1, 1]:
+        if [len(states) for states in summands] != [1, 1]:
             return None
         (earlier, first), (_, later) = sorted(
-            ((states[0], self.number_of(states[0]) or 0) for states in found), key=lambda pair: pair[1]
+            ((states[0], self.number_of(states[0]) or 0) for states in summands), key=lambda pair: pair[1]
         )
         if sum(value is earlier for value in given) != 1:
             return None

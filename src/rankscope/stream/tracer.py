@@ -159,13 +159,13 @@ class Tracer(SiteMode):
             if call is None or output is None or (ref := call.ref("mlp.router")) not in self._selection:
                 return
             with unseen():
-                found = watch.routing() if alone else None
-            if found is None:
+                routing = watch.routing() if alone else None
+            if routing is None:
                 why = watch.refused or "the block has several mixtures of experts"
                 self.show(ref, Unreadable(f"the router of {type(module).__name__} cannot be read, because {why}"))
                 return
             with unseen():
-                canonical = tuple(map(call.per_token, found))
+                canonical = tuple(map(call.per_token, routing))
             self.show(ref, canonical)
 
         return hook
@@ -277,11 +277,11 @@ class Tracer(SiteMode):
         ref = call.ref("attention.state")
         if ref not in self._selection:
             return
-        found = states.refused or states.after(block, call.batch_and_tokens()[0])
-        if isinstance(found, str):
-            self.show(ref, Unreadable(found))
-        elif found is not None:
-            self.show(ref, found)
+        state = states.refused or states.after(block, call.batch_and_tokens()[0])
+        if isinstance(state, str):
+            self.show(ref, Unreadable(state))
+        elif state is not None:
+            self.show(ref, state)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""

@@ -92,17 +92,17 @@ def _view_of(
             begun: _FirstPasses | None = None,
         ) -> ModelView:
             first = None if begun is None else begun.first
-            found = discover(model, run, batch=sequences, blocks=blocks, stream=stream, begun=first)
+            view = discover(model, run, batch=sequences, blocks=blocks, stream=stream, begun=first)
             known = None if begun is None else begun.known
-            return agreed(found, small, sequences, keep=keep, measures=measures, known=known)
+            return agreed(view, small, sequences, keep=keep, measures=measures, known=known)
 
         try:
             view = settled(begun=_FirstPasses.of(model, small, stream) or _begun(model, small, run, stream))
         except DiscoveryError as error:
-            found = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
-            if found is None:
+            with_streams = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
+            if with_streams is None:
                 raise error.with_hints(_tried(error, settled)) from None
-            view = found
+            view = with_streams
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
         view = _with_idle(view, small)
     _STACKS[model], _PROBES[model] = view.stacks, small
@@ -136,17 +136,17 @@ class _FirstPasses:
         _FIRST.pop(model, None)
         if some_mode_is_awake():
             return None
-        found = cls(model, batch)
-        found._snapshot = Snapshot(model)
-        return found
+        passes = cls(model, batch)
+        passes._snapshot = Snapshot(model)
+        return passes
 
     @classmethod
     def of(cls, model: nn.Module, batch: Batch, stream: Stream | None) -> _FirstPasses | None:
         """The passes of an experiment on this batch, once; None if there was none, or the model has changed since."""
-        found = _FIRST.pop(model, None)
-        if found is None or stream is not None or some_mode_is_awake() or not _are_alike(found._batch, batch):
+        passes = _FIRST.pop(model, None)
+        if passes is None or stream is not None or some_mode_is_awake() or not _are_alike(passes._batch, batch):
             return None
-        return found if found._snapshot is not None and found._snapshot.fits(model) else None
+        return passes if passes._snapshot is not None and passes._snapshot.fits(model) else None
 
     @property
     def known(self) -> Known:
@@ -186,10 +186,10 @@ def _begun(model: nn.Module, batch: Batch, run: Callable[[], object], stream: St
     """The first pass, unless surgery is under way: then the model as written is told from the model as it is."""
     if some_mode_is_awake():
         return None
-    found = _FirstPasses(model, batch, stream)
-    with found.passing(0):
+    passes = _FirstPasses(model, batch, stream)
+    with passes.passing(0):
         run()
-    return found
+    return passes
 
 
 def _kind_of(
@@ -260,12 +260,12 @@ def _with_streams(
     model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, keep: Tensor | None
 ) -> ModelView | None:
     """The only reading with several residual streams per token for which there is evidence; None if there is none."""
-    found = []
+    readings = []
     for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks):
         with suppress(LayoutError):
             settled = agreed(view, small, sequences, keep=keep)
-            found += [settled] if all(map(shows_streams, settled.stacks)) else []
-    return found[0] if len(found) == 1 else None
+            readings += [settled] if all(map(shows_streams, settled.stacks)) else []
+    return readings[0] if len(readings) == 1 else None
 
 
 def _with_idle(view: ModelView, small: Batch) -> ModelView:

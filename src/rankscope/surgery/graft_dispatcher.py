@@ -418,31 +418,31 @@ class GraftDispatcher:
 
     def replaced_scale(self, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
         """The scores themselves if this call is the model's own scale on them, which the grafts have replaced."""
-        found = self._scores
-        if found is None or found.has_scale or func not in FACTORS or len(args) != 2:
+        pending = self._scores
+        if pending is None or pending.has_scale or func not in FACTORS or len(args) != 2:
             return None
-        scores, factor = found.last(), args[1]
+        scores, factor = pending.last(), args[1]
         if scores is None or scores is not args[0]:
             return None
         if not (isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.dim() == 0)):
             return None
-        found.has_scale = True
+        pending.has_scale = True
         return scores
 
     def follow_scores(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
         """Follow the scores through masks and position biases; anything else on them makes their scale ambiguous."""
-        found = self._scores
-        if found is None or not isinstance(out, Tensor) or not any(found.last() is value for value in args):
+        scores = self._scores
+        if scores is None or not isinstance(out, Tensor) or not any(scores.last() is value for value in args):
             return
         if func not in KEEP_SCALE:
-            found.doubt = found.doubt or f"its scores pass through {func.__name__.strip('_')} before the softmax"
-        found.last, found.has_scale = weakref.ref(out), found.has_scale or func not in SAME_VALUES
+            scores.doubt = scores.doubt or f"its scores pass through {func.__name__.strip('_')} before the softmax"
+        scores.last, scores.has_scale = weakref.ref(out), scores.has_scale or func not in SAME_VALUES
 
     def meet_softmax(self, scores: object) -> None:
         """Note whether the scores of a softmax are the ones that were followed."""
-        found, self._scores = self._scores, None
-        is_followed = found is not None and found.last() is scores
-        self._doubt = found.doubt if is_followed and found else _UNSEEN
+        pending, self._scores = self._scores, None
+        is_followed = pending is not None and pending.last() is scores
+        self._doubt = pending.doubt if is_followed and pending else _UNSEEN
 
     def check_queries(self, at: Spot) -> None:
         """Raise if a softmax runs whose queries and keys should have been changed and were not, or not surely.

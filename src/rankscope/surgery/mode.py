@@ -104,9 +104,9 @@ class SurgeryMode(StreamMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run one call of a model with long skips, inside or outside of blocks, with the gain on the earlier state."""
-        found = {name: states.long_sum(func, args, kwargs) for name, states in self._states.items()}
+        long_sums = {name: states.long_sum(func, args, kwargs) for name, states in self._states.items()}
         given, named = args, kwargs
-        for name, long_sum in found.items():
+        for name, long_sum in long_sums.items():
             if long_sum is not None:
                 gain = self._long_gain(name, long_sum)
                 if gain != 1.0:
@@ -120,7 +120,7 @@ class SurgeryMode(StreamMode):
         if func in IN_PLACE_SUMS and given[0] is not args[0]:
             out = args[0].copy_(out)
         for name, states in self._states.items():
-            states.see(func, args, kwargs, out, found[name])
+            states.see(func, args, kwargs, out, long_sums[name])
         if len(self._states) < self._with_long_skips:
             self._before += map(weakref.ref, tensors_in(out))
         return out

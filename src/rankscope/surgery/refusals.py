@@ -120,13 +120,13 @@ def check_carries(view: ModelView, what: str, operation: Operation | None = None
     left = [
         (stack, tuple(c for c in stack.carries if operation is None or c.calls_begun is None)) for stack in view.stacks
     ]
-    found = _in_meant(operation, left)
-    if found:
+    carries = _in_meant(operation, left)
+    if carries:
         raise UnsupportedOperationError(
             f"The stream gets around blocks in a way that {what} would leave in place, so the result would not be what "
-            f"it is called. {_listed(found)}. What can be edited is a sum of a stream and a branch (x + f(x), with any "
-            "gain), a projection of the two side by side, and a sum of two states of the stream (a long skip); a skip "
-            "through a matrix or an activation of its own, turned or cut channels and scripted sums cannot."
+            f"it is called. {_listed(carries)}. What can be edited is a sum of a stream and a branch (x + f(x), with "
+            "any gain), a projection of the two side by side, and a sum of two states of the stream (a long skip); a "
+            "skip through a matrix or an activation of its own, turned or cut channels and scripted sums cannot."
         )
 
 
@@ -161,11 +161,11 @@ def check_own_norms(view: ModelView, what: str, operation: Operation | None = No
     Raises:
         UnsupportedOperationError: some norms would stay unchanged; the message says where.
     """
-    found = _in_meant(operation, [(stack, stack.own_norms) for stack in view.stacks])
-    if found:
+    norms = _in_meant(operation, [(stack, stack.own_norms) for stack in view.stacks])
+    if norms:
         raise UnsupportedOperationError(
             f"{what} would leave norms in place that are written out instead of being a norm module "
-            f"or a norm function of torch. {_listed(found)}. Write them as a module with Norm in its class name."
+            f"or a norm function of torch. {_listed(norms)}. Write them as a module with Norm in its class name."
         )
 
 

@@ -91,8 +91,8 @@ class Pooling:
                 f"between_inputs='at:{self.position}' needs {self.position + 1} tokens that count in every input, and "
                 f"one has {fewest}. Choose an earlier position, or 'last'."
             )
-        found = x[torch.arange(len(x), device=x.device), place].detach()
-        return found.to(float64_home(x)).double()
+        vectors = x[torch.arange(len(x), device=x.device), place].detach()
+        return vectors.to(float64_home(x)).double()
 
 
 def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
@@ -117,7 +117,7 @@ def parse_poolings(words: str | Sequence[str] | None) -> tuple[Pooling, ...]:
     words = [words] if isinstance(words, str) else list(words or ())
     if words == ["none"]:
         return ()
-    found: dict[str, Pooling] = {}
+    poolings: dict[str, Pooling] = {}
     for word in words:
         how, colon, number = word.partition(":")
         if not ((how in ("mean", "first", "last") and not colon) or (how == "at" and number.isdecimal())):
@@ -126,9 +126,9 @@ def parse_poolings(words: str | Sequence[str] | None) -> tuple[Pooling, ...]:
                 "position 5, or 'none'."
             )
         pooling = Pooling(how, int(number or 0))
-        if found.setdefault(pooling.site, pooling) != pooling:
+        if poolings.setdefault(pooling.site, pooling) != pooling:
             raise InputError("between_inputs: one position at a time, because both would be reported as inputs.at.")
-    return tuple(found.values())
+    return tuple(poolings.values())
 
 
 Place = tuple[str | None, int, Pooling]
@@ -302,8 +302,8 @@ def measured(specs: Sequence[MetricSpec], vectors: NumberedVectors, floor: float
     equivalent = vectors.equivalent()
     if equivalent is not None:
         exact = [row for row, spec in enumerate(specs) if spec.name in FROM_MOMENTS]
-        found = evaluate([specs[row] for row in exact], Tokens(equivalent), floor)
-        values[exact], statuses[exact] = found.values, found.statuses
+        reading = evaluate([specs[row] for row in exact], Tokens(equivalent), floor)
+        values[exact], statuses[exact] = reading.values, reading.statuses
         # A Gram matrix does not resolve the smallest singular values.
         few = torch.tensor([spec.floors_itself for spec in specs]) & (values < least_with_six_digits(torch.float32))
         statuses[few & (statuses == _CODE[Status.OK])] = _CODE[Status.ESTIMATE]

@@ -19,19 +19,19 @@ def where_it_breaks(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
         An empty list if the output of every module is finite: then the values were lost between modules.
     """
     for batch in batches:
-        found = _in_batch(model, batch)
-        if found is not None:
-            return [found]
+        place = _in_batch(model, batch)
+        if place is not None:
+            return [place]
     return []
 
 
 def _in_batch(model: nn.Module, batch: Batch) -> str | None:
     names = {module: name for name, module in model.named_modules()}
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
 
     def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        if not found and not _all_finite(output) and _all_finite(inputs):
-            found.append(module)
+        if not modules and not _all_finite(output) and _all_finite(inputs):
+            modules.append(module)
 
     hooks = [module.register_forward_hook(look) for module in names]
     try:
@@ -40,9 +40,9 @@ def _in_batch(model: nn.Module, batch: Batch) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    if not found:
+    if not modules:
         return None
-    module = found[0]
+    module = modules[0]
     return f"The first module to return NaN or infinity is {names[module]} ({type(module).__name__}){_why(module)}."
 
 

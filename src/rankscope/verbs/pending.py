@@ -129,8 +129,8 @@ class PendingReadings:
         tensors = {id(tensor): tensor for one in owed for tensor in one.tensors}
         copied = dict(zip(tensors, to_host(list(tensors.values())), strict=True))
         for one in owed:
-            found = [copied[id(tensor)] for tensor in one.tensors]
-            one.deliver(*(found if one.columns is None else (tensor[:, one.columns] for tensor in found)))
+            on_host = [copied[id(tensor)] for tensor in one.tensors]
+            one.deliver(*(on_host if one.columns is None else (tensor[:, one.columns] for tensor in on_host)))
 
 
 def _keeps_bits(view: Joinable) -> bool:

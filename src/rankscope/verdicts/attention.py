@@ -39,7 +39,7 @@ def attention_findings(table: pa.Table, lengths: Mapping[str | None, Mapping[int
         lengths: by stack, the number of tokens of each sequence; sinks are not looked for in short ones.
     """
     stacks = stacks_of(table)
-    found = []
+    findings = []
     for stack in stacks:
         mine = of_stack(table, stack)
         long = min(lengths.get(stack, {}).values(), default=0) >= LEAST_TOKENS
@@ -47,19 +47,19 @@ def attention_findings(table: pa.Table, lengths: Mapping[str | None, Mapping[int
             entropy = _heads(mine, ENTROPY, site)
             if entropy:
                 sinks = _heads(mine, SINK, site) if long else {}
-                found.append(_finding(entropy, sinks, site, name, stack if len(stacks) > 1 else None))
-    return found
+                findings.append(_finding(entropy, sinks, site, name, stack if len(stacks) > 1 else None))
+    return findings
 
 
 def _heads(table: pa.Table, metric: str, site: str) -> Heads:
     rows = only(table, metric=metric, site=site)
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    by_head: dict[tuple[int, int], tuple[float, float]] = {}
     columns = (rows[name].to_pylist() for name in ("layer", "head", "value", "status"))
     for layer, head, value, status in zip(*columns, strict=True):
         if status in USABLE and np.isfinite(value):
-            low, high = found.get((layer, head or 0), (value, value))
-            found[layer, head or 0] = min(low, value), max(high, value)
-    return found
+            low, high = by_head.get((layer, head or 0), (value, value))
+            by_head[layer, head or 0] = min(low, value), max(high, value)
+    return by_head
 
 
 def _finding(entropy: Heads, sinks: Heads, site: str, name: str, stack: str | None) -> AxisFinding:

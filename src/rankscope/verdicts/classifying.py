@@ -142,13 +142,13 @@ def headline(by_sequence: NDArray[np.int64]) -> State:
 
 def segments(states: list[State]) -> list[Segment]:
     """Runs of equal states over depth."""
-    found: list[Segment] = []
+    segments_so_far: list[Segment] = []
     for row, state in enumerate(states):
-        if found and found[-1].state == state:
-            found[-1] = Segment(state, found[-1].first, row)
+        if segments_so_far and segments_so_far[-1].state == state:
+            segments_so_far[-1] = Segment(state, segments_so_far[-1].first, row)
         else:
-            found.append(Segment(state, row, row))
-    return found
+            segments_so_far.append(Segment(state, row, row))
+    return segments_so_far
 
 
 def _at_least(tokens: Floats | None, least: int) -> Flags | bool:

@@ -24,13 +24,13 @@ def depth_findings(table: pa.Table) -> list[AxisFinding]:
     """
     here = only(table, metric=METRIC, site=SITE)
     stacks = stacks_of(here)
-    found = []
+    findings = []
     for stack in stacks:
         rows = of_stack(here, stack)
         line = curve(rows, METRIC, SITE) if rows.num_rows else None
         if line is not None and np.isfinite(line.mean).sum() >= FEWEST_BLOCKS:
-            found.append(_of_stack(line, stack if len(stacks) > 1 else None))
-    return found
+            findings.append(_of_stack(line, stack if len(stacks) > 1 else None))
+    return findings
 
 
 def _of_stack(line: Curve, stack: str | None) -> AxisFinding:

@@ -17,7 +17,7 @@ from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import AxisFinding
 from rankscope.verdicts.battery import Battery, Flags, Floats, read_battery
 from rankscope.verdicts.classifying import classify
-from rankscope.verdicts.reading import StackReading, read, span_of
+from rankscope.verdicts.reading import StackReading, read_stack, span_of
 from rankscope.verdicts.sentences import percent
 from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, KEPT_SPREAD, LEAST_INPUTS, State
 from rankscope.views import number
@@ -49,7 +49,7 @@ def inputs_findings(
     if why:
         sentence = f"Between inputs: not judged, because {why}."
         return [AxisFinding("inputs", State.UNKNOWN.code, sentence)] if asked else []
-    found: list[tuple[State, str, list[dict[str, Any]]]] = []
+    by_place: list[tuple[State, str, list[dict[str, Any]]]] = []
     for site, pooling in compared["poolings"].items():
         here = only(table, site=site)
         for stack in stacks_of(here) if here.num_rows else []:
@@ -69,7 +69,7 @@ def inputs_findings(
             states[met] = int(State.MEAN_OFFSET)
             early = _before_they_come_apart(states)
             states[early] = int(State.MEAN_OFFSET)
-            reading = read(battery, floor_relative, compared.get("null") or {}, states)
+            reading = read_stack(battery, floor_relative, compared.get("null") or {}, states)
             state = reading.state
             if _is_by_construction(reading, site, pooling, compared):
                 words = (
@@ -82,22 +82,22 @@ def inputs_findings(
                 words += _about_averaging(averaged, expected) + _about_early(reading, early)
                 words += _about_classes(battery, met, compared, site, stack)
             named = f"{stack}, " if stack else ""
-            found.append(
+            by_place.append(
                 (
                     state,
                     f"Between inputs ({named}{pooling}): {words}.",
                     list(reading.cited_values(stack)),
                 )
             )
-    if not found:
+    if not by_place:
         return []
-    gravest = max(state for state, _, _ in found)
+    gravest = max(state for state, _, _ in by_place)
     steps = (f"rankscope measure {model or 'MODEL'} --between-inputs last",) if gravest >= State.COLLAPSED else ()
     finding = AxisFinding(
         "inputs",
         gravest.code,
-        " ".join(sentence for _, sentence, _ in found),
-        tuple(item for _, _, evidence in found for item in evidence),
+        " ".join(sentence for _, sentence, _ in by_place),
+        tuple(item for _, _, evidence in by_place for item in evidence),
         steps if set(compared["poolings"]) == {MEAN} else (),
     )
     return [finding]
@@ -105,16 +105,16 @@ def inputs_findings(
 
 def _class_gaps(compared: Mapping[str, Any], site: str, stack: str | None) -> Mapping[str, float]:
     """By block, the relative residual of the two closest classes of inputs; empty if classes are not known."""
-    found: Mapping[str, float] = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
-    return found
+    gaps: Mapping[str, float] = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
+    return gaps
 
 
 def _met_by_class(battery: Battery, states: np.ndarray, gaps: Mapping[str, float]) -> Flags:
     """Where inputs have the same vector as others, and no two classes have: neural collapse."""
     alike = np.isin(states, (int(State.COPIES), int(State.CLUSTERS), int(State.COLLAPSED), int(State.SAME_DIRECTION)))
     apart = np.array([gaps.get(str(int(layer)), 0.0) > COLLAPSED_RESIDUAL for layer in battery.layers], np.bool_)
-    found: Flags = alike & apart[:, None]
-    return found
+    met: Flags = alike & apart[:, None]
+    return met
 
 
 def _about_classes(battery: Battery, met: Flags, compared: Mapping[str, Any], site: str, stack: str | None) -> str:
@@ -200,15 +200,15 @@ def _not_judged(compared: Mapping[str, Any]) -> str:
 
 def _averaging(table: pa.Table, layers: np.ndarray, lengths: Mapping[int, int]) -> Floats:
     """:func:`averaging_residual` of each layer, as a column; NaN if the tokens were not measured."""
-    found = np.full((layers.size, 1), math.nan)
+    shares = np.full((layers.size, 1), math.nan)
     rows = only(table, metric="relative_residual", site=TOKENS_SITE)
     if rows.num_rows == 0 or not lengths:
-        return found
+        return shares
     grid = cells(rows, "relative_residual", TOKENS_SITE)
     counts = np.array([lengths.get(int(sequence), math.nan) for sequence in grid.sequences], dtype=np.float64)
     for row, layer in enumerate(grid.layers):
-        found[layers == layer] = averaging_residual(grid.values[row], counts)
-    return found
+        shares[layers == layer] = averaging_residual(grid.values[row], counts)
+    return shares
 
 
 def _before_they_come_apart(states: np.ndarray) -> np.ndarray:
@@ -217,8 +217,8 @@ def _before_they_come_apart(states: np.ndarray) -> np.ndarray:
     What differs later was not lost: a class token is the same in all inputs until attention has told it of the others.
     """
     equal = np.isin(states, (int(State.COLLAPSED), int(State.FLOOR)))
-    found: np.ndarray = equal & np.logical_or.accumulate((~equal)[::-1], axis=0)[::-1]
-    return found
+    equal_until: np.ndarray = equal & np.logical_or.accumulate((~equal)[::-1], axis=0)[::-1]
+    return equal_until
 
 
 def _about_early(r: StackReading, early: np.ndarray) -> str:

@@ -67,19 +67,19 @@ def length_slopes(table: pa.Table, counted: Mapping[int, int], *, seed: int = 0)
         seed: seed of the resampling.
     """
     lengths = lengths_in(table)
-    found: list[LengthSlope] = []
+    slopes: list[LengthSlope] = []
     for stack in stacks_of(table):
         mine = of_stack(table, stack)
         for site in names_in(mine, "site"):
             here = only(mine, site=site)
             for metric in names_in(here, "metric"):
                 layers, values = _grid(here, metric, site, lengths)
-                found += _slopes(metric, site, stack, layers, values, lengths, seed)
+                slopes += _slopes(metric, site, stack, layers, values, lengths, seed)
                 if (metric, site) == ("residual", "attention.out"):
                     tokens = np.array([counted[length] for length in lengths], dtype=np.float64)
                     variance = values**2 / tokens[:, None, None]
-                    found += _slopes(VARIANCE, site, stack, layers, variance, lengths, seed)
-    return found
+                    slopes += _slopes(VARIANCE, site, stack, layers, variance, lengths, seed)
+    return slopes
 
 
 def _grid(table: pa.Table, metric: str, site: str, lengths: Sequence[int]) -> tuple[list[int], NDArray[np.float64]]:
@@ -122,8 +122,8 @@ def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     known = np.isfinite(values)
     count = known.sum(axis=2)
     total = np.where(known, values, 0.0).sum(axis=2)
-    found: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-    return found
+    means: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return means
 
 
 def length_finding(

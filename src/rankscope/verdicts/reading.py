@@ -56,9 +56,9 @@ class StackReading:
         """Layers at which half of the members are in one of ``states``; if there are none, at which any member is."""
         held = np.isin(self.states[:, self.members], [int(state) for state in states])
         for needed in (0.5 * held.shape[1], 1):
-            found = np.flatnonzero(held.sum(axis=1) >= max(needed, 1)).tolist()
-            if found:
-                return [int(row) for row in found]
+            numbers = np.flatnonzero(held.sum(axis=1) >= max(needed, 1)).tolist()
+            if numbers:
+                return [int(row) for row in numbers]
         return []
 
     def those(self, row: int) -> Flags:
@@ -132,9 +132,9 @@ class StackReading:
 
     def cite_all(self, row: int, *parts: str) -> str:
         """Several parts in brackets, without unknown ones."""
-        found = [words for part in parts if (words := self.cite(part, row))]
+        citations = [words for part in parts if (words := self.cite(part, row))]
         whose = "" if self._is_about_all(row) else "median of those: "
-        return f" ({whose}{'; '.join(found)})" if found else ""
+        return f" ({whose}{'; '.join(citations)})" if citations else ""
 
     def worst(self, part: str, rows: list[int], *, highest: bool) -> int:
         """The row among ``rows`` with the extreme value of a part; the last one if it is unknown."""
@@ -183,7 +183,7 @@ def span_of(rows: Sequence[int], layers: NDArray[np.int64]) -> str:
     return f"in block {shown}" if len(names) == 1 and "-" not in names[0] else f"in blocks {shown}"
 
 
-def read(
+def read_stack(
     battery: Battery, floor_relative: float | None, null: Mapping[str, Any], states: NDArray[np.int64] | None = None
 ) -> StackReading:
     """Name the sequences of a battery after a state, and keep a reading of those not in it.
@@ -199,9 +199,9 @@ def read(
     if state is State.VANISHED:
         rest = np.where(states == State.VANISHED, int(State.UNKNOWN), states)
         if rest.any():
-            reading.besides.append(read(battery, floor_relative, null, rest))
+            reading.besides.append(read_stack(battery, floor_relative, null, rest))
     elif state.is_grave and not members.all():
-        reading.besides.append(read(battery.of_sequences(~members), floor_relative, null, states[:, ~members]))
+        reading.besides.append(read_stack(battery.of_sequences(~members), floor_relative, null, states[:, ~members]))
     return reading
 
 
@@ -212,7 +212,7 @@ def _members(
         return np.isin(by_sequence, [int(one) for one in SEEN_OR_NOT])
     if state is State.COLLAPSING:
         return np.array([one is not None for one in falling], dtype=np.bool_)
-    found: Flags = (states == state).any(axis=0)
+    members: Flags = (states == state).any(axis=0)
     if state is State.HEALTHY:
-        found = np.ones(states.shape[1], dtype=np.bool_)
-    return found
+        members = np.ones(states.shape[1], dtype=np.bool_)
+    return members

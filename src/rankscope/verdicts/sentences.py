@@ -77,9 +77,9 @@ def _vanished(r: StackReading) -> str:
 
 
 def _collapsing(r: StackReading) -> str:
-    found = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
-    factor, first, last = (float(np.median([getattr(t, name) for t in found])) for name in ("factor", "first", "last"))
-    crossing = int(np.median([trend.crossing for trend in found]))
+    trends = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
+    factor, first, last = (float(np.median([getattr(t, name) for t in trends])) for name in ("factor", "first", "last"))
+    crossing = int(np.median([trend.crossing for trend in trends]))
     layers, part = r.battery.layers, "spread" if "spread" in r.battery.played_by else "typical"
     name = r.battery.played_by.get(part, "relative_residual").replace("_", " ")
     r.cite(part, 0)
@@ -291,7 +291,7 @@ def _others_words(r: StackReading, row: int) -> str:
 
 def _besides(r: StackReading) -> str:
     """Milder states of the same sequences in other blocks, and blocks without any defined value."""
-    found = []
+    clauses = []
     for state, (part, words) in BESIDES.items():
         rows = r.rows(state)
         if not rows or state >= r.state or r.state is State.VANISHED:
@@ -299,20 +299,20 @@ def _besides(r: StackReading) -> str:
         if r.state >= State.COLLAPSING and state in ON_THE_WAY:
             continue
         row = r.worst(part, rows, highest=part.endswith("share"))
-        found.append(f" Also {words} {r.span(state)}{r.cite_all(row, part)}.")
+        clauses.append(f" Also {words} {r.span(state)}{r.cite_all(row, part)}.")
     lost = (r.battery.undefined & ~r.battery.vanished)[:, r.members].all(axis=1)
     if lost.any() and r.state is not State.UNKNOWN:
         blocks = ", ".join(str(layer) for layer in r.battery.layers[lost])
-        found.append(f" Undefined in block{'s' if lost.sum() > 1 else ''} {blocks}.")
-    return "".join(found)
+        clauses.append(f" Undefined in block{'s' if lost.sum() > 1 else ''} {blocks}.")
+    return "".join(clauses)
 
 
 def in_words(r: StackReading) -> str:
     """The state in a few words, for a sentence about several networks."""
     if r.state is State.COLLAPSING:
-        found = [trend for trend in r.trends if trend is not None]
-        factor = float(np.median([trend.factor for trend in found]))
-        crossing = int(np.median([trend.crossing for trend in found]))
+        trends = [trend for trend in r.trends if trend is not None]
+        factor = float(np.median([trend.factor for trend in trends]))
+        crossing = int(np.median([trend.crossing for trend in trends]))
         count = f" {r.count().rstrip()}" if not r.is_everywhere else ""
         return (
             f"collapsing{count} by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"

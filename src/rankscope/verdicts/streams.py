@@ -24,12 +24,12 @@ def streams_findings(table: pa.Table, mixing: Sequence[Mapping[str, Any]]) -> li
     The streams count as collapsed if, after the last block, half of the sequences or more have a relative residual over
     streams of at most the threshold for tokens: a thousandth of the energy is then left to tell streams apart.
     """
-    found = []
+    findings = []
     for described in mixing:
         here = only(of_stack(table, described["stack"]), metric=METRIC)
         if SITE in names_in(here, "site"):
-            found.append(_finding(here, described))
-    return found
+            findings.append(_finding(here, described))
+    return findings
 
 
 def _finding(table: pa.Table, mixing: Mapping[str, Any]) -> AxisFinding:

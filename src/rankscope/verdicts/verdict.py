@@ -14,7 +14,7 @@ from rankscope.runs.not_finite import CODE, Lost, first_not_finite
 from rankscope.runs.rows import INTERVAL, at_longest, of_stack, only, within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import StackReading, read_stack
 from rankscope.verdicts.sentences import not_excluded, sentence_for
 from rankscope.verdicts.states import FEW_DIRECTIONS, NARROW_DIMENSION, State
 
@@ -129,7 +129,7 @@ def _judge_finite(
     for stack in stacks_of(table):
         battery = read_battery(table, stack, lengths=lengths.get(stack), dim=dim)
         if battery is not None:
-            readings[stack] = read(battery, floor_relative, null)
+            readings[stack] = read_stack(battery, floor_relative, null)
     if not readings:
         wanted = ", ".join(names[0] for part, names in PARTS.items() if part != "size")
         return Verdict(f"No verdict: none of the metrics it is drawn from was measured ({wanted}).", (), "unknown")
@@ -149,7 +149,7 @@ def undecided(table: pa.Table, readings: Mapping[str | None, StackReading]) -> s
 
     The estimate itself decides the state. The exact value may lie on the other side of the threshold.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for stack, reading in readings.items() if INTERVAL[0] in table.column_names else ():
         here = only(of_stack(table, stack), site=reading.battery.site)
         for part, threshold in (("centred_dimension", NARROW_DIMENSION), ("directions", FEW_DIRECTIONS)):
@@ -157,8 +157,8 @@ def undecided(table: pa.Table, readings: Mapping[str | None, StackReading]) -> s
             rows = only(here, metric=name) if name else here.slice(0, 0)
             low, high = (rows[end].to_numpy() for end in INTERVAL)
             words = f"{name} at {threshold:g}"
-            found[words] = found.get(words, 0) + int(((low <= threshold) & (threshold <= high)).sum())
-    open_ones = [f"{words} in {count} of the values" for words, count in found.items() if count]
+            counts[words] = counts.get(words, 0) + int(((low <= threshold) & (threshold <= high)).sum())
+    open_ones = [f"{words} in {count} of the values" for words, count in counts.items() if count]
     if not open_ones:
         return ""
     return (

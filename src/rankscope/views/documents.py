@@ -56,10 +56,10 @@ class Document:
 
 def tables_in(parts: tuple[Any, ...]) -> list[Table]:
     """All tables, including those in sections, in order."""
-    found: list[Table] = []
+    tables: list[Table] = []
     for part in parts:
         if isinstance(part, Table):
-            found.append(part)
+            tables.append(part)
         elif isinstance(part, Section):
-            found += tables_in(part.parts)
-    return found
+            tables += tables_in(part.parts)
+    return tables

@@ -474,5 +474,5 @@ def _draw_map(axes: Axes, chart: HeatMap) -> None:
 
 def _floats(values: Any) -> NDArray[np.float64]:
     """Numbers to draw; infinite values, such as the logarithm of zero, become missing."""
-    found = np.asarray(values, dtype=np.float64)
-    return np.where(np.isfinite(found), found, np.nan)
+    array = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(array), array, np.nan)

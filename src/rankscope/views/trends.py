@@ -35,8 +35,8 @@ def levels(values: Sequence[float], width: int) -> NDArray[np.float64]:
     span = max(high - low, LEAST_SPAN * max(abs(low), abs(high)))
     if span == 0:
         return np.where(np.isfinite(points), 0.5, np.nan)
-    found: NDArray[np.float64] = np.clip(0.5 + (points - (low + high) / 2) / span, 0.0, 1.0)
-    return np.where(np.isfinite(points), found, np.nan)
+    heights: NDArray[np.float64] = np.clip(0.5 + (points - (low + high) / 2) / span, 0.0, 1.0)
+    return np.where(np.isfinite(points), heights, np.nan)
 
 
 def _mean(group: NDArray[np.float64]) -> float:

@@ -52,7 +52,7 @@ def converted_parts(model: Any, tensors: Mapping[str, StoredTensor]) -> dict[str
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, meta_state)
         sources[target][pattern].append(name)
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    found: dict[str, tuple[StoredPart, ...]] = {}
+    parts_by_name: dict[str, tuple[StoredPart, ...]] = {}
     for target, names in sources.items():
         if target not in meta_state:
             continue
@@ -60,8 +60,8 @@ def converted_parts(model: Any, tensors: Mapping[str, StoredTensor]) -> dict[str
             parts = [StoredPart(tensors[names[None][0]])] if len(names[None]) == 1 else []
         else:
             parts = _stacked(names, by_pattern, tensors, tuple(meta_state[target].shape))
-        found[target] = tuple(parts)
-    return found
+        parts_by_name[target] = tuple(parts)
+    return parts_by_name
 
 
 def _stacked(

@@ -40,10 +40,10 @@ class LazyExperts(Tensor):
     @staticmethod
     def __new__(cls, like: Tensor, *words: Any, **named: Any) -> LazyExperts:
         """A wrapper that has metadata and no storage."""
-        found: LazyExperts = torch.Tensor._make_wrapper_subclass(
+        lazy: LazyExperts = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=torch.device("cpu")
         )
-        return found
+        return lazy
 
     def __init__(
         self,
@@ -59,11 +59,13 @@ class LazyExperts(Tensor):
     def expert(self, number: int) -> Tensor:
         """The matrix of one expert, read now."""
         turned = self._like.transpose(-2, -1) if self._turned else self._like
-        found = torch.empty(turned.shape[1:], dtype=turned.dtype)
-        places = [(stored, found if rows is None else found[rows[0] : rows[1]]) for stored, rows in self._parts[number]]
+        weights = torch.empty(turned.shape[1:], dtype=turned.dtype)
+        places = [
+            (stored, weights if rows is None else weights[rows[0] : rows[1]]) for stored, rows in self._parts[number]
+        ]
         for read in planned_reads(places):
             read()
-        return found.transpose(-2, -1) if self._turned else found
+        return weights.transpose(-2, -1) if self._turned else weights
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyExperts({self._name}, shape={tuple(self._like.shape)})"
@@ -82,8 +84,8 @@ class LazyExperts(Tensor):
             turned = own._like.transpose(-2, -1)
             return LazyExperts(turned, own._parts, own._readers, own._name, turned=not own._turned)
         if func is Tensor.__getitem__ and isinstance(args[1], (int, Tensor)) and torch.as_tensor(args[1]).numel() == 1:
-            found = own.expert(int(args[1]))
-            return found if torch.as_tensor(args[1]).ndim == 0 else found[None]
+            expert = own.expert(int(args[1]))
+            return expert if torch.as_tensor(args[1]).ndim == 0 else expert[None]
         given = {name: value for name, value in kwargs.items() if value is not None}
         if getattr(func, "__name__", "") in _GROUPED and len(args) == 2 and args[1] is own and set(given) == {"offs"}:
             return own._grouped(func, args[0], given["offs"])
@@ -105,12 +107,12 @@ class LazyExperts(Tensor):
         ends = [int(end) for end in offs.tolist()]
         starts = [0, *ends[:-1]]
         busy = [number for number, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
-        found = tokens.new_zeros((tokens.shape[0], self._like.shape[-1]))
+        products = tokens.new_zeros((tokens.shape[0], self._like.shape[-1]))
         for number, matrix in zip(busy, self._in_turn(busy), strict=True):
             start, end = starts[number], ends[number]
             group = torch.tensor([end - start], dtype=offs.dtype)
-            found[start:end] = func(tokens[start:end], matrix[None], offs=group)
-        return found
+            products[start:end] = func(tokens[start:end], matrix[None], offs=group)
+        return products
 
     def _in_turn(self, numbers: Sequence[int]) -> Iterator[Tensor]:
         """The matrices of these experts, the next ones being read meanwhile."""

@@ -24,7 +24,7 @@ from rankscope.ext.offload.checkpoint_names import StoredPart, converted_parts
 from rankscope.models.hf import require_transformers
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
-from rankscope.models.loading._load import described
+from rankscope.models.loading._load import loaded_model
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
@@ -79,11 +79,13 @@ class Slot:
             return []
         if self.stored is not None:
             return [[(self.stored.part(number), None)] for number in range(self.stored.shape[0])]
-        found: list[list[tuple[StoredTensor, tuple[int, int] | None]]] = [[] for _ in range(self.parameter.shape[0])]
+        parts_by_expert: list[list[tuple[StoredTensor, tuple[int, int] | None]]] = [
+            [] for _ in range(self.parameter.shape[0])
+        ]
         for part in self.parts:
             assert part.entry is not None
-            found[part.entry].append((part.stored, part.rows))
-        return found
+            parts_by_expert[part.entry].append((part.stored, part.rows))
+        return parts_by_expert
 
     def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
         """What is read into which part of ``place``, a tensor of the parameter's shape."""
@@ -92,9 +94,9 @@ class Slot:
     @property
     def parameter(self) -> nn.Parameter:
         """The current parameter; on the meta device if it was not read yet."""
-        found = self.module._parameters[self.leaf]
-        assert found is not None
-        return found
+        parameter = self.module._parameters[self.leaf]
+        assert parameter is not None
+        return parameter
 
     def put(self, tensor: torch.Tensor) -> None:
         """Replace the parameter by this tensor."""
@@ -159,7 +161,7 @@ def open_meta_model(
     if missing:
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
     _fill_buffers(model, parts, _in_float32(model, config))
-    loaded = described(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
+    loaded = loaded_model(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
     files = {entry.file.name: entry.file for entry in tensors.values()}
     return MetaModel(folder, loaded, slots, tuple(files[name] for name in sorted(files)))
 
@@ -189,8 +191,8 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
 
 def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype | str | None) -> torch.dtype:
     """As in ``load``: the requested dtype, else that of the configuration, else that of the first weights."""
-    found = parse_dtype(asked) or parse_dtype(config.dtype)
-    return found or next((entry.dtype for entry in tensors.values() if entry.is_floating_point), torch.float32)
+    dtype = parse_dtype(asked) or parse_dtype(config.dtype)
+    return dtype or next((entry.dtype for entry in tensors.values() if entry.is_floating_point), torch.float32)
 
 
 def _refuse(model: Any, config: Any) -> None:
@@ -296,12 +298,12 @@ def _ids(prepared: Prepared) -> Tensor:
 def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | None:
     """The embedding whose rows are token ids, if reading only some of them is safe."""
     model = meta_model.loaded.model
-    found = model.get_input_embeddings() if all("input_ids" in part.inputs for part in prepared) else None  # type: ignore[operator]
-    if not isinstance(found, nn.Embedding) or found.max_norm is not None:
+    table = model.get_input_embeddings() if all("input_ids" in part.inputs for part in prepared) else None  # type: ignore[operator]
+    if not isinstance(table, nn.Embedding) or table.max_norm is not None:
         return None
     # A table that another module shares (tied weights) is read whole, because that module may need every row.
-    holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
-    return found if len(holders) == 1 and holders[0].stored is not None else None
+    holders = [slot for slot in meta_model.slots.values() if slot.parameter is table.weight]
+    return table if len(holders) == 1 and holders[0].stored is not None else None
 
 
 def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor, readers: Executor) -> None:

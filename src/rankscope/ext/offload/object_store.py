@@ -34,8 +34,8 @@ class StoreFolder(RemoteFolder):
         super().__init__(url, traffic)
         scheme, _, self._path = url.rstrip("/").partition("://")
         self._store = _store(scheme)
-        found = _asked(lambda: self._store.ls(self._path, detail=True, refresh=True), url, traffic)
-        self._files = {str(entry["name"]).rpartition("/")[2]: entry for entry in found if entry["type"] == "file"}
+        listing = _asked(lambda: self._store.ls(self._path, detail=True, refresh=True), url, traffic)
+        self._files = {str(entry["name"]).rpartition("/")[2]: entry for entry in listing if entry["type"] == "file"}
 
     def listed(self) -> list[str]:
         """The safetensors files of the folder."""
@@ -87,15 +87,15 @@ class _StoreFile:
 
     def _content(self, offset: int, count: int) -> memoryview:
         with self._traffic.request(count) as arrived:
-            found = self._store.cat_file(self._path, start=offset, end=offset + count)
-            arrived(len(found))
+            content = self._store.cat_file(self._path, start=offset, end=offset + count)
+            arrived(len(content))
         # After the read: bytes that were read before a look that finds the old ETag are those of the old object.
         now = self._store.info(self._path, refresh=True)
         if int(now["size"]) != self.size or _facts(now) != self._facts:
             raise changed(self.name)
-        if len(found) != count:
-            raise OSError(f"{len(found)} bytes instead of {count}")
-        return memoryview(found)
+        if len(content) != count:
+            raise OSError(f"{len(content)} bytes instead of {count}")
+        return memoryview(content)
 
 
 def _facts(entry: Any) -> str:
@@ -146,19 +146,19 @@ def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
 
     The thread is a daemon, because nothing can end it and the program must not wait for it.
     """
-    found: Future[Any] = Future()
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            found.set_result(ask())
+            future.set_result(ask())
         except BaseException as error:  # noqa: BLE001  (handed on to the thread that waits)
-            found.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=run, daemon=True).start()
     try:
-        return found.result(seconds)
+        return future.result(seconds)
     except TimeoutError as error:
-        if found.done():
+        if future.done():
             raise
         raise TimeoutError(f"no answer in {seconds:.0f} s") from error
 

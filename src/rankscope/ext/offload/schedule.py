@@ -137,7 +137,7 @@ class BlockSchedule:
     def bytes_of_blocks(self) -> int:
         """What the stored weights of all blocks add up to."""
         names = [call.module_name for call in self.view.stacks[0].calls]
-        slots = (slot for found in slots_of_blocks(self.meta_model, names).values() for slot in found)
+        slots = (slot for of_block in slots_of_blocks(self.meta_model, names).values() for slot in of_block)
         return sum(slot.stored_bytes for slot in slots)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
@@ -260,9 +260,9 @@ def _only_stack(view: ModelView) -> Stack:
     """
     name = type(view.model).__name__
     if len(view.stacks) > 1:
-        found = ", ".join(str(stack.name) for stack in view.stacks)
+        names = ", ".join(str(stack.name) for stack in view.stacks)
         raise UnsupportedConfigError(
-            f"{name} has several stacks ({found}), and offload supports only one. Leave offload out; for a "
+            f"{name} has several stacks ({names}), and offload supports only one. Leave offload out; for a "
             "model larger than memory use load(spec, device_map=...)."
         )
     stack = view.stacks[0]

@@ -125,10 +125,10 @@ def write_state(path: Path, state: Any, *, durable: bool = False) -> str:
 
 def _refuse_changed(path: Path, digest: str | None) -> None:
     try:
-        found = sha256_of(path)
+        digest_now = sha256_of(path)
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}). {_START_ANEW.format(path.parent)}") from error
-    if found != digest:
+    if digest_now != digest:
         raise ResultError(
             f"{path} was changed after it was written: its hash differs. {_START_ANEW.format(path.parent)}"
         )

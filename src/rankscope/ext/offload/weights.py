@@ -27,16 +27,16 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
     Raises:
         LoadError: the checkpoint has no such tensor.
     """
-    found: dict[str, list[Slot]] = {}
+    slots_by_block: dict[str, list[Slot]] = {}
     for name in dict.fromkeys(names):
-        found[name] = [slot for slot in meta_model.slots.values() if slot.name.startswith(f"{name}.")]
-        absent = [slot.name for slot in found[name] if not slot.parts]
+        slots_by_block[name] = [slot for slot in meta_model.slots.values() if slot.name.startswith(f"{name}.")]
+        absent = [slot.name for slot in slots_by_block[name] if not slot.parts]
         if absent:
             raise LoadError(
                 f"{meta_model.folder.name} holds no tensor for {', '.join(absent[:4])}. transformers may compute "
                 "it when it loads the model (split or transposed experts, fused projections); that cannot be offloaded."
             )
-    return found
+    return slots_by_block
 
 
 def largest_block(meta_model: MetaModel, names: Sequence[str], *, by_expert: bool) -> int:

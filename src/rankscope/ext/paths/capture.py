@@ -32,16 +32,16 @@ def freeze_network(
     Raises:
         UnsupportedConfigError: no head weights, or the heads do not add up to a branch; with the block and the error.
     """
-    found: dict[str | None, FrozenNetwork] = {}
+    networks: dict[str | None, FrozenNetwork] = {}
 
     def begin(stack: str | None, entry: Tensor) -> None:
-        found[stack] = FrozenNetwork(entry)
+        networks[stack] = FrozenNetwork(entry)
 
     def add(block: FrozenBlock) -> None:
-        found[block.stack].blocks.append(block)
+        networks[block.stack].blocks.append(block)
 
     run_frozen(view, config, batch, begin, add, dtype=dtype, convention=convention)
-    return found
+    return networks
 
 
 def run_frozen(

@@ -82,7 +82,7 @@ def path_effectiveness(
     networks = [_only_stack(freeze_network(view, config, batch)) for batch, _ in data]
     depth = len(networks[0].attention)
     whole = accuracy(((classify(n.out), labels) for n, (_, labels) in zip(networks, data, strict=True)))
-    found = [Effectiveness(None, None, "frozen", (whole,))]
+    readings = [Effectiveness(None, None, "frozen", (whole,))]
     for length in lengths_of_interest(depth, lengths):
         scores: tuple[float, ...]
         if paths is None:
@@ -91,8 +91,8 @@ def path_effectiveness(
         else:
             drawn = [sample_paths(networks[0], length, paths, seed=seed + r).paths for r in range(repeats)]
             scores = tuple(_accuracy_along(view, networks, data, classify, chosen, meaning, mlp) for chosen in drawn)
-        found.append(Effectiveness(length, paths, meaning, scores))
-    return found
+        readings.append(Effectiveness(length, paths, meaning, scores))
+    return readings
 
 
 def _accuracy_along(

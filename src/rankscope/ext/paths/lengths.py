@@ -115,11 +115,11 @@ def relative_error(sums: Tensor, out: Tensor, keep: Tensor | None = None) -> flo
 
 def length_sums(network: FrozenNetwork, *, by_origin: bool = False) -> LengthSums:
     """The sums at the end of a frozen network."""
-    found = LengthSums(len(network.attention), by_origin)
-    found.begin(network.entry)
+    sums = LengthSums(len(network.attention), by_origin)
+    sums.begin(network.entry)
     for step in network.steps:
-        found.step(step)
-    return found
+        sums.step(step)
+    return sums
 
 
 def theoretical_applications(depth: int) -> int:

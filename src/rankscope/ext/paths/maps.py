@@ -151,9 +151,9 @@ def _affine_parts(module: nn.Module, dim: int) -> list[tuple[Tensor | None, Tens
     own = {name: p.detach().double() for name, p in module.named_parameters() if p.shape == (dim,)}
     shift = own.get("bias")
     gains = [own[name] for name in own if name != "bias"]
-    found: list[tuple[Tensor | None, Tensor | None]] = [(gain, shift) for gain in gains]
-    found += [(gain + 1, shift) for gain in gains]
-    return [*found, *([(None, shift)] if shift is not None else []), (None, None)]
+    parts: list[tuple[Tensor | None, Tensor | None]] = [(gain, shift) for gain in gains]
+    parts += [(gain + 1, shift) for gain in gains]
+    return [*parts, *([(None, shift)] if shift is not None else []), (None, None)]
 
 
 def _fit(x: Tensor, y: Tensor, centred: bool, gain: Tensor | None, shift: Tensor | None) -> tuple[float, Tensor]:

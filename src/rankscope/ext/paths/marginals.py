@@ -92,7 +92,7 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
     adjoints = _adjoints(network, keep)
     attention, steps, x = network.attention, network.steps, network.entry
     heads = max(steps[position].heads.heads for _, position in attention)  # type: ignore[union-attr]
-    found = x.new_zeros((x.shape[0], len(attention), heads, len(attention), heads))
+    products = x.new_zeros((x.shape[0], len(attention), heads, len(attention), heads))
     order = {position: number for number, (_, position) in enumerate(attention)}
     for position, step in enumerate(steps):
         # y: all paths through each head of this step, carried on to every later attention step.
@@ -101,10 +101,10 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
             for later in range(position + 1, len(steps)):
                 if later in order:
                     shares = _shares(steps[later], y, adjoints[later])
-                    found[:, order[position], : y.shape[0], order[later], : shares.shape[-1]] = shares
+                    products[:, order[position], : y.shape[0], order[later], : shares.shape[-1]] = shares
                 y = carried(y, steps[later : later + 1])
         x = step.total(x)
-    return found
+    return products
 
 
 def _shares(step: FrozenStep, y: Tensor, adjoint: Tensor) -> Tensor:
@@ -123,14 +123,14 @@ def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
     if keep is not None:
         out = out * keep[..., None]
     direction = out / out.square().sum(dim=(-2, -1), keepdim=True)
-    found = []
+    adjoints = []
     for step in reversed(network.steps):
-        found.append(direction)
+        adjoints.append(direction)
         # The step is linear, so its vector-Jacobian product at zero is its adjoint.
         with torch.enable_grad():
             x = torch.zeros_like(direction).requires_grad_()
             (direction,) = torch.autograd.grad(carried(x[None], [step])[0], x, direction)
-    return found[::-1]
+    return adjoints[::-1]
 
 
 def _keep_only(sums: LengthSums, step: FrozenStep, pick: Pick) -> None:

@@ -166,12 +166,12 @@ class FrozenStep:
 
     def constants(self) -> list[tuple[Origin, Tensor]]:
         """The constants that enter the stream here."""
-        found: list[tuple[Origin, Tensor]] = []
+        constants: list[tuple[Origin, Tensor]] = []
         if self.bias is not None:
-            found.append(("bias", self.bias))
+            constants.append(("bias", self.bias))
         if self.source is not None:
-            found.append((self.origin, self.source))
-        return found
+            constants.append((self.origin, self.source))
+        return constants
 
     def total(self, x: Tensor) -> Tensor:
         """The whole step on a stream (batch, tokens, dim), including constants."""
@@ -227,13 +227,13 @@ class FrozenNetwork:
     @property
     def attention(self) -> list[tuple[int, int]]:
         """Block and position in :attr:`steps` of every step with attention."""
-        found, position = [], 0
+        places, position = [], 0
         for block in self.blocks:
             for step in block.steps:
                 if step.heads is not None:
-                    found.append((block.layer, position))
+                    places.append((block.layer, position))
                 position += 1
-        return found
+        return places
 
     @property
     def out(self) -> Tensor:

@@ -101,18 +101,18 @@ class PathReader:
             s, x = s * keep[..., None], x * keep[..., None]
         power = x.square().sum(dim=(-2, -1))
         ok = torch.zeros(power.shape, dtype=torch.int8)
-        found = {
+        values = {
             "projection_share": ((s * x).sum(dim=(-2, -1)) / power, ok),
             "norm_share": ((s.square().sum(dim=(-2, -1)) / power).sqrt(), ok),
         }
         if self.unembedding is not None:
             last = self._last(keep, x)
             rows = s[torch.arange(s.shape[0]), last]
-            found["logit"] = (rows @ self.unembedding.double(), ok)
+            values["logit"] = (rows @ self.unembedding.double(), ok)
         reading = evaluate(self.metrics, Tokens(part, keep), float_floor(out.dtype))
         for spec, value, status in zip(self.metrics, reading.values, reading.statuses, strict=True):
-            found[spec.name] = (value, status)
-        return found
+            values[spec.name] = (value, status)
+        return values
 
     def _last(self, keep: Tensor | None, x: Tensor) -> Tensor:
         """Position of the last token that counts."""

@@ -314,15 +314,17 @@ def path_decay(
 
     There is one path of length 0: its interval is unbounded, as is that of any sample too small for the confidence.
     """
-    found = []
+    readings = []
     size = torch.linalg.vector_norm(network.out.double(), dim=(-2, -1))
     for length in lengths_of_interest(len(network.attention), lengths):
         streams = sample_paths(network, length, number if length else 1, seed=seed).streams.double()
         paths, batch = streams.shape[:2]
         residuals = relative_residual(Tokens(streams.flatten(0, 1), None)).view(paths, batch).mean(dim=1)
         norms = (torch.linalg.vector_norm(streams, dim=(-2, -1)) / size).mean(dim=1)
-        found.append(LengthReading(length, median_interval(residuals, confidence), median_interval(norms, confidence)))
-    return found
+        readings.append(
+            LengthReading(length, median_interval(residuals, confidence), median_interval(norms, confidence))
+        )
+    return readings
 
 
 def decay_orders(readings: Sequence[LengthReading]) -> list[float]:

@@ -65,9 +65,9 @@ class PathTask:
         run_frozen(
             self._view, self._config, batch, begin, through_block, dtype=self._dtype, convention=self._convention
         )
-        for stack, found in sums.items():
-            self.applications += found.applications
-            self.needed += theoretical_applications(found.reached) * len(found.sums)
+        for stack, stack_sums in sums.items():
+            self.applications += stack_sums.applications
+            self.needed += theoretical_applications(stack_sums.reached) * len(stack_sums.sums)
             self.counts[stack] = census([n for n, _ in heads[stack]], [skip for _, skip in heads[stack]]).counts
             if self._marginals:
                 self._read_marginals(stack, kept[stack])

@@ -113,9 +113,9 @@ def linearised(
             places.append((through, Place("norm", call.number), call.given.to(dtype)))
     after, outlet = IDENTITY, None
     for call in norms if add is not None else ():
-        found = explain(call.taken, branch.to(call.taken.dtype), norms, dtype)
-        if found is not None and not found.is_identity:
-            after, outlet = found, call.number
+        explained = explain(call.taken, branch.to(call.taken.dtype), norms, dtype)
+        if explained is not None and not explained.is_identity:
+            after, outlet = explained, call.number
     for way_in, place, x in reversed(places):
         probe = run.branch(2 * x.to(run.value.dtype), place, add, outlet)
         if not torch.equal(probe, run.branch(x.to(run.value.dtype), place, add, outlet)):

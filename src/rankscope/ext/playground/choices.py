@@ -147,13 +147,13 @@ def choices_from(words: Sequence[str]) -> Choices:
         "Choices(skip_gain=0.0, mlp='none')"
     """
     known = tuple(field.name for field in fields(Choices))
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for word in words:
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals or name not in known:
             raise InputError(f"{_short(word)} is not a choice. Expected NAME=VALUE with one of {', '.join(known)}.")
-        found[name] = _read(value) if name in RANGES or name in WHOLE else value
-    return Choices(**found)
+        chosen[name] = _read(value) if name in RANGES or name in WHOLE else value
+    return Choices(**chosen)
 
 
 def _read(text: str) -> float | str:

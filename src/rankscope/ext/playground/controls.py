@@ -41,12 +41,12 @@ STEPS: Mapping[str, float] = {"skip_gain": 0.05, "weight_scale": 0.05}
 
 def controls_of(gradio: Any, start: Choices) -> dict[str, Any]:
     """One control per choice: the most important first, then the size."""
-    found: dict[str, Any] = {}
+    controls: dict[str, Any] = {}
     for names in ROWS:
         with gradio.Row(elem_classes="pair"):
             for name in names:
-                found[name] = _control(gradio, name, getattr(start, name))
-    return found
+                controls[name] = _control(gradio, name, getattr(start, name))
+    return controls
 
 
 def _control(gradio: Any, name: str, value: Any) -> Any:

@@ -200,8 +200,8 @@ def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
         if one.step is not None:
             runs.setdefault((one.model, one.variant), []).append(one)
     views: Views = {}
-    for (model, variant), found in runs.items():
-        moments = sorted({one.step: one for one in found}.values(), key=lambda one: one.step or 0)
+    for (model, variant), group in runs.items():
+        moments = sorted({one.step: one for one in group}.values(), key=lambda one: one.step or 0)
         if len(moments) < 2:
             continue
         for metric, stack in moments[-1].curves:
@@ -252,8 +252,8 @@ def failures_section(status: SweepStatus) -> Section | None:
 
 def states_of(profiles: Sequence[Profile]) -> dict[str, int]:
     """Number of whole models in each state of the verdict, gravest last."""
-    found = [_state(one) for one in _last_moments(profiles) if one.variant == WHOLE]
-    return {words: found.count(words) for _, words in STATES.values() if words in found}
+    states = [_state(one) for one in _last_moments(profiles) if one.variant == WHOLE]
+    return {words: states.count(words) for _, words in STATES.values() if words in states}
 
 
 def _last_moments(profiles: Sequence[Profile]) -> list[Profile]:

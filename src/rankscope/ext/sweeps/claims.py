@@ -72,10 +72,10 @@ def shard_of(word: str, environment: Mapping[str, str] = os.environ) -> Shard:
     """
     if word == "auto":
         return _from_scheduler(environment)
-    found = _SHARD.fullmatch(word)
-    if not found:
+    match = _SHARD.fullmatch(word)
+    if not match:
         raise InputError(f"shard={word!r}: expected INDEX/COUNT, such as 0/8, or auto in a job array.")
-    return Shard(int(found[1]), int(found[2]))
+    return Shard(int(match[1]), int(match[2]))
 
 
 def _from_scheduler(environment: Mapping[str, str]) -> Shard:

@@ -143,10 +143,10 @@ def status_command(
             {
                 "model": place[0],
                 "verb": place[1],
-                **{name: str(count) for name, count in found.items()},
+                **{name: str(count) for name, count in counts.items()},
                 "read": "; ".join(status.inputs.get(place, {})),
             }
-            for place, found in status.groups.items()
+            for place, counts in status.groups.items()
         ]
         print_entries(rows, results_console())
     _show(status, as_json=as_json, quiet=quiet)
@@ -210,11 +210,11 @@ def _list_tasks(plan: Path, *, as_json: bool) -> None:
     from rankscope.ext.sweeps.status import name_of
     from rankscope.ext.sweeps.tasks import tasks_of
 
-    found = [task.expected for task in tasks_of(plan_of(plan))]
+    expected = [task.expected for task in tasks_of(plan_of(plan))]
     if as_json:
-        print_json({"kind": "tasks", "tasks": [{"key": one.key, **one.task} for one in found]})
+        print_json({"kind": "tasks", "tasks": [{"key": one.key, **one.task} for one in expected]})
         return
-    for one in found:
+    for one in expected:
         typer.echo(f"{one.key}  {name_of(one)}")
 
 

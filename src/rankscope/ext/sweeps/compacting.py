@@ -126,11 +126,11 @@ def _compact(home: SweepFolder, expected: list[Expected], rows: int, progress: b
                 batch += _unpacked(joined[-1])
                 size += joined[-1].rows
             while waiting and size < rows:
-                found = _loose(contents, waiting.pop(), schema, left)
+                loose = _loose(contents, waiting.pop(), schema, left)
                 bar.update()
-                if found is not None:
-                    batch.append(found)
-                    size += found.table.num_rows
+                if loose is not None:
+                    batch.append(loose)
+                    size += loose.table.num_rows
             if len(batch) > sum(len(pack.keys) for pack in joined) or len(joined) > 1:
                 _write_pack(home, batch, [pack.name for pack in joined])
                 _clean(home)

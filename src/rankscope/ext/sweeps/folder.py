@@ -220,10 +220,10 @@ class Contents:
 
     def summaries(self, keys: Collection[str]) -> dict[str, dict[str, Any]]:
         """What lists show about the finished tasks among ``keys``; reads the records of loose tasks only."""
-        found = {key: summary_of(key, self.record(key)) for key in keys if key in self.loose}
+        summaries = {key: summary_of(key, self.record(key)) for key in keys if key in self.loose}
         for pack in self.packs:
-            found |= {row["key"]: row for row in pack.summaries().to_pylist() if row["key"] in keys}
-        return found
+            summaries |= {row["key"]: row for row in pack.summaries().to_pylist() if row["key"] in keys}
+        return summaries
 
 
 def rows_file(verb: str, model: str, key: str) -> str:
@@ -251,8 +251,8 @@ def _expected_in(path: Path) -> Iterator[Expected]:
 def _tasks_in(lines: Iterator[bytes], path: Path) -> Iterator[Expected]:
     for position, line in enumerate(lines, 1):
         try:
-            found = parse_sealed(line.removesuffix(b"\n"))
-            one = Expected(found["key"], found["task"])
+            entry = parse_sealed(line.removesuffix(b"\n"))
+            one = Expected(entry["key"], entry["task"])
         except (ValueError, KeyError) as error:
             raise ResultError(
                 f"{path}, line {position} does not describe a task ({error}). Start the sweep again: finished tasks "
@@ -285,9 +285,9 @@ def record_in(text: bytes, path: Path) -> dict[str, Any]:
         ResultError: it was not written by rankscope.
     """
     try:
-        found = parse_sealed(text)
+        record = parse_sealed(text)
     except ValueError as error:
         raise ResultError(f"{path} cannot be read: {error}. Remove it, and run the sweep again.") from error
-    if found.get("schema") != SCHEMA or not isinstance(found.get("task"), dict):
+    if record.get("schema") != SCHEMA or not isinstance(record.get("task"), dict):
         raise ResultError(f"{path} is not a record of schema {SCHEMA}. Run the sweep again in another folder.")
-    return found
+    return record

@@ -180,12 +180,10 @@ class _Sizes:
             except RankscopeError:
                 return None  # the task itself will report what is wrong with its files
         try:
-            found: TaskSize = self._ray.get(
-                self._ray.remote(size_on_meta).options(num_cpus=1).remote(spec, model_class)
-            )
+            size: TaskSize = self._ray.get(self._ray.remote(size_on_meta).options(num_cpus=1).remote(spec, model_class))
         except self._ray.exceptions.RayError:
             return None
-        return found
+        return size
 
 
 def _largest_node(ray: Any, cpus: float) -> float:

@@ -51,8 +51,8 @@ def summary_of(key: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of :data:`SUMMARY` in the record of a finished task; what another version did not store is None."""
     parts = ({"key": key}, record, record.get("table"), record.get("provenance"))
     sources = [part for part in parts if isinstance(part, Mapping)]
-    found = {name: next((s[name] for s in sources if name in s), None) for name in SUMMARY.names}
-    return {name: _typed(value, SUMMARY.field(name).type) for name, value in found.items()}
+    summary = {name: next((s[name] for s in sources if name in s), None) for name in SUMMARY.names}
+    return {name: _typed(value, SUMMARY.field(name).type) for name, value in summary.items()}
 
 
 def _typed(value: Any, kind: pa.DataType) -> Any:
@@ -112,8 +112,8 @@ class Pack:
     @cached_property
     def records(self) -> Mapping[str, str]:
         """The record of each task, as text."""
-        found = self._read(["key", RECORD])
-        return dict(zip(found["key"].to_pylist(), found[RECORD].to_pylist(), strict=True))
+        columns = self._read(["key", RECORD])
+        return dict(zip(columns["key"].to_pylist(), columns[RECORD].to_pylist(), strict=True))
 
     def tables(self, columns: list[str]) -> dict[str, pa.Table]:
         """The rows of each task, in the order in which the task wrote them."""
@@ -129,13 +129,13 @@ class Pack:
         order = pa.table({"task": table["task"].cast(pa.string()), ROW: table[ROW]})
         indices = pc.sort_indices(order, sort_keys=[("task", "ascending"), (ROW, "ascending")])
         table = table.unify_dictionaries().combine_chunks().take(indices)
-        found: dict[str, pa.Table] = {}
+        tables: dict[str, pa.Table] = {}
         runs = pc.run_end_encode(order["task"].combine_chunks().take(indices))
         start = 0
         for key, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            found[key] = table.slice(start, end - start).select([name for name in columns if name in wanted])
+            tables[key] = table.slice(start, end - start).select([name for name in columns if name in wanted])
             start = end
-        return found
+        return tables
 
     def check(self, part: str) -> None:
         """Compare the hash of one of its two files with the manifest, once.

@@ -43,12 +43,12 @@ def read_plan_data(path: Path) -> dict[str, Any]:
     try:
         _refuse_tricks(yaml, text, path)
         _refuse_repeats(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        found = yaml.safe_load(text)
+        plan = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a YAML file that can be read: {' '.join(str(error).split())}.") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds {_kind(found)}; a plan is a mapping with the keys models and verbs.")
-    return found
+    if not isinstance(plan, dict):
+        raise InputError(f"{path} holds {_kind(plan)}; a plan is a mapping with the keys models and verbs.")
+    return plan
 
 
 def _text_of(path: Path) -> str:
@@ -172,8 +172,8 @@ class Checkpoint(Part):
     @property
     def number(self) -> int | None:
         """The training step: as given, or the last number in the name, as in ``checkpoint-500``."""
-        found = re.findall(r"[0-9]+", self.label)
-        return self.step if self.step is not None else int(found[-1]) if found else None
+        digits = re.findall(r"[0-9]+", self.label)
+        return self.step if self.step is not None else int(digits[-1]) if digits else None
 
 
 class PlanModel(Part):
@@ -394,9 +394,9 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
     try:
         return _plan_with(tuple(sweep_verbs().values())).model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        errors = error.errors(include_url=False)
         # If no entry of a list could be read, pydantic also reports the list as too short.
-        real = [entry for entry in found if entry["type"] != "too_short"] or found
+        real = [entry for entry in errors if entry["type"] != "too_short"] or errors
         raise InputError(f"{where}: {'; '.join(_words(entry) for entry in real[:MOST_MISTAKES])}.") from error
 
 

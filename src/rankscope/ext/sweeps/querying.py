@@ -151,7 +151,7 @@ def tasks_table(contents: Contents, expected: list[Expected]) -> pa.Table:
     })  # fmt: skip
     summaries = contents.summaries({one.key for one in expected})
     empty = dict.fromkeys(known)
-    found = []
+    rows = []
     for one in expected:
         row = {**empty, **summaries.get(one.key, {}), "reason": None, "state": "missing"}
         if one.key in summaries:
@@ -160,8 +160,8 @@ def tasks_table(contents: Contents, expected: list[Expected]) -> pa.Table:
             failure = contents.folder.failure(one.key)
             row |= {name: failure.get(name) for name in ("reason", "seconds", "finished")} | {"state": "failed"}
         row |= {name: one.task.get(name) for name in ("verb", "model", "checkpoint", "step", "variant", "seed")}
-        found.append({**row, "task": one.key, "description": json.dumps(dict(one.task), ensure_ascii=False)})
-    return pa.Table.from_pylist(found, schema=schema)
+        rows.append({**row, "task": one.key, "description": json.dumps(dict(one.task), ensure_ascii=False)})
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _only_select(duckdb: Any, database: Any, sql: str) -> None:

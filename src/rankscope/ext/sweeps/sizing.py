@@ -98,8 +98,8 @@ def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> Task
     nested = [config, *(part for part in config.values() if isinstance(part, Mapping))]
 
     def first(names: tuple[str, ...], otherwise: int) -> int:
-        found = (part[name] for part in nested for name in names if type(part.get(name)) is int and part[name] > 0)
-        return max(found, default=otherwise)
+        sizes = (part[name] for part in nested for name in names if type(part.get(name)) is int and part[name] > 0)
+        return max(sizes, default=otherwise)
 
     width = first(WIDTHS, max(1, math.isqrt(max(1, parameters // 12))))
     return TaskSize(parameters, weight_bytes, width, first(HEADS, max(1, width // 64)), first(INNER, 4 * width))

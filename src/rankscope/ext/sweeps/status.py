@@ -54,11 +54,11 @@ class SweepStatus:
     @property
     def read(self) -> dict[str, int]:
         """Descriptions of the inputs of the finished tasks, with the number of tasks."""
-        found: dict[str, int] = {}
+        by_kind: dict[str, int] = {}
         for counts in self.inputs.values():
             for words, count in counts.items():
-                found[words] = found.get(words, 0) + count
-        return found
+                by_kind[words] = by_kind.get(words, 0) + count
+        return by_kind
 
     @property
     def complete(self) -> bool:
@@ -76,8 +76,8 @@ class SweepStatus:
             "earlier": self.earlier,
             "read": self.read,
             "groups": [
-                {"model": place[0], "verb": place[1], **found, "inputs": dict(self.inputs.get(place, {}))}
-                for place, found in self.groups.items()
+                {"model": place[0], "verb": place[1], **counts, "inputs": dict(self.inputs.get(place, {}))}
+                for place, counts in self.groups.items()
             ],
             "failures": [vars(failure) for failure in self.failures],
         }
@@ -145,8 +145,8 @@ def what_was_read(summary: Mapping[str, Any]) -> str | None:
         >>> what_was_read({"inputs": "random tokens, seed 3"})
         'random tokens'
     """
-    found = summary["inputs"]
-    return None if found is None else re.sub(r", seed \d+", "", found)
+    inputs = summary["inputs"]
+    return None if inputs is None else re.sub(r", seed \d+", "", inputs)
 
 
 def name_of(one: Expected) -> str:

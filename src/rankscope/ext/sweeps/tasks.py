@@ -66,13 +66,13 @@ def identity_of_states(place: str) -> dict[str, Any]:
         LoadError: there are none.
     """
     path = Path(place).expanduser()
-    found = [path] if path.is_file() else sorted(one for pattern in STATES for one in path.glob(pattern))
-    if not found:
+    files = [path] if path.is_file() else sorted(one for pattern in STATES for one in path.glob(pattern))
+    if not files:
         raise LoadError(
             f"There are no hidden states at {place!r}; expected a .safetensors or .npz file, or a folder of them. "
             "Paths in a plan are relative to the current folder."
         )
-    return {"kind": "states", "files": [_facts(one) for one in found]}
+    return {"kind": "states", "files": [_facts(one) for one in files]}
 
 
 def differs(asked: dict[str, Any], here: dict[str, Any]) -> bool:
@@ -118,16 +118,16 @@ def _of_initialisation(name: str) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[list[Any]]:
-    found = sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)})
-    found += [folder / name for name in OTHERS if (folder / name).is_file()]
-    if not any(path.name == "config.json" or path.suffix == ".gguf" for path in found):
+    files = sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)})
+    files += [folder / name for name in OTHERS if (folder / name).is_file()]
+    if not any(path.name == "config.json" or path.suffix == ".gguf" for path in files):
         raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
-    return [_facts(path) for path in found]
+    return [_facts(path) for path in files]
 
 
 def _facts(path: Path) -> list[Any]:
-    found = path.stat()
-    return [path.name, found.st_size, found.st_mtime_ns]
+    stat = path.stat()
+    return [path.name, stat.st_size, stat.st_mtime_ns]
 
 
 KEY_LENGTH = 24

@@ -208,11 +208,11 @@ def _leak(P: Tensor, shared: Tensor, W_O: Tensor) -> Tensor:
 
 def _paired(low: Tensor, high: Tensor, values: Tensor) -> tuple[float, float]:
     """Smallest and largest remaining norm of values (heads, tokens, d_v), over all directions of singular vectors."""
-    found = torch.linalg.svdvals(values)[:, : low.shape[-1]]
-    slack = _MARGIN * max(values.shape) * _EPS * found[:, :1]
-    count = found.shape[-1]
-    least = torch.linalg.vector_norm(low.flip(-1)[:, :count] * (found - slack).clamp_min(0.0))
-    most = torch.linalg.vector_norm(high[:, :count] * (found + slack))
+    singular_values = torch.linalg.svdvals(values)[:, : low.shape[-1]]
+    slack = _MARGIN * max(values.shape) * _EPS * singular_values[:, :1]
+    count = singular_values.shape[-1]
+    least = torch.linalg.vector_norm(low.flip(-1)[:, :count] * (singular_values - slack).clamp_min(0.0))
+    most = torch.linalg.vector_norm(high[:, :count] * (singular_values + slack))
     return float(least), float(most) * (1 + _MARGIN * _EPS)
 
 

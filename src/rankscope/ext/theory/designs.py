@@ -55,10 +55,10 @@ def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
     advice = "" if isinstance(spec, (str, Path)) else f".{of_a_model}"
     path = path_of(name if isinstance(spec, (str, Path)) else spec, "design", f"{known}{advice}")
     if name not in PRESETS and (path.exists() or "/" in name or name.endswith(".json")):
-        found = path / "config.json" if path.is_dir() else path
-        if not found.is_file():
+        config_file = path / "config.json" if path.is_dir() else path
+        if not config_file.is_file():
             raise LoadError(f"There is no config.json at {str(spec)!r} to read a design from.")
-        return design_from_config(config_from_json(found, None))
+        return design_from_config(config_from_json(config_file, None))
     require_transformers(f"The design of the preset {name!r}")
     from transformers import AutoConfig
 

@@ -52,18 +52,18 @@ class LazyModel:
         """The name prefix of each block's parameters, by its number."""
         ends = [re.escape(self.family.projections[0]) + (r"\.weight" if self.family.layout != "einsum" else "")]
         pattern = re.compile(rf"(.*?)(\d+)\.{ends[0]}")
-        found: dict[int, str] = {}
+        prefixes: dict[int, str] = {}
         for name in self.tensors:
             match = pattern.fullmatch(name)
             if match:
                 number = int(match[2])
-                if number in found:
+                if number in prefixes:
                     raise UnsupportedConfigError(
-                        f"{self.folder.name} holds two blocks number {number} ({found[number]}, {match[1]}{number}.): "
-                        "the weights-only mode reads models of one stack. Leave weights_only out."
+                        f"{self.folder.name} holds two blocks number {number} ({prefixes[number]}, {match[1]}{number}.)"
+                        ": the weights-only mode reads models of one stack. Leave weights_only out."
                     )
-                found[number] = f"{match[1]}{number}."
-        return dict(sorted(found.items()))
+                prefixes[number] = f"{match[1]}{number}."
+        return dict(sorted(prefixes.items()))
 
     def blocks(self) -> Iterator[LazyBlock]:
         """One block at a time, read only while it is used.

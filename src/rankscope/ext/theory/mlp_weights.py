@@ -58,7 +58,7 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
         UnsupportedConfigError: the MLP has experts, or an unknown layout.
     """
     family = family_of(config)
-    found = {name: p.detach() for name, p in block.named_parameters(remove_duplicate=False)}
+    parameters = {name: p.detach() for name, p in block.named_parameters(remove_duplicate=False)}
     activation = _activation(config)
     if len(family.mlp) == 2:
         W_in, W_out = (_matrix(block, path, family) for path in family.mlp)
@@ -77,7 +77,7 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
                     f"The gated MLP of {config.model_type!r} has biases ({', '.join(biased)}): its Lipschitz constant "
                     "is certified only without."
                 )
-            return MlpWeights(up, down, gate, activation, _radius(family, found, config))
+            return MlpWeights(up, down, gate, activation, _radius(family, parameters, config))
         for first, second in _PLAIN:
             W_in, W_out = (_matrix(block, f"{root}.{name}", family) for name in (first, second))
             if W_in is not None and W_out is not None:

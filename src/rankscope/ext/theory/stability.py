@@ -91,8 +91,8 @@ def _dominant(apply: LinearMap, start: Tensor, krylov: int, restarts: int, toler
         modulus = float(values[top].abs())
         miss = 0.0 if invariant else float(H[-1, -1] * ritz[-1].abs())
         error = miss / modulus if modulus > 0 else (0.0 if miss == 0 else float("inf"))
-        found = torch.tensordot(ritz.real, basis[: H.shape[1]], 1)
-        vector = found / torch.linalg.vector_norm(found)
+        direction = torch.tensordot(ritz.real, basis[: H.shape[1]], 1)
+        vector = direction / torch.linalg.vector_norm(direction)
         if error <= tolerance:
             break
     return StabilityFactor(modulus, complex(values[top].item()), error, error <= tolerance, applied, vector)

@@ -115,7 +115,7 @@ def _grouped(family: Family, fused: _Linear, output: _Linear, heads: int, width:
 def _einsum(family: Family, block: torch.nn.Module, heads: int) -> Projections:
     """Parameters (dim, heads, d); XLNet's bias on the content query is the query bias."""
     query, key, value, output = (_parameter(family, block, path) for path in (*family.projections, family.output))
-    if any(found.ndim != 3 or found.shape[1] != heads for found in (query, key, value, output)):
+    if any(weight.ndim != 3 or weight.shape[1] != heads for weight in (query, key, value, output)):
         raise _unfit(family, f"parameters of shape {tuple(query.shape)} for {heads} heads")
     owner = family.output.rpartition(".")[0]
     zeros = value.new_zeros(heads, value.shape[2])
@@ -142,10 +142,10 @@ def _matrix(family: Family, block: torch.nn.Module, path: str) -> _Linear:
 
 
 def _parameter(family: Family, block: torch.nn.Module, path: str) -> torch.Tensor:
-    found = dict(block.named_parameters(remove_duplicate=False)).get(path)
-    if found is None:
+    parameter = dict(block.named_parameters(remove_duplicate=False)).get(path)
+    if parameter is None:
         raise _absent(family, block, path)
-    return found.detach()
+    return parameter.detach()
 
 
 def _absent(family: Family, block: torch.nn.Module, path: str) -> UnsupportedConfigError:

@@ -81,11 +81,11 @@ def family_of(config: Any) -> Family:
         UnsupportedConfigError: there is none, or the configuration has a value that it does not support.
     """
     model_type = str(config.model_type)
-    found = [entry for entry in FAMILIES.values() if model_type in entry.model_types]
-    if not found:
+    families = [entry for entry in FAMILIES.values() if model_type in entry.model_types]
+    if not families:
         reason = REFUSED.get(model_type, "no family description says where its head weights are")
         raise UnsupportedConfigError(f"The heads of {model_type!r} cannot be read: {reason}.")
-    entry = found[0]
+    entry = families[0]
     for key, allowed in entry.requires.items():
         value = config_value(config, key)
         if value is not ABSENT and value not in allowed:

@@ -266,14 +266,14 @@ def _experiment(model: nn.Module, cut: Cut, axis: int) -> _Finding:
     try:
         batch = _finite(cut(axis))
         plain, *others = once_more_uncompiled(lambda: _passes(model, batch))
-        found = _finding(model, batch, plain, others)
-        if not found.mixes and not found.crosses:
+        finding = _finding(model, batch, plain, others)
+        if not finding.mixes and not finding.crosses:
             # One token may be dropped, or be alone in its window: half of them, drawn at random.
             some, rest = once_more_uncompiled(lambda: _halves(model, batch))
-            found = _finding(model, batch, plain, [some, rest, others[2]])
+            finding = _finding(model, batch, plain, [some, rest, others[2]])
     except (InputError, RuntimeError, IndexError, ValueError, TypeError, AssertionError) as error:
         return _Finding(error=error)
-    return found
+    return finding
 
 
 def _finding(
@@ -307,16 +307,16 @@ def _passes(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
     with aside(model):
         made = [] if needs_all_ranks(model) else [make(model, batch) for make in _OBSERVERS]
         observers = [observer for observer in made if observer is not None]
-        found: list[dict[_Place, Tensor]] = []
+        passes: list[dict[_Place, Tensor]] = []
         for number, one in enumerate(changed):
             try:
-                found.append(_computed(model, one, [observer.passing(number) for observer in observers]))
+                passes.append(_computed(model, one, [observer.passing(number) for observer in observers]))
             except Exception:
                 if number or not observers:
                     raise
                 observers = []
-                found.append(_computed(model, one))
-        return found
+                passes.append(_computed(model, one))
+        return passes
 
 
 def _halves(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
@@ -407,7 +407,7 @@ def _computed(
     model: nn.Module, batch: Batch, observed: Sequence[AbstractContextManager[None]] = ()
 ) -> dict[_Place, Tensor]:
     """Copies of what the modules return, in the order of the pass, while there is room; and of what the model does."""
-    found: dict[_Place, Tensor] = {}
+    tensors: dict[_Place, Tensor] = {}
     calls: Counter[int] = Counter()
     room = _ROOM
 
@@ -425,7 +425,7 @@ def _computed(
                 tensor = whole(tensor)  # on all ranks, whether there is room or not
                 room -= tensor.numel() * tensor.element_size()
                 if (room > 0 or module is model) and not tensor.is_nested:
-                    found[id(module), calls[id(module)], number] = tensor.detach().clone()
+                    tensors[id(module), calls[id(module)], number] = tensor.detach().clone()
 
     with ExitStack() as hooks, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -434,7 +434,7 @@ def _computed(
         for context in observed:
             hooks.enter_context(context)
         batch.call(model)
-    return found
+    return tensors
 
 
 def _changed(before: Mapping[_Place, Tensor], after: Mapping[_Place, Tensor]) -> list[Tensor | None]:

@@ -22,17 +22,17 @@ from rankscope.models.wrapping import needs_all_ranks
 
 def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """``inputs`` with the decoder's ids (the encoder's, shifted right) and ``use_cache=False`` where needed."""
-    found = dict(inputs)
-    ids = found.get("input_ids")
-    if loaded.input_kind == "text-to-text" and ids is not None and "decoder_input_ids" not in found:
+    complete = dict(inputs)
+    ids = complete.get("input_ids")
+    if loaded.input_kind == "text-to-text" and ids is not None and "decoder_input_ids" not in complete:
         named = special_ids(loaded.config)
         start = (named.get("decoder_start") or named.get("bos") or named.get("pad") or (0,))[0]
-        found["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
-        if "attention_mask" in found and "decoder_attention_mask" in loaded.arguments:
-            found["decoder_attention_mask"] = found["attention_mask"]
+        complete["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
+        if "attention_mask" in complete and "decoder_attention_mask" in loaded.arguments:
+            complete["decoder_attention_mask"] = complete["attention_mask"]
     if "use_cache" in loaded.arguments:
-        found.setdefault("use_cache", False)
-    return found
+        complete.setdefault("use_cache", False)
+    return complete
 
 
 def on_device(batches: Sequence[Batch], device: torch.device | None) -> tuple[Batch, ...]:
@@ -115,19 +115,19 @@ def need_same_inputs(digests: Sequence[bytes]) -> None:
 
 def digest_of(given: Any) -> bytes:
     """A hash of all tensors in what was given, and of the names, numbers and words beside them."""
-    found = hashlib.sha256(f"{type(given).__name__} ".encode())
+    digest = hashlib.sha256(f"{type(given).__name__} ".encode())
     if isinstance(given, torch.Tensor):
         bits = given.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found.update(f"{tuple(given.shape)}{given.dtype}".encode() + bits.numpy().tobytes())
+        digest.update(f"{tuple(given.shape)}{given.dtype}".encode() + bits.numpy().tobytes())
     elif isinstance(given, Mapping):
         for name, value in given.items():
-            found.update(f"{name} ".encode() + digest_of(value))
+            digest.update(f"{name} ".encode() + digest_of(value))
     elif isinstance(given, (list, tuple)):
         for value in given:
-            found.update(digest_of(value))
+            digest.update(digest_of(value))
     elif isinstance(given, (str, int, float)):
-        found.update(repr(given).encode())
-    return found.digest()
+        digest.update(repr(given).encode())
+    return digest.digest()
 
 
 def _refuse_targets(model: torch.nn.Module, given: Sequence[Any]) -> None:
@@ -315,7 +315,7 @@ def _instead_of(given: Any) -> str:
 
 def batches_from_list(given: Sequence[Any], axis: int = 0) -> tuple[Batch, ...]:
     """A list whose entries are already batches: tensors or dictionaries."""
-    found: list[Batch] = []
+    batches: list[Batch] = []
     first = 0
     for index, entry in enumerate(given):
         if isinstance(entry, torch.Tensor):
@@ -327,6 +327,6 @@ def batches_from_list(given: Sequence[Any], axis: int = 0) -> tuple[Batch, ...]:
                 f"Entry {index} of the inputs is a {type(entry).__name__}; expected tensors or dictionaries."
                 f"{_instead_of(given)}"
             )
-        found.append(replace(part, first_sequence=first))
+        batches.append(replace(part, first_sequence=first))
         first += part.sequences
-    return tuple(found)
+    return tuple(batches)

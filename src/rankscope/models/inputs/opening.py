@@ -49,21 +49,21 @@ def _read(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             _check_size(path, (member.file_size for member in archive.infolist()))
     if path.suffix in (".pt", ".pth"):
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     elif path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        found = load_file(path)
+        content = load_file(path)
     else:
         loaded = np.load(path, allow_pickle=False)
-        found = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
+        content = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
             torch.from_numpy(loaded)
         )  # fmt: skip
-    tensors = pytree.tree_leaves(found)
+    tensors = pytree.tree_leaves(content)
     _check_size(path, (each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor)))
-    if isinstance(found, Mapping) and len(found) == 1:
-        (found,) = found.values()
-    return found
+    if isinstance(content, Mapping) and len(content) == 1:
+        (content,) = content.values()
+    return content
 
 
 def _check_size(path: Path, sizes: Iterable[int]) -> None:

@@ -81,9 +81,9 @@ def _cut(loaded: LoadedModel, prepared: Prepared, length: int, closing: int) -> 
     batches: list[Batch] = []
     for part in prepared:
         inputs = completed(loaded, {"input_ids": shortened(part.inputs["input_ids"])})
-        found = batches_from_mapping(inputs, batch=part.sequences)[0]
+        shorter = batches_from_mapping(inputs, batch=part.sequences)[0]
         keep = None if part.keep is None else all_or_some(shortened(part.keep))
-        batches.append(replace(found, keep=keep, first_sequence=part.first_sequence))
+        batches.append(replace(shorter, keep=keep, first_sequence=part.first_sequence))
     counts = [
         count
         for batch in batches

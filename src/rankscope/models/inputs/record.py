@@ -222,12 +222,12 @@ class Prepared(Sequence[Batch]):
                     for row in value.detach().cpu().movedim(axis, 0) if value.ndim > axis else (value.detach().cpu(),):
                         bits = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                         rows.setdefault(name, []).append(f"{tuple(row.shape)}{row.dtype}".encode() + bits)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for name, entries in sorted(rows.items()):
-            found.update(name.encode())
+            digest.update(name.encode())
             for entry in entries:
-                found.update(entry)
-        return found.hexdigest()
+                digest.update(entry)
+        return digest.hexdigest()
 
     @property
     def distinct(self) -> int:
@@ -273,7 +273,7 @@ class Prepared(Sequence[Batch]):
 
 def distinct_in(batches: Sequence[Batch]) -> int:
     """How many sequences of these batches differ from each other; all of them if they are not tensors."""
-    found: set[bytes] = set()
+    digests: set[bytes] = set()
     for part in batches:
         hashes = [hashlib.sha256() for _ in range(part.sequences)]
         tensors = [(value, part.axis) for value in part.arguments]
@@ -290,5 +290,5 @@ def distinct_in(batches: Sequence[Batch]) -> int:
                 # Without padding: how long it is depends on the other inputs of the batch.
                 entry = value[row][keep[row]] if keep is not None and padded else value[row]
                 one.update(entry.reshape(-1).view(torch.uint8).numpy().tobytes())
-        found |= {one.digest() for one in hashes}
-    return len(found)
+        digests |= {one.digest() for one in hashes}
+    return len(digests)

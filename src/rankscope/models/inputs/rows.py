@@ -107,14 +107,14 @@ def special_ids(config: Any) -> dict[str, tuple[int, ...]]:
     text = config.get_text_config()
     described = {**config.to_dict(), **text.to_dict()}
     size = described.get("vocab_size") or float("inf")
-    found: dict[str, tuple[int, ...]] = {}
+    by_name: dict[str, tuple[int, ...]] = {}
     for role in _NAMED:
         value = described.get(f"{role}_token_id")
         ids = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         kept = tuple(id_ for id_ in ids if isinstance(id_, int) and 0 <= id_ < size)
         if kept:
-            found[role] = kept
-    return found
+            by_name[role] = kept
+    return by_name
 
 
 def ordinary_ids(config: Any, special: frozenset[int]) -> Sequence[int]:

@@ -157,7 +157,7 @@ def load(
     place = parse_device(device)
     if isinstance(spec, torch.nn.Module):
         model = unwrapped(spec)
-        return _left_on(described(model, type(model).__qualname__, "memory"), place)
+        return _left_on(loaded_model(model, type(model).__qualname__, "memory"), place)
     if isinstance(spec, LoadedModel):
         return _left_on(spec, place)
     if place is not None:
@@ -194,12 +194,12 @@ def _loaded(text: str, request: Request) -> LoadedModel:
             if request.placement:
                 raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
-            return described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
+            return loaded_model(model, text, "init", input_kind=kind, seed=seed, notes=notes)
         if is_named(text):
             held = named_object(text)
             if not isinstance(held, torch.nn.Module):
                 raise LoadError(f"{text} is {kind_of(held)}; expected a torch module, or a function that returns one.")
-            return described(unwrapped(held), text, "memory")
+            return loaded_model(unwrapped(held), text, "memory")
         if text.startswith(("http://", "https://", "s3://", "gs://")):
             raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
         if text.startswith("hub:"):
@@ -344,12 +344,12 @@ def _build(config: Any, class_name: str, request: Request, dtype: torch.dtype) -
 
 def _from_weights(found: PretrainedWeights, spec: str, origin: Origin, seed: int) -> LoadedModel:
     drawn = seed if found.notes else None
-    return described(
+    return loaded_model(
         found.model, spec, origin, tokenizer=found.tokenizer, revision=found.revision, seed=drawn, notes=found.notes
     )
 
 
-def described(
+def loaded_model(
     model: torch.nn.Module,
     spec: str,
     origin: Origin,

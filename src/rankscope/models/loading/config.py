@@ -52,18 +52,18 @@ def read_config_json(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text (byte {error.start}). Is it a config.json?") from error
     try:
-        found = json.loads(text, object_hook=_special_float)
+        config = json.loads(text, object_hook=_special_float)
     except json.JSONDecodeError as error:
         raise LoadError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from error
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or endless brackets
         raise LoadError(f"{path} is JSON that cannot be read: {error}. Is it a config.json?") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise LoadError(
-            f"{path} holds a JSON {type(found).__name__}; a configuration is an object with a 'model_type'."
+            f"{path} holds a JSON {type(config).__name__}; a configuration is an object with a 'model_type'."
         )
-    return found
+    return config
 
 
 def _special_float(found: dict[str, Any]) -> Any:
@@ -92,16 +92,16 @@ def model_class_named(name: str) -> Any:
     """
     import transformers
 
-    found = getattr(transformers, name, None)
-    is_model = isinstance(found, type) and (
-        issubclass(found, transformers.PreTrainedModel) or name.startswith("AutoModel")
+    model_class = getattr(transformers, name, None)
+    is_model = isinstance(model_class, type) and (
+        issubclass(model_class, transformers.PreTrainedModel) or name.startswith("AutoModel")
     )
     if not is_model:
         raise LoadError(
             f"model_class={name!r} is not a model class of transformers {transformers.__version__}. "
             "Expected a name such as 'AutoModel', 'BertForMaskedLM' or 'T5EncoderModel'."
         )
-    return found
+    return model_class
 
 
 def config_from_json(path: Path, model_class: str | None) -> Any:

@@ -27,20 +27,20 @@ def parse_device(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError):
         raise LoadError(f"device {str(device)!r:.80} is not a device of torch. {_EXAMPLES}") from None
-    if found.type == "meta":
+    if parsed.type == "meta":
         raise LoadError(f"device 'meta' has no data, so nothing can be measured on it. {_EXAMPLES}")
     try:
-        torch.empty(1, device=found)
+        torch.empty(1, device=parsed)
     except (AssertionError, RuntimeError, NotImplementedError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise LoadError(
-            f"device {str(found)!r} is not available on this machine: {why:.200}. Leave device out to run on the "
+            f"device {str(parsed)!r} is not available on this machine: {why:.200}. Leave device out to run on the "
             "processor; with a driver installed, install the build of torch for that device."
         ) from error
-    return found
+    return parsed
 
 
 def device_of(parameters: Iterable[Tensor]) -> torch.device:
@@ -51,8 +51,8 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device:
 
 def devices_of(parameters: Iterable[Tensor]) -> str:
     """The devices of the parameters, in words; parameters that are not in memory do not count."""
-    found = {str(parameter.device) for parameter in parameters if not parameter.is_meta}
-    return ", ".join(sorted(found)) or "cpu"
+    devices = {str(parameter.device) for parameter in parameters if not parameter.is_meta}
+    return ", ".join(sorted(devices)) or "cpu"
 
 
 def are_on(parameters: Iterable[Tensor], device: torch.device) -> bool:
@@ -113,9 +113,9 @@ def current_accelerator() -> torch.device | None:
     """The accelerator of this torch, which before 2.6 has to be found by trying."""
     if torch.__version__ >= "2.6":
         return torch.accelerator.current_accelerator()
-    found = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available()}
-    found["mps"] = torch.backends.mps.is_available()
-    return next((torch.device(kind) for kind, available in found.items() if available), None)
+    is_there = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available()}
+    is_there["mps"] = torch.backends.mps.is_available()
+    return next((torch.device(kind) for kind, available in is_there.items() if available), None)
 
 
 def devices_in_use() -> list[torch.device]:

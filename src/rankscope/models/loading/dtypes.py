@@ -21,10 +21,10 @@ def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """
     if dtype is None:
         return None
-    found = _DTYPES.get(str(dtype).removeprefix("torch."))
-    if found is None:
+    parsed = _DTYPES.get(str(dtype).removeprefix("torch."))
+    if parsed is None:
         raise LoadError(f"dtype {str(dtype)!r} is not one of {', '.join(_DTYPES)}.")
-    return found
+    return parsed
 
 
 @contextmanager

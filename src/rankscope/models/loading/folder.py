@@ -123,6 +123,6 @@ def _near_folder(name: str) -> str | None:
     place = Path(name)
     if not place.parent.is_dir():
         return None
-    folders = [found.parent.name for found in place.parent.glob("*/config.json")]
+    folders = [config.parent.name for config in place.parent.glob("*/config.json")]
     close = get_close_matches(place.name, folders, n=1)
     return f"./{place.parent / close[0]}" if close and not place.is_absolute() else None

@@ -168,20 +168,20 @@ class _HeaderReader:
 
 
 def _alignment(metadata: dict[str, Any], reader: _HeaderReader) -> int:
-    found = metadata.get("general.alignment", 32)
-    if type(found) is not int or not 0 < found <= LARGEST_ALIGNMENT or found & (found - 1):
-        raise reader._wrong(f"an alignment of {found!r:.80}, which is no power of two")
-    return found
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
+        raise reader._wrong(f"an alignment of {alignment!r:.80}, which is no power of two")
+    return alignment
 
 
 def only_gguf(folder: Path) -> str | None:
     """The GGUF file of a folder without safetensors, if there is one."""
     if any(folder.glob("*.safetensors")):
         return None
-    found = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(found) > 1:
-        raise LoadError(f"{folder} holds several GGUF files ({', '.join(found)}). Pass the path of one of them.")
-    return found[0] if found else None
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(names) > 1:
+        raise LoadError(f"{folder} holds several GGUF files ({', '.join(names)}). Pass the path of one of them.")
+    return names[0] if names else None
 
 
 def gguf_config(folder: Path, gguf: str, request: Request) -> Any:

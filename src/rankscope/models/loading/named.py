@@ -27,14 +27,14 @@ def named_object(text: str, *, call: bool = True) -> Any:
     Raises:
         LoadError: there is no such file, module or object, or it could not be made.
     """
-    found = NAMED.fullmatch(text)
-    if found is None:
+    match = NAMED.fullmatch(text)
+    if match is None:
         raise LoadError(f"{text!r} is not of the form FILE.py:NAME or package.module:NAME.")
-    value: Any = _module(found["place"], text)
-    for part in found["object"].split("."):
+    value: Any = _module(match["place"], text)
+    for part in match["object"].split("."):
         if not hasattr(value, part):
             names = ", ".join(name for name in vars(value) if not name.startswith("_"))[:200]
-            raise LoadError(f"{found['place']} has no {found['object']!r}. It has: {names}.")
+            raise LoadError(f"{match['place']} has no {match['object']!r}. It has: {names}.")
         value = getattr(value, part)
     if call and callable(value) and not _is_module(value):
         try:
@@ -43,7 +43,7 @@ def named_object(text: str, *, call: bool = True) -> Any:
             raise LoadError(
                 f"{text} cannot be called without arguments: {error}. Name a function that takes none."
             ) from None
-    index = found["index"]
+    index = match["index"]
     if index is None:
         return value
     try:

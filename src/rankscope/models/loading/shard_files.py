@@ -31,11 +31,11 @@ def safetensors_in(folder: Path) -> list[Path]:
     Raises:
         LoadError: one of them is a pipe, a device, a folder, or a broken link.
     """
-    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    for path in found:
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    for path in files:
         if not path.is_file():
             raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
-    return found
+    return files
 
 
 def stored_bytes(folder: Path) -> int:

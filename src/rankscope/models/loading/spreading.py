@@ -114,5 +114,5 @@ def distributed(model: Any, spread: Spread) -> nn.Module:
     wanted = spread_arguments(spread, model.config, model_class)["distributed_config"]
     model.init_parallel_plans()
     settled, _, meshes = model_class.prepare_distribute_model(wanted)
-    found: nn.Module = model_class.maybe_distribute_model(model, settled, meshes)
-    return found
+    over_ranks: nn.Module = model_class.maybe_distribute_model(model, settled, meshes)
+    return over_ranks

@@ -55,19 +55,19 @@ def refuse_dangerous_tokenizer(folder: Path) -> None:
 
 
 def _refuse_elsewhere(path: Path, keys: tuple[str, ...]) -> None:
-    found = _object_in(path)
+    settings = _object_in(path)
     for key in keys:
-        if found.get(key):
+        if settings.get(key):
             raise LoadError(
-                f"{path} asks for {key}={found[key]!r:.80}, which makes the tokenizer read from elsewhere. "
+                f"{path} asks for {key}={settings[key]!r:.80}, which makes the tokenizer read from elsewhere. "
                 "It was not read. Remove that key, or fetch the model again."
             )
 
 
 def _refuse_explosions(path: Path) -> None:
     """Refuse tokenizers that make a text grow at each of forty steps, or pad to 10^12 tokens, and so fill memory."""
-    found = _object_in(path)
-    padding = found.get("padding")
+    settings = _object_in(path)
+    padding = settings.get("padding")
     if isinstance(padding, dict):
         fixed = padding.get("strategy")
         asked = [padding.get("pad_to_multiple_of"), *(fixed.values() if isinstance(fixed, dict) else ())]
@@ -76,7 +76,7 @@ def _refuse_explosions(path: Path) -> None:
     steps = 0
     for part in ("normalizer", "pre_tokenizer"):
         growth = 1.0
-        for step in _steps(found.get(part)):
+        for step in _steps(settings.get(part)):
             steps += 1
             growth *= _growth(step)
             if growth > MOST_GROWTH or steps > MOST_STEPS:
@@ -127,12 +127,12 @@ def _object_in(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = parse_json(read_regular(path, LARGEST_FILE))
+        content = parse_json(read_regular(path, LARGEST_FILE))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path.name}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no JSON object")
-    return found
+    return content
 
 
 class _DamagedTokenizerError(LoadError):
@@ -174,7 +174,7 @@ def _tokenizer_at(place: str | Path) -> Any:
     if path.is_dir():
         if not has_tokenizer(path):
             raise LoadError(f"tokenizer: {path} holds no tokenizer ({', '.join(TOKENIZER_FILES[:3])}, ...).")
-        found, remarks = tokenizer_in(path, None)
+        tokenizer, remarks = tokenizer_in(path, None)
     elif path.exists():
         raise LoadError(f"tokenizer: {path} is a file. Pass the folder it lies in.")
     else:
@@ -184,10 +184,10 @@ def _tokenizer_at(place: str | Path) -> Any:
             folder = hub_snapshot(str(place), None, online=hub_answers(), weights=False)
         except LoadError as error:
             raise LoadError(f"tokenizer={str(place)!r}: {error}") from error
-        found, remarks = tokenizer_in(folder, None)
-    if found is None:
+        tokenizer, remarks = tokenizer_in(folder, None)
+    if tokenizer is None:
         raise LoadError(f"tokenizer={str(place)!r}: {' '.join(remarks)}. Pass a folder, a hub name or a tokenizer.")
-    return found
+    return tokenizer
 
 
 def read_tokenizer(
@@ -207,10 +207,10 @@ def read_tokenizer(
     try:
         with refusing(_DamagedTokenizerError, "the tokenizer could not be read", ""):
             refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
-            found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
     except _DamagedTokenizerError as damaged:  # the model is still usable
         return None, (f"the tokenizer could not be read ({in_a_line(damaged.__cause__ or damaged)})",)
-    return found, ()
+    return tokenizer, ()
 
 
 def _tokenizer_folder(where: str, kept: Mapping[str, Any]) -> Path:

@@ -57,10 +57,10 @@ class WeightFile(Protocol):
 
 def bytes_at(file: WeightFile, offset: int, count: int) -> bytes:
     """A range of a file as bytes."""
-    found = bytearray(count)
+    content = bytearray(count)
     if count:
-        file.read(offset, [memoryview(found)])
-    return bytes(found)
+        file.read(offset, [memoryview(content)])
+    return bytes(content)
 
 
 class LocalFile:
@@ -212,5 +212,5 @@ class Traffic:
     @property
     def described(self) -> dict[str, int]:
         """The counts, for a run's record."""
-        found = {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
-        return {**found, "bytes_shared": self.shared} if self.shared else found
+        counts = {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
+        return {**counts, "bytes_shared": self.shared} if self.shared else counts

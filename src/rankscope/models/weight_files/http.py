@@ -25,7 +25,7 @@ from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading.foreign import in_a_line
 from rankscope.models.loading.wire import OVERHEAD, Allowance, BadAnswerError, limited, session
 from rankscope.models.weight_files.files import Traffic, WeightFile
-from rankscope.models.weight_files.kept import kept
+from rankscope.models.weight_files.kept import kept_file
 from rankscope.models.weight_files.remote_folder import RemoteFolder
 from rankscope.runs.plain_json import parse_json
 
@@ -132,20 +132,20 @@ class HttpFile:
                     f"{self.name}: the server sends the whole file instead of a range of it. Download the model and "
                     "pass the folder."
                 )
-            found, total = (0, self.size - 1), _number(answer.headers.get("content-length", str(self.size)))
+            span, total = (0, self.size - 1), _number(answer.headers.get("content-length", str(self.size)))
         else:
             match = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
             if match is None:
                 raise Again("an answer that does not say which range it is")
-            found, total = (int(match[1]), int(match[2])), int(match[3])
+            span, total = (int(match[1]), int(match[2])), int(match[3])
         if answer.headers.get("content-encoding", "identity") != "identity":
             raise Again(f"an answer encoded as {answer.headers['content-encoding']}")
         if total != self.size:
             raise changed(self.name)
         self._compare_tags(_tags(answer))
-        if found[0] != start or not start <= found[1] < end:
-            raise Again(f"bytes {found[0]} to {found[1]} instead of {start} to {end - 1}")
-        return found[1] + 1
+        if span[0] != start or not start <= span[1] < end:
+            raise Again(f"bytes {span[0]} to {span[1]} instead of {start} to {end - 1}")
+        return span[1] + 1
 
     def _compare_tags(self, tags: Mapping[str, str]) -> None:
         """Raise unless an answer states again what is known.
@@ -412,8 +412,8 @@ class HubFolder(RemoteFolder):
             return None
         url = hf_hub_url(self._model, name, revision=self.revision)
         tags = {"hash": entry.sha256} if entry.sha256 else {}
-        found = HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
-        return kept(found, entry.sha256, self.traffic) if entry.sha256 and name.endswith(".safetensors") else found
+        file = HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
+        return kept_file(file, entry.sha256, self.traffic) if entry.sha256 and name.endswith(".safetensors") else file
 
     @property
     def names(self) -> list[str]:
@@ -464,19 +464,19 @@ def _listing(model: str, revision: str | None, spec: str, largest: int) -> tuple
             if len(content) > largest:
                 raise LoadError(f"{spec}: the hub's list of files has more than {largest:,} bytes. It was not read.")
     try:
-        found = parse_json(bytes(content))
+        listing = parse_json(bytes(content))
     except ValueError as error:
         raise Again(in_a_line(error)) from error
     try:
-        files = {entry["rfilename"]: _listed(entry) for entry in found["siblings"]}
-        if not _COMMIT.fullmatch(found["sha"]):
-            raise ValueError(f"the commit {found['sha']!r:.80}")
+        files = {entry["rfilename"]: _listed(entry) for entry in listing["siblings"]}
+        if not _COMMIT.fullmatch(listing["sha"]):
+            raise ValueError(f"the commit {listing['sha']!r:.80}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LoadError(
             f"{spec}: the hub's list of files cannot be read ({in_a_line(error)}). Check HF_ENDPOINT, or download the "
             "model and pass the folder."
         ) from error
-    return found["sha"], files
+    return listing["sha"], files
 
 
 def _listed(entry: Any) -> Listed:

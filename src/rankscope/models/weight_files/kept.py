@@ -37,7 +37,7 @@ _hashed_here: set[tuple[str, int, int, int]] = set()
 """Whole files whose hash this process has computed: name, inode, size and time of the last change."""
 
 
-def kept(file: WeightFile, sha256: str, traffic: Traffic) -> WeightFile:
+def kept_file(file: WeightFile, sha256: str, traffic: Traffic) -> WeightFile:
     """A file that is read once for all models that have it; the file itself if nothing is kept.
 
     Args:
@@ -193,17 +193,17 @@ class _Entry:
     def whole(self) -> _Whole | None:
         """The whole content if it is there; hashed once by each process, because disks and people change files."""
         try:
-            found = _Whole(self._path)
+            whole = _Whole(self._path)
         except OSError:
             return None
-        facts = found.facts
+        facts = whole.facts
         seen = (str(self._path), facts.st_ino, facts.st_size, facts.st_mtime_ns)
         if seen not in _hashed_here:
-            if facts.st_size != self._size or found.sha256() != self.sha256:
+            if facts.st_size != self._size or whole.sha256() != self.sha256:
                 self._path.unlink(missing_ok=True)
                 return None
             _hashed_here.add(seen)
-        return found
+        return whole
 
     def completed(self, file: WeightFile) -> _Whole | None:
         """The whole content, after reading what is missing; None if it is not worth it, or if it has another hash.
@@ -265,8 +265,8 @@ class _Entry:
             text = self._log.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError):
             return []
-        found = [(int(match[1]), int(match[1]) + int(match[2])) for match in _RANGE.finditer(text)]
-        return [(start, end) for start, end in found if end <= self._size]
+        ranges = [(int(match[1]), int(match[1]) + int(match[2])) for match in _RANGE.finditer(text)]
+        return [(start, end) for start, end in ranges if end <= self._size]
 
     def _pieces(self, held: Sequence[tuple[int, int]], part: BinaryIO, file: WeightFile) -> Iterator[bytes]:
         """The whole content in order: what is there, and between it what is read now."""

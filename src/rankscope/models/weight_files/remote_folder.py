@@ -44,11 +44,11 @@ class RemoteFolder:
         index = self.file(INDEX)
         names = self.listed() if index is None else named_in_index(self._small(INDEX, index), index.name)
         with ThreadPoolExecutor(_AT_ONCE) as readers:
-            found = list(readers.map(self.file, names))
-        for name, file in zip(names, found, strict=True):
+            files = list(readers.map(self.file, names))
+        for name, file in zip(names, files, strict=True):
             if file is None:
                 raise LoadError(f"{self.name} has no file {name!r}, which its index names. Its upload is incomplete.")
-        return [file for file in found if file is not None]
+        return [file for file in files if file is not None]
 
     @contextmanager
     def copied(self, names: Sequence[str]) -> Iterator[Path]:
@@ -70,9 +70,9 @@ class RemoteFolder:
         largest = largest_of(name) or LARGEST_FILE
         if file.size > largest:
             raise LoadError(f"{file.name} has {file.size:,} bytes; at most {largest:,} are read of such a file.")
-        found = bytes_at(file, 0, file.size)
-        self.check(name, found)
-        return found
+        content = bytes_at(file, 0, file.size)
+        self.check(name, content)
+        return content
 
     def check(self, name: str, content: bytes) -> None:
         """Raise if a whole file is not the one that the server has listed, if it lists files with their hashes."""

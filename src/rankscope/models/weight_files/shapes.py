@@ -84,11 +84,11 @@ def shapes_of(spec: str | Path) -> Shapes:
         LoadError: there is no such checkpoint, or it has no safetensors.
     """
     folder = model_folder(spec)
-    found = stored_tensors(folder)
+    tensors = stored_tensors(folder)
     blocks: Counter[tuple[str, str]] = Counter()
     formats: Counter[str] = Counter()
     attention = 0
-    for name, entry in found.items():
+    for name, entry in tensors.items():
         formats[entry.word] += math.prod(entry.shape)
         match = _NUMBERED.match(name)
         if match is not None:
@@ -97,11 +97,11 @@ def shapes_of(spec: str | Path) -> Shapes:
     return Shapes(
         model=str(spec),
         revision=folder.revision,
-        files=len({entry.file.name for entry in found.values()}),
-        tensors=len(found),
+        files=len({entry.file.name for entry in tensors.values()}),
+        tensors=len(tensors),
         parameters=sum(formats.values()),
         formats=dict(formats),
-        nbytes=sum(entry.nbytes for entry in found.values()),
+        nbytes=sum(entry.nbytes for entry in tensors.values()),
         blocks=len(blocks),
         largest_block=max(blocks.values(), default=0),
         attention=attention,

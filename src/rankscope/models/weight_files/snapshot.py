@@ -75,10 +75,10 @@ def _kept(cache: Path, name: str, revision: str | None) -> Path:
         commit = (cache / "refs" / branch).read_text(encoding="ascii").strip() if _BRANCH.fullmatch(branch) else branch
     except (OSError, UnicodeDecodeError):
         commit = branch
-    found = cache / "snapshots" / commit
-    if not re.fullmatch(r"[0-9a-f]{40}", commit) or not found.is_dir():
+    folder = cache / "snapshots" / commit
+    if not re.fullmatch(r"[0-9a-f]{40}", commit) or not folder.is_dir():
         raise LoadError(f"the hub is not reachable, or HF_HUB_OFFLINE is set, and {name} is not in {cache.parent}")
-    return found
+    return folder
 
 
 def _weight_names(folder: HubFolder, place: Path, allow_pickle: bool) -> list[str]:

@@ -100,12 +100,12 @@ class StoredTensor:
     def select(self, axis: int, index: int) -> Tensor:
         """The part at ``index`` along ``axis``, without that axis; reads no other bytes."""
         before, after = self.shape[:axis], self.shape[axis + 1 :]
-        found = torch.empty((math.prod(before), *after), dtype=self.dtype)
+        selected = torch.empty((math.prod(before), *after), dtype=self.dtype)
         step = math.prod(after) * self.dtype.itemsize
-        for place in range(found.shape[0]):
+        for place in range(selected.shape[0]):
             offset = self.offset + (place * self.shape[axis] + index) * step
-            self.file.read(offset, [_bytes_of(found[place])])
-        return found.reshape(*before, *after)
+            self.file.read(offset, [_bytes_of(selected[place])])
+        return selected.reshape(*before, *after)
 
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype, readers: Executor | None = None) -> Tensor:
         """The given rows of a matrix, in this order.
@@ -116,17 +116,17 @@ class StoredTensor:
             readers: reads several ranges at a time; None for one after the other.
         """
         ordered = sorted(set(rows))
-        found = torch.empty((len(ordered), *self.shape[1:]), dtype=self.dtype)
+        rows_read = torch.empty((len(ordered), *self.shape[1:]), dtype=self.dtype)
         width = math.prod(self.shape[1:]) * self.dtype.itemsize
         done = 0
         jobs: list[Callable[[], None]] = []
         for first, last in _close_together(ordered, width, _SMALL_GAP if self.file.is_remote else 0):
             here = ordered[done : bisect_right(ordered, last)]
-            jobs.append(self._rows_job(here, first, last, found[done : done + len(here)]))
+            jobs.append(self._rows_job(here, first, last, rows_read[done : done + len(here)]))
             done += len(here)
         run_all(jobs, readers)
         places = {row: place for place, row in enumerate(ordered)}
-        return found[[places[row] for row in rows]].to(dtype)
+        return rows_read[[places[row] for row in rows]].to(dtype)
 
     def _rows_job(self, rows: Sequence[int], first: int, last: int, place: Tensor) -> Callable[[], None]:
         def read() -> None:
@@ -198,9 +198,9 @@ def _conversions(stored: StoredTensor, place: Tensor) -> Iterator[tuple[int, Cal
         part = flat[start : start + _CONVERTED_AT_ONCE]
 
         def read(start: int = start, part: Tensor = part) -> None:
-            found = torch.empty(part.shape, dtype=stored.dtype)
-            stored.file.read(stored.offset + start * stored.dtype.itemsize, [_bytes_of(found)])
-            part.copy_(found)
+            values = torch.empty(part.shape, dtype=stored.dtype)
+            stored.file.read(stored.offset + start * stored.dtype.itemsize, [_bytes_of(values)])
+            part.copy_(values)
 
         yield part.numel() * stored.dtype.itemsize, read
 
@@ -222,34 +222,34 @@ def stored_in(files: Sequence[WeightFile], readers: Executor | None = None) -> d
         LoadError: a file is not valid, or two contain the same tensor.
     """
     headers = readers.map(read_header, files) if readers is not None else map(read_header, files)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file, entries in zip(files, headers, strict=True):
         for name, entry in entries.items():
-            if name in found:
+            if name in tensors:
                 raise LoadError(
-                    f"{file.name} and {found[name].file.name} both contain {name!r}. Remove the stale files."
+                    f"{file.name} and {tensors[name].file.name} both contain {name!r}. Remove the stale files."
                 )
-            found[name] = entry
-    return found
+            tensors[name] = entry
+    return tensors
 
 
 def read_header(file: WeightFile | Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file; every entry of the header is validated."""
     file = LocalFile(file) if isinstance(file, Path) else file
     header = _header(file)
-    found = {
+    tensors = {
         name: _checked(file, name, entry, header.start)
         for name, entry in header.entries.items()
         if name != "__metadata__"
     }
-    _refuse_overlaps(file, found)
-    return found
+    _refuse_overlaps(file, tensors)
+    return tensors
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of the header."""
-    found = _header(LocalFile(path)).entries.get("__metadata__", {})
-    return found if isinstance(found, dict) else {}
+    metadata = _header(LocalFile(path)).entries.get("__metadata__", {})
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _header(file: WeightFile) -> Header:
@@ -271,13 +271,13 @@ def _checked(file: WeightFile, name: str, entry: Any, start: int) -> StoredTenso
         raise LoadError(f"{file.name}: the header entry of {name!r} is not valid: {error!r}.") from error
     if word not in _BITS:
         raise LoadError(f"{file.name}: {name!r} is stored as {word!r:.40}, which is not a format of safetensors.")
-    found = StoredTensor(file, start + begin, shape, word)
-    if any(axis < 0 for axis in shape) or not 0 <= begin <= end <= file.size - start or end - begin != found.nbytes:
+    stored = StoredTensor(file, start + begin, shape, word)
+    if any(axis < 0 for axis in shape) or not 0 <= begin <= end <= file.size - start or end - begin != stored.nbytes:
         raise LoadError(
             f"{file.name}: {name!r} of shape {shape} in {word} cannot be the bytes {begin} to {end} of this file. It "
             "is truncated or damaged: download it again."
         )
-    return found
+    return stored
 
 
 def _refuse_overlaps(file: WeightFile, found: Mapping[str, StoredTensor]) -> None:

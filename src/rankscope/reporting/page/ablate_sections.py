@@ -56,9 +56,9 @@ def setting_of(arm: AblationArm) -> str:
 
 def _grid(members: Sequence[AblationArm]) -> Table:
     settings = list(dict.fromkeys(setting_of(arm) for arm in members))
-    found = {(arm.variant, setting_of(arm)): arm for arm in members}
+    arms = {(arm.variant, setting_of(arm)): arm for arm in members}
     rows: list[Row] = [
-        [visible(variant), *(_end(found.get((variant, setting))) for setting in settings)]
+        [visible(variant), *(_end(arms.get((variant, setting))) for setting in settings)]
         for variant in dict.fromkeys(arm.variant for arm in members)
     ]
     caption = f"Relative residual after the last block; below {COLLAPSED_RESIDUAL:g} the tokens are taken as one"

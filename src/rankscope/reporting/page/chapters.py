@@ -91,22 +91,22 @@ def model_name(run: Run) -> str:
 def tiles(run: Run) -> list[tuple[str, str]]:
     """The most important facts about a run."""
     seen = run.provenance
-    found = [("model", model_name(run))]
+    shown = [("model", model_name(run))]
     if seen.parameters:
-        found.append(("parameters", _large(seen.parameters)))
+        shown.append(("parameters", _large(seen.parameters)))
     if seen.sequences:
         spans = sorted(set(seen.lengths))
         length = f" × {spans[0]}{f'–{spans[-1]}' if len(spans) > 1 else ''} tokens" if spans else ""
-        found.append(("inputs", f"{seen.sequences} sequence{'s' if seen.sequences > 1 else ''}{length}"))
+        shown.append(("inputs", f"{seen.sequences} sequence{'s' if seen.sequences > 1 else ''}{length}"))
     if seen.weights_dtype:
         both = seen.arithmetic_dtype and seen.arithmetic_dtype != seen.weights_dtype
-        found.append(("weights", f"{seen.weights_dtype}{f', arithmetic {seen.arithmetic_dtype}' if both else ''}"))
+        shown.append(("weights", f"{seen.weights_dtype}{f', arithmetic {seen.arithmetic_dtype}' if both else ''}"))
     relative = run.floor.get("relative")
     if isinstance(relative, (int, float)):
-        found.append(("float floor", number(float(relative))))
+        shown.append(("float floor", number(float(relative))))
     if seen.token_policy:
-        found.append(("tokens counted", seen.token_policy))
-    return [(name, clipped(words)) for name, words in found]
+        shown.append(("tokens counted", seen.token_policy))
+    return [(name, clipped(words)) for name, words in shown]
 
 
 def origin_facts(run: Run) -> list[tuple[str, str]]:

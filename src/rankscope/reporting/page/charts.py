@@ -131,11 +131,11 @@ def line_view(
 def guides_of(run: Run, metric: str, site: str = "block.out") -> list[Guide]:
     """Reference values: random tokens or inputs (not for attention), the float floor, the value at collapse."""
     random = not site.endswith(".probs")
-    found = [guide for guide in run_guides(run, metric, site) if random or guide.kind != "null"]
+    guides = [guide for guide in run_guides(run, metric, site) if random or guide.kind != "null"]
     fact = FACTS.metrics.get(metric)
     if fact is not None and fact.at_collapse is not None:
-        found.append(Guide(fact.at_collapse, f"collapse = {fact.at_collapse:g}", "collapse"))
-    return found
+        guides.append(Guide(fact.at_collapse, f"collapse = {fact.at_collapse:g}", "collapse"))
+    return guides
 
 
 def metrics_in_order(table: pa.Table) -> list[str]:

@@ -165,14 +165,14 @@ def markup(text: str) -> str:
         'a &lt; b, <code>mu</code>, <strong>Exact</strong>'
     """
     parts, end = [], 0
-    for found in _ROLE.finditer(text):
-        formula, code, strong = found.groups()
-        parts.append(escape(text[end : found.start()]))
+    for role in _ROLE.finditer(text):
+        formula, code, strong = role.groups()
+        parts.append(escape(text[end : role.start()]))
         if formula is not None:
             parts.append(mathml(formula))
         else:
             parts.append(f"<code>{escape(code)}</code>" if code is not None else f"<strong>{escape(strong)}</strong>")
-        end = found.end()
+        end = role.end()
     return "".join((*parts, escape(text[end:])))
 
 

@@ -86,14 +86,14 @@ def _ended(text: str) -> str:
 
 
 def _tiles(record: Record) -> list[tuple[str, str]]:
-    found = [("model", clipped(record.facts.get("model", "unknown")))]
+    tiles = [("model", clipped(record.facts.get("model", "unknown")))]
     if record.readings:
         first, last = record.readings[0], record.readings[-1]
         spent = math.fsum(reading.seconds for reading in record.readings)
-        found += [("steps", f"{first.step}–{last.step}"), ("readings", str(len(record.readings)))]
-        found.append(("alarms", str(sum(alarm.state == "raised" for alarm in record.alarms))))
-        found.append(("cost", f"{number(spent)} s of {number(last.time - first.time + first.seconds)} s"))
-    return found
+        tiles += [("steps", f"{first.step}–{last.step}"), ("readings", str(len(record.readings)))]
+        tiles.append(("alarms", str(sum(alarm.state == "raised" for alarm in record.alarms))))
+        tiles.append(("cost", f"{number(spent)} s of {number(last.time - first.time + first.seconds)} s"))
+    return tiles
 
 
 def _notes(record: Record) -> list[str]:

@@ -145,9 +145,9 @@ def similarity_section(run: Run, detail: int) -> Section | None:
     if not stacks:
         return None
     views: Views = {}
-    for name, found in stacks.items():
-        for position in _shown_blocks(len(found.blocks)):
-            views[name, str(found.blocks[position])] = _matrix_view(found, position)
+    for name, similarity in stacks.items():
+        for position in _shown_blocks(len(similarity.blocks)):
+            views[name, str(similarity.blocks[position])] = _matrix_view(similarity, position)
     first = next(iter(stacks.values()))
     shown = len(first.positions)
     some = f"{shown} evenly spaced tokens of {first.tokens}" if shown < first.tokens else f"all {shown} tokens"

@@ -33,11 +33,11 @@ def rows_section(run: Run, detail: int) -> Section | None:
     lines: list[tuple[str, str, str, Curve]] = []
     for metric in metrics_in_order(run.table):
         for site in sites_in_order(run.table, metric):
-            found = list(_lines(only(run.table, metric=metric, site=site), metric, site))
-            lines += [(metric, site, name, line) for name, line in found]
-            if any(line.layers.size > 1 for _, line in found):
+            lines_shown = list(_lines(only(run.table, metric=metric, site=site), metric, site))
+            lines += [(metric, site, name, line) for name, line in lines_shown]
+            if any(line.layers.size > 1 for _, line in lines_shown):
                 form = "power" if metric.startswith("log10_") else "number"
-                views[metric, site] = line_view(metric, found, form=form)
+                views[metric, site] = line_view(metric, lines_shown, form=form)
     if not lines:
         return None
     parts: list[Chart | Table] = []

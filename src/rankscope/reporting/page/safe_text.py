@@ -73,12 +73,12 @@ def split_verdict(sentence: str) -> tuple[str, str]:
         >>> split_verdict("Without skip connections: Collapsed in every block, order 3: each block cubes it.")
         ('Without skip connections: Collapsed in every block, order 3', 'Each block cubes it.')
     """
-    found = _PAUSE.search(sentence)
-    if found is not None and _only_says_where(sentence[: found.start()]):
-        found = _PAUSE.search(sentence, found.end()) or found
-    if found is None or found.start() > LONGEST_HEADLINE:
+    pause = _PAUSE.search(sentence)
+    if pause is not None and _only_says_where(sentence[: pause.start()]):
+        pause = _PAUSE.search(sentence, pause.end()) or pause
+    if pause is None or pause.start() > LONGEST_HEADLINE:
         return sentence, ""
-    head, rest = sentence[: found.start()], sentence[found.end() :].strip()
+    head, rest = sentence[: pause.start()], sentence[pause.end() :].strip()
     return _started(head), _started(rest)
 
 

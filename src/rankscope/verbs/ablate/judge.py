@@ -14,7 +14,7 @@ from rankscope.runs.not_finite import CODE, Lost, first_not_finite
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import StackReading, read_stack
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
@@ -66,13 +66,13 @@ def lost_networks(table: pa.Table) -> list[LostNetwork]:
     """Which networks stop being finite and where each does first, in the order in which they were run."""
     if first_not_finite(table) is None:
         return []
-    found = []
+    lost_ones = []
     for weights in names_in(table, "weights"):
         for variant in names_in(table, "variant"):
             for mask in names_in(table, "mask"):
                 lost = first_not_finite(only(table, weights=weights, mask=mask, variant=variant))
-                found += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
-    return found
+                lost_ones += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
+    return lost_ones
 
 
 COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
@@ -101,7 +101,7 @@ def judge_ablation(
         if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
             battery = read_battery(arm.rows, lengths=(lengths or {}).get(arm.stack), dim=dim)
             assert battery is not None  # an arm has at least the rows of its curve
-            networks[arm.variant] = (arm, read(battery, floor_relative, {}))
+            networks[arm.variant] = (arm, read_stack(battery, floor_relative, {}))
     sentences, evidence = [], [_evidence_of(network) for network in lost]
     for (weights, mask, stack), networks in groups.items():
         if networks:

@@ -213,7 +213,7 @@ class Grid:
         for number, (_, coordinates, _) in enumerate(self._networks.values()):
             place[coordinates] = number
         findings = Findings(self._writer, self._readers, rest=lambda: self._reasons, learn_rest=self._reasons.update)
-        with self.finished.kept(alone=execution.ends_batch_by_batch):
+        with self.finished.saved_on_interrupt(alone=execution.ends_batch_by_batch):
             for weights, model in models.items():
                 self._run(weights, model, execution, findings)
         execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
@@ -265,10 +265,10 @@ class Grid:
         Raises:
             InputError: there are none.
         """
-        found = self._writer.table()
-        if found.num_rows == 0:
+        table = self._writer.table()
+        if table.num_rows == 0:
             raise InputError("None of the variants could be run. " + " ".join(self.refused))
-        return found
+        return table
 
     def where_it_breaks(self, table: pa.Table) -> list[str]:
         """The first module that returns NaN or infinity, in the first such network; found with one more pass."""
@@ -279,5 +279,5 @@ class Grid:
         operation = next(operation for *names, operation in self._arms if names == [lost.variant, lost.mask])
         view = view_of(model, self._prepared[0], blocks=self._model.blocks, stream=self._model.declared_stream)
         with operating(model, operation, view=view), quiet_transformers():
-            found = where_it_breaks(model, self._prepared)
-        return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in found]
+            places = where_it_breaks(model, self._prepared)
+        return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in places]

@@ -111,9 +111,9 @@ def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str)
     for order, arm in enumerate(members):
         known = np.isfinite(arm.line.mean)
         y, low, high = (np.maximum(part, bottom)[known] for part in (arm.line.mean, arm.line.low, arm.line.high))
-        found = STYLES.get(arm.variant, OTHER)
+        look = STYLES.get(arm.variant, OTHER)
         # Each line is thinner than the one below it, so that coinciding lines are all visible.
-        style = Style(found.colour, found.marker, found.dash, max(1.2, 3.6 - 0.45 * order))
+        style = Style(look.colour, look.marker, look.dash, max(1.2, 3.6 - 0.45 * order))
         lines.append(Line(arm.variant, arm.line.layers[known], y, low, high, arm.line.any_floor[known], style))
     highest = np.concatenate([arm.line.high[np.isfinite(arm.line.high)] for arm in members])
     top = 1.3 * max(1.0, float(highest.max(initial=0.0)))

@@ -17,7 +17,7 @@ from rankscope.runs.not_finite import CODE, first_not_finite
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
-from rankscope.verdicts.reading import StackReading, read, span_of
+from rankscope.verdicts.reading import StackReading, read_stack, span_of
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict, beside_not_finite, steps_for
@@ -38,12 +38,12 @@ AGREEMENT = 1e-4
 def exact_curves(table: pa.Table, metric: str, stack: str | None, site: str = "block.out") -> dict[str, Curve]:
     """``metric`` over depth for each arithmetic that has it."""
     rows = only(table, metric=metric)
-    found = {}
+    curves = {}
     for arithmetic in names_in(rows, "arithmetic"):
         mine = of_stack(only(rows, arithmetic=arithmetic), stack)
         if site in names_in(mine, "site"):
-            found[arithmetic] = curve(mine, metric, site)
-    return found
+            curves[arithmetic] = curve(mine, metric, site)
+    return curves
 
 
 def cross_checked(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
@@ -58,8 +58,8 @@ def cross_checked(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
     places: dict[tuple[str | None, int], dict[int, dict[str, int]]] = {}
     for number, row in enumerate(rows):
         if row["metric"] == "log10_relative_residual" and row["site"] == "block.out" and row["status"] == Status.OK:
-            found = places.setdefault((row["stack"], row["sequence"]), {}).setdefault(row["layer"], {})
-            found[row["arithmetic"]] = number
+            by_arithmetic = places.setdefault((row["stack"], row["sequence"]), {}).setdefault(row["layer"], {})
+            by_arithmetic[row["arithmetic"]] = number
     first: dict[tuple[str | None, int], int] = {}
     notes: dict[str | None, str] = {}
     for (stack, sequence), layers in places.items():
@@ -104,17 +104,17 @@ def orders_of(table: pa.Table, stack: str | None) -> tuple[dict[int | None, list
     orders = exact_curves(table, "order", stack)["exact"]
     factors = exact_curves(table, "factor", stack)["exact"]
     small = np.isfinite(orders.mean) & (relative.mean < SMALL) & ~orders.any_floor
-    found: dict[int | None, list[int]] = {}
+    layers_by_order: dict[int | None, list[int]] = {}
     for place in np.flatnonzero(small).tolist():
         near = next((whole for whole in (3, 1) if abs(orders.mean[place] - whole) < NEAR), None)
-        found.setdefault(near, []).append(place)
-    return found, float(factors.mean[np.flatnonzero(small)[-1]]) if small.any() else math.nan
+        layers_by_order.setdefault(near, []).append(place)
+    return layers_by_order, float(factors.mean[np.flatnonzero(small)[-1]]) if small.any() else math.nan
 
 
 def order_of(table: pa.Table, stack: str | None) -> int | None:
     """The order that all blocks of the collapsed part have, 3 or 1; None if they differ or there are none."""
-    found, _ = orders_of(table, stack)
-    return next(iter(found)) if len(found) == 1 else None
+    orders, _ = orders_of(table, stack)
+    return next(iter(orders)) if len(orders) == 1 else None
 
 
 LEVEL = 0.05
@@ -131,7 +131,7 @@ def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None 
     for stack in stacks:
         prefix = f"{str(stack).capitalize()}: " if len(stacks) > 1 else ""
         battery, logs = _battery(table, stack)
-        reading = read(battery, None, {})
+        reading = read_stack(battery, None, {})
         states.append(reading.state)
         sentences.append(prefix + _sentence(table, stack, floors, reading, logs))
         state = {"code": reading.state.code, "site": "block.out", "stack": stack}

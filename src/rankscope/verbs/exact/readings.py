@@ -256,9 +256,9 @@ def predict_blocks(
             if heads is None or ref not in states:
                 return False
             state = states[ref]
-            found = cubic_step(state.direction, heads, state.log_scale, base=state.base)
+            step = cubic_step(state.direction, heads, state.log_scale, base=state.base)
             after = SiteRef(stack.name, call.first_layer, "block.out")
-            readings.add("log10_residual", after, float(found.log_residual) / LOG10, "law")
+            readings.add("log10_residual", after, float(step.log_residual) / LOG10, "law")
     return True
 
 

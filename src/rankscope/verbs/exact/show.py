@@ -67,10 +67,10 @@ def exact_table(run: Run, stack: str | None) -> Table:
 
 def _cell(line: Curve, layer: int, digits: int | None) -> Cell:
     """The value at a layer with so many decimals; None writes three significant digits."""
-    found = np.flatnonzero(line.layers == layer)
-    if not found.size:
+    positions = np.flatnonzero(line.layers == layer)
+    if not positions.size:
         return Cell("")
-    value, floor = float(line.mean[found[0]]), bool(line.any_floor[found[0]])
+    value, floor = float(line.mean[positions[0]]), bool(line.any_floor[positions[0]])
     if np.isneginf(value):
         return Cell("-inf")  # the logarithm of an exact zero
     text = number(value) if digits is None else f"{value:.{digits}f}"

@@ -131,14 +131,14 @@ def token_metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
     Raises:
         InputError: one needs more than tokens.
     """
-    found = metrics_named(DEFAULT_TOKEN_METRICS if names is None else names)
-    for spec in found:
+    specs = metrics_named(DEFAULT_TOKEN_METRICS if names is None else names)
+    for spec in specs:
         if spec.side != "tokens":
             raise InputError(
                 f"{spec.name} is measured on {spec.side}, and hidden states hold tokens only. Leave it out, or measure "
                 "the model itself."
             )
-    return found
+    return specs
 
 
 def length_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
@@ -216,7 +216,7 @@ def about_comparison(prepared: Prepared, choice: BatteryChoice, dim: int | None,
         dim: width of the stream.
         seed: for a random baseline of the same shape; None for no baseline.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "inputs": prepared.sequences,
         "distinct": prepared.distinct,
         "common_prefix": prepared.common_prefix,
@@ -226,8 +226,8 @@ def about_comparison(prepared: Prepared, choice: BatteryChoice, dim: int | None,
     if seed is not None and dim is not None:
         # A larger cloud would only repeat what this one says, except for ranks beyond the width.
         size = min(prepared.sequences, MOST_KEPT)
-        found["null"] = gaussian_null(choice.of_inputs, {(size, dim)}, seed=seed)
-    return found
+        facts["null"] = gaussian_null(choice.of_inputs, {(size, dim)}, seed=seed)
+    return facts
 
 
 DRAWS = 8

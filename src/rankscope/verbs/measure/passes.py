@@ -81,9 +81,9 @@ class Observers:
 
     def learners(self) -> Mapping[str, Learner]:
         """Those that remember something, by a name that is the same on every rank and after a restart."""
-        found: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
+        learners: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
                                             "outliers": self._outliers, "inputs": self.inputs}  # fmt: skip
-        return {name: learner for name, learner in found.items() if learner is not None}
+        return {name: learner for name, learner in learners.items() if learner is not None}
 
     def classes(self) -> dict[str, Any]:
         """How far the classes of the inputs are apart; empty if they are not known."""
@@ -141,7 +141,7 @@ class MeasuringPasses:
                 self._agree_on_references(stage.view)
                 watched = execution.watch(observers)
                 # Rows of one length alone would pass for a whole run.
-                kept = self.finished.kept(alone=execution.ends_batch_by_batch and self._length is None)
+                kept = self.finished.saved_on_interrupt(alone=execution.ends_batch_by_batch and self._length is None)
                 with kept, trace(stage.view, selection, watched):
                     for part in execution.batches():
                         observers.start(part)
@@ -184,11 +184,11 @@ class MeasuringPasses:
         Raises:
             InputError: there are none.
         """
-        found = self._writer.table()
-        if found.num_rows == 0:
+        table = self._writer.table()
+        if table.num_rows == 0:
             assert self._view is not None
             raise InputError(" ".join([self._choice.nothing_measured(self._view), *self.reader.notes()]))
-        return found
+        return table
 
     def _agree_on_references(self, view: ModelView) -> None:
         """Run the first batch once more if several processes will add up many inputs; see :class:`InputsReader`."""

@@ -252,8 +252,8 @@ def from_options(api: Any, values: Mapping[str, Any]) -> Run:
     values = dict(values)
     states, at, lengths = (values.pop(name) for name in ("states", "at", "lengths"))
     if states:
-        found: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths))
-        return found
+        judged: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths))
+        return judged
     if values["model"] is None:
         raise InputError("Nothing to measure: there is no model. Name one (SPEC), or hidden states (--states FILE).")
     if at is not None:

@@ -90,10 +90,10 @@ def _slope_cell(one: Mapping[str, Any] | None) -> Cell:
 
 def outlier_table(run: Run) -> Table | None:
     """Massive activations: where they are, and after which blocks; None if the run has none."""
-    found: Sequence[Mapping[str, Any]] = run.extra.get("outliers", ())
-    if not found:
+    outliers: Sequence[Mapping[str, Any]] = run.extra.get("outliers", ())
+    if not outliers:
         return None
-    several = any(entry["stack"] for entry in found)
+    several = any(entry["stack"] for entry in outliers)
     rows = [
         [
             *([str(entry["stack"] or "")] if several else []),
@@ -105,7 +105,7 @@ def outlier_table(run: Run) -> Table | None:
             number(entry["times"]),
             f"{entry['sequences']} of {entry['of_sequences']}",
         ]
-        for entry in found
+        for entry in outliers
     ]
     heads = ["token", "channel", "born in block", "lasts to block", "largest value", "times the median", "sequences"]
     caption = (
@@ -122,7 +122,7 @@ def pooled_sites(table: pa.Table) -> list[str]:
 
 def inputs_tables(table: pa.Table) -> list[Table]:
     """For each pooling and stack, the metrics between inputs by block."""
-    found = []
+    tables = []
     for site in pooled_sites(table):
         rows = only(table, site=site)
         known = names_in(rows, "metric")
@@ -131,8 +131,8 @@ def inputs_tables(table: pa.Table) -> list[Table]:
         chosen = [name for name in chosen if np.isfinite(only(rows, metric=name)["value"].to_numpy()).any()] or chosen
         for grid in summarise(rows, metrics=chosen, site=site):
             name = f"between inputs ({site.removeprefix(BETWEEN_INPUTS)})"
-            found.append(grid_table(grid, f"{grid.stack}, {name}" if grid.stack else name))
-    return found
+            tables.append(grid_table(grid, f"{grid.stack}, {name}" if grid.stack else name))
+    return tables
 
 
 def grid_table(grid: Summary, caption: str | None = None) -> Table:
@@ -220,18 +220,18 @@ def null_of(run: Run, site: str) -> Mapping[str, Any]:
     if not site.startswith(BETWEEN_INPUTS):
         return run.null or {}
     compared = run.extra.get("between_inputs")
-    found = compared.get("null") if isinstance(compared, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    null = compared.get("null") if isinstance(compared, Mapping) else None
+    return null if isinstance(null, Mapping) else {}
 
 
 def guides(run: Run, metric: str, site: str) -> tuple[Guide, ...]:
     """Values to compare a metric with: that of random tokens (or inputs) of the same shape, and the float floor."""
-    found: list[Guide] = []
+    guides: list[Guide] = []
     reference: Any = null_of(run, site).get(metric)
     level = reference.get("mean") if isinstance(reference, Mapping) else None
     if isinstance(level, (int, float)) and np.isfinite(level):
-        found.append(Guide(float(level), f"same-shape random {number(float(level))}", "null"))
-    return (*found, *(floor_guides(run) if metric.startswith(RELATIVE) else ()))
+        guides.append(Guide(float(level), f"same-shape random {number(float(level))}", "null"))
+    return (*guides, *(floor_guides(run) if metric.startswith(RELATIVE) else ()))
 
 
 def floor_guides(run: Run) -> tuple[Guide, ...]:

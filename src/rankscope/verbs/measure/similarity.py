@@ -77,8 +77,8 @@ def cosines(x: Tensor) -> NDArray[np.float64]:
     wide = as_float64(x)
     scaled = wide / wide.abs().amax(-1, keepdim=True)
     unit = scaled / scaled.norm(dim=-1, keepdim=True)
-    found: NDArray[np.float64] = (unit @ unit.T).clamp(-1.0, 1.0).cpu().numpy()
-    return found
+    cosines: NDArray[np.float64] = (unit @ unit.T).clamp(-1.0, 1.0).cpu().numpy()
+    return cosines
 
 
 def labels_of(prepared: Prepared, tokenizer: Any | None) -> list[str]:

@@ -13,7 +13,7 @@ from rankscope.runs.curves import curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import residual_battery
-from rankscope.verdicts.reading import read
+from rankscope.verdicts.reading import read_stack
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
 from rankscope.views import number
@@ -178,7 +178,7 @@ def state_of(entry: Mapping[str, Any]) -> State:
     line = np.array([[math.nan if value is None else value] for value in entry["residual"][1:]])
     floor = np.zeros(line.shape, dtype=np.bool_)
     floor[-1] = entry["at_floor"]
-    return read(residual_battery(range(len(line)), line, floor=floor), None, {}).state
+    return read_stack(residual_battery(range(len(line)), line, floor=floor), None, {}).state
 
 
 def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]) -> list[str]:

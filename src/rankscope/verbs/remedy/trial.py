@@ -90,8 +90,8 @@ def _norms_of_dense(loaded: LoadedModel, view: ModelView, batch: Batch, seed: in
     parameters = [p for p in loaded.model.parameters() if p.is_floating_point()]
     with _differentiable(parameters), torch.enable_grad():
         loss = _projection(loaded.model, view, batch, seed)
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    gradients = {id(p): g for p, g in zip(parameters, found, strict=True)}
+        gradients_of_all = torch.autograd.grad(loss, parameters, allow_unused=True)
+    gradients = {id(p): g for p, g in zip(parameters, gradients_of_all, strict=True)}
     norms = []
     for stack in view.stacks:
         for name, layer in {call.module_name: call.first_layer for call in reversed(stack.calls)}.items():
@@ -230,14 +230,14 @@ class Trial:
 
     def arms(self, wanted: Sequence[tuple[str, float | None]]) -> list[RemedyArm]:
         """No remedy first, then every remedy that this model supports."""
-        found = [RemedyArm(NONE)]
+        arms = [RemedyArm(NONE)]
         for name, strength in dict.fromkeys(wanted):
             label = name if strength is None else f"{name}={strength:g}"
             try:
-                found.append(RemedyArm(label, treatment(self._view, name, strength=strength)))
+                arms.append(RemedyArm(label, treatment(self._view, name, strength=strength)))
             except UnsupportedOperationError as error:
                 self.notes.append(f"{label} was left out: {error}")
-        return found
+        return arms
 
     @contextmanager
     def _under(self, arm: RemedyArm) -> Iterator[None]:

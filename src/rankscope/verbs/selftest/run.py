@@ -93,8 +93,8 @@ class SelfTest:
         }
 
     def __repr__(self) -> str:
-        found = "passed" if self.passed else f"{len(self.differences)} values differ"
-        return f"<SelfTest on {self.device}: {found}>"
+        outcome = "passed" if self.passed else f"{len(self.differences)} values differ"
+        return f"<SelfTest on {self.device}: {outcome}>"
 
     def __str__(self) -> str:
         return document_text(document(self))

@@ -11,7 +11,7 @@ import scipy.stats
 
 from rankscope.errors import ResultError
 from rankscope.ext.papers._curves import mean_interval
-from rankscope.ext.papers.measuring.parts import Row, kept, write_rows
+from rankscope.ext.papers.measuring.parts import Row, saved_rows, write_rows
 from rankscope.runs.rows import RowWriter
 
 
@@ -28,18 +28,18 @@ class Worker:
 
 def test_a_piece_is_made_once_under_the_same_facts(tmp_path: Path) -> None:
     work = Worker()
-    first = kept(tmp_path / "new", "piece", {"steps": 3}, work)
-    assert kept(tmp_path / "new", "piece", {"steps": 3}, work) == first
+    first = saved_rows(tmp_path / "new", "piece", {"steps": 3}, work)
+    assert saved_rows(tmp_path / "new", "piece", {"steps": 3}, work) == first
     assert work.calls == 1
-    assert kept(tmp_path / "new", "piece", {"steps": 4}, work) != first
+    assert saved_rows(tmp_path / "new", "piece", {"steps": 4}, work) != first
     assert work.calls == 2
     assert not list((tmp_path / "new").glob("*.part"))
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
     work = Worker()
-    kept(None, "piece", {}, work)
-    kept(None, "piece", {}, work)
+    saved_rows(None, "piece", {}, work)
+    saved_rows(None, "piece", {}, work)
     assert work.calls == 2
     assert not list(tmp_path.iterdir())
 
@@ -47,7 +47,7 @@ def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", '{"digest": "other", "rows": []}'])
 def test_a_file_of_something_else_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "piece.json").write_text(text)
-    rows = kept(tmp_path, "piece", {}, Worker())
+    rows = saved_rows(tmp_path, "piece", {}, Worker())
     assert json.loads((tmp_path / "piece.json").read_text())["rows"] == rows
 
 

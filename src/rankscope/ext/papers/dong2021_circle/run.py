@@ -168,14 +168,14 @@ def _operated(model: nn.Module, operation: Operation, points: Tensor, steps: int
 
 def free_run(model: RecurrentBlock, operation: Operation, start: Tensor, steps: int) -> list[Tensor]:
     """The two points (2, 2) after 0, 1, ... steps, each from the previous one; ends early beyond :data:`FAR`."""
-    found = [start[0]]
+    states = [start[0]]
     with torch.no_grad(), _operated(model, operation, start):
         for _ in range(steps):
-            points = model(found[-1][None]).points[0]
+            points = model(states[-1][None]).points[0]
             if not float(points.abs().max()) < FAR:
                 break
-            found.append(points)
-    return found
+            states.append(points)
+    return states
 
 
 def radial_factor(model: RecurrentBlock, operation: Operation, points: Tensor) -> float:

@@ -98,14 +98,14 @@ def widths(run: Run) -> list[int]:
 
 def free_runs(run: Run, variant: str, *some: int) -> list[FreeRun]:
     """Every block of a variant, of all widths or only of these."""
-    found = []
+    free_runs_shown = []
     for width in some or widths(run):
         rows = only(run.table, variant=variant, width=width)
         metric, seed = rows["metric"].to_numpy(zero_copy_only=False), rows["seed"].to_numpy()
         value = rows["value"].to_numpy()
         for one in np.unique(seed):
             own = {name: value[(metric == name) & (seed == one)] for name in (*PLACES, *np.unique(metric))}
-            found.append(
+            free_runs_shown.append(
                 FreeRun(
                     distance=own["distance"],
                     centre=own["centre"],
@@ -116,7 +116,7 @@ def free_runs(run: Run, variant: str, *some: int) -> list[FreeRun]:
                     steps=int(run.extra["steps"]),
                 )
             )
-    return found
+    return free_runs_shown
 
 
 def judge(run: Run) -> str:
@@ -209,15 +209,15 @@ def _outcomes(run: Run) -> list[tuple[str, int, int]]:
     def not_or_later(one: FreeRun, other: FreeRun) -> bool:
         return other.met_at is None or (one.met_at is not None and other.met_at > one.met_at)
 
-    found = [("points meet without skip and MLP", sum(free.end == "met" for free in alone), len(alone))]
+    outcomes = [("points meet without skip and MLP", sum(free.end == "met" for free in alone), len(alone))]
     for word, others in (("a skip", skip), ("an MLP", mlp)):
         held = sum(not_or_later(one, other) for one, other in zip(alone, others, strict=True))
-        found.append((f"points with {word} do not meet, or meet later,", held, len(others)))
+        outcomes.append((f"points with {word} do not meet, or meet later,", held, len(others)))
     if len(widths(run)) > 1:
         narrow, wide = (free_runs(run, name, width) for width in (min(widths(run)), max(widths(run))))
         longer = sum(one.stays < other.stays for one, other in zip(narrow, wide, strict=True))
-        found.append(("the wider block stays on the circle for longer", longer, len(wide)))
-    return found
+        outcomes.append(("the wider block stays on the circle for longer", longer, len(wide)))
+    return outcomes
 
 
 def _answer(run: Run, outcomes: list[tuple[str, int, int]]) -> str:

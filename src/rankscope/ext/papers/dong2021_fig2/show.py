@@ -89,15 +89,15 @@ def compare(run: Run) -> list[PrintComparison]:
     """Every published curve at random initialisation; none for a run at small size."""
     facts = published("dong2021_fig2")
     stated = (float(facts["spread"]["low"]), float(facts["spread"]["high"]))
-    found = []
+    comparisons = []
     for model in names_in(run.table, "model"):
         for text in names_in(run.table, "text"):
             for curve in CURVES:
                 where = {"model": model, "weights": "init", "reading": "authors", "curve": curve, "text": text}
                 if has_line(run.table, **where) and (ours := line(run.table, METRIC, **where)).depth[-1] == BASE_DEPTH:
                     theirs = published_line(facts, model=model, weights="init", curve=curve)
-                    found.append(compared(model, curve, text, ours, theirs, stated))
-    return found
+                    comparisons.append(compared(model, curve, text, ours, theirs, stated))
+    return comparisons
 
 
 def compared(
@@ -138,15 +138,15 @@ def _rounding(ours: DepthLine, rounding: np.ndarray) -> str:
 
 def judge(run: Run) -> str:
     """How many published curves are matched."""
-    found = [item for item in compare(run) if item.text == TEXTS[item.model]]
-    if not found:
+    comparisons = [item for item in compare(run) if item.text == TEXTS[item.model]]
+    if not comparisons:
         return "Small size: tiny models show the shapes only and are not compared with the paper."
     wide, narrow = (
-        [item for item in found if getattr(item, name) == item.compared] for name in ("within_wide", "within")
+        [item for item in comparisons if getattr(item, name) == item.compared] for name in ("within_wide", "within")
     )
     return (
-        f"Within the upper end of the published spread {_counted(wide, found)} published curves agree with ours at "
-        f"every comparable block, within its lower end {_counted(narrow, found)}.{_far(found)}"
+        f"Within the upper end of the published spread {_counted(wide, comparisons)} published curves agree with ours "
+        f"at every comparable block, within its lower end {_counted(narrow, comparisons)}.{_far(comparisons)}"
     )
 
 
@@ -170,27 +170,27 @@ def _far(found: list[PrintComparison]) -> str:
 
 def describe(run: Run) -> str:
     """Where the curves end, the comparison, the differences and their reasons, the method."""
-    found = compare(run)
+    comparisons = compare(run)
     parts = [_ends(run)]
-    if found:
+    if comparisons:
         parts += [
-            _table(found),
-            _agreement([item for item in found if item.text == TEXTS[item.model]]),
+            _table(comparisons),
+            _agreement([item for item in comparisons if item.text == TEXTS[item.model]]),
             _floor(run),
-            _xlnet(found),
+            _xlnet(comparisons),
         ]
     return "\n\n".join(part for part in [*parts, _theorem(run), _trained(run), METHOD, _method()] if part)
 
 
 def _lines(run: Run, reading: str) -> dict[str, dict[str, DepthLine]]:
     """By model and curve, at random initialisation."""
-    found: dict[str, dict[str, DepthLine]] = {}
+    lines_by_model: dict[str, dict[str, DepthLine]] = {}
     for model, text in TEXTS.items():
         base = {"model": model, "weights": "init", "reading": reading, "text": text}
         if has_line(run.table, **base, curve="SAN"):
             curves = [curve for curve in CURVES if has_line(run.table, **base, curve=curve)]
-            found[model] = {curve: line(run.table, METRIC, **base, curve=curve) for curve in curves}
-    return found
+            lines_by_model[model] = {curve: line(run.table, METRIC, **base, curve=curve) for curve in curves}
+    return lines_by_model
 
 
 def _ends(run: Run) -> str:

@@ -108,10 +108,10 @@ def judge(run: Run) -> str:
     """Accuracy of the whole network, of the best path length and of the longest, and whether the claim holds."""
     parts = []
     for of, words in NAMES.items():
-        found = curve(run, "accuracy", of, "20")
-        length, best = _best(found)
+        accuracy = curve(run, "accuracy", of, "20")
+        length, best = _best(accuracy)
         parts.append(
-            f"length {length} reaches {best.mean:.2f} and length {lengths(run)[-1]} {found[-1].mean:.2f} ({words})"
+            f"length {length} reaches {best.mean:.2f} and length {lengths(run)[-1]} {accuracy[-1].mean:.2f} ({words})"
         )
     held = [of for of in NAMES if _holds(run, of)]
     answer = "Yes" if len(held) == len(NAMES) else f"Only with {NAMES[held[0]]}" if held else "Not on this task"
@@ -147,9 +147,9 @@ def describe(run: Run) -> str:
 
 def _holds(run: Run, of: str) -> bool:
     """Whether short paths do best and the longest barely beat a constant answer."""
-    chance, found = _chance(run), curve(run, "accuracy", of, "20")
-    length, best = _best(found)
-    return length <= 2 and best.mean - chance > 2 * NEAR_CHANCE and found[-1].mean - chance <= NEAR_CHANCE
+    chance, accuracy = _chance(run), curve(run, "accuracy", of, "20")
+    length, best = _best(accuracy)
+    return length <= 2 and best.mean - chance > 2 * NEAR_CHANCE and accuracy[-1].mean - chance <= NEAR_CHANCE
 
 
 def _sums(run: Run) -> str:
@@ -221,8 +221,8 @@ def draw(run: Run) -> dict[str, Figure]:
     whole = over_seeds(run, "accuracy", of="whole").mean
     levels = {f"whole network {whole:.3f} (published {published_facts(task)['whole']:.2f})": whole}
     for name, words in GUESSES.items():
-        if (found := guess(run, name)) is not None:
-            levels[f"{words} {found.mean:.2f}"] = found.mean
+        if (guessed := guess(run, name)) is not None:
+            levels[f"{words} {guessed.mean:.2f}"] = guessed.mean
     guides = tuple(Guide(level, "") for level in levels.values())
     # The longest paths are about as good as a constant answer: its label goes below their lines.
     heights = {words: level - 0.1 * words.startswith(GUESSES["constant"]) for words, level in levels.items()}

@@ -122,5 +122,5 @@ def measure_one(size: LongPathsSize, schedule: str, gain: float, seed: int, rows
 def _means(rows: pa.Table) -> dict[int, float]:
     """Mean over sequences by length; lengths without a defined value are left out."""
     length, value = rows["length"].to_numpy(), rows["value"].to_numpy()
-    found = {int(one): value[(length == one) & np.isfinite(value)] for one in np.unique(length)}
-    return {one: float(here.mean()) for one, here in found.items() if here.size}
+    by_length = {int(one): value[(length == one) & np.isfinite(value)] for one in np.unique(length)}
+    return {one: float(here.mean()) for one, here in by_length.items() if here.size}

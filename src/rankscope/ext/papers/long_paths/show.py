@@ -53,8 +53,8 @@ class GainArm:
     def lengths(self) -> Array:
         r"""(seeds,), mean length :math:`\sum_k k|s_k| / \sum_k |s_k|` of the shares."""
         sizes = np.abs(self.shares)
-        found: Array = (sizes * np.arange(sizes.shape[1])).sum(axis=1) / sizes.sum(axis=1)
-        return found
+        mean_lengths: Array = (sizes * np.arange(sizes.shape[1])).sum(axis=1) / sizes.sum(axis=1)
+        return mean_lengths
 
     @property
     def mean_length(self) -> MeanInterval:
@@ -93,9 +93,9 @@ def arm(run: Run, schedule: str, gain: float) -> GainArm | None:
     seeds = np.unique(seed)
 
     def table(name: str, columns: int = 1) -> Array:
-        found, chosen = np.zeros((seeds.size, columns)), metric == name
-        found[np.searchsorted(seeds, seed[chosen]), layer[chosen]] = value[chosen]
-        return found
+        values, chosen = np.zeros((seeds.size, columns)), metric == name
+        values[np.searchsorted(seeds, seed[chosen]), layer[chosen]] = value[chosen]
+        return values
 
     ends = (table(name)[:, 0] for name in ("projection_share_of_biases", "final_loss", "accuracy"))
     return GainArm(schedule, gain, table("projection_share", int(run.extra["layers"]) + 1), *ends)
@@ -103,8 +103,8 @@ def arm(run: Run, schedule: str, gain: float) -> GainArm | None:
 
 def arms(run: Run) -> list[GainArm]:
     """All arms, the plain network first."""
-    found = [arm(run, schedule, float(gain)) for gain in run.extra["gains"] for schedule in (FIXED, FALLING)]
-    return [each for each in found if each is not None]
+    by_gain = [arm(run, schedule, float(gain)) for gain in run.extra["gains"] for schedule in (FIXED, FALLING)]
+    return [each for each in by_gain if each is not None]
 
 
 def judge(run: Run) -> str:

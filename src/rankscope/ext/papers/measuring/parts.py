@@ -98,7 +98,7 @@ def measured_parts(
             part.make(RowRecorder(own))
             return [{key: value for key, value in row.items() if value is not None} for row in own.table().to_pylist()]
 
-        write_rows(writer, kept(settings.keep, part.name, part.facts, rows))
+        write_rows(writer, saved_rows(settings.keep, part.name, part.facts, rows))
     return writer
 
 
@@ -123,7 +123,7 @@ def finished_run(
     )
 
 
-def kept(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callable[[], list[Row]]) -> list[Row]:
+def saved_rows(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callable[[], list[Row]]) -> list[Row]:
     """Rows read from the folder if they were saved there under the same facts; otherwise computed and saved.
 
     Args:
@@ -136,9 +136,9 @@ def kept(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callabl
         return make()
     path = folder / f"{name}.json"
     digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
-    found = _read(path)
-    if found.get("digest") == digest and isinstance(found.get("rows"), list):
-        kept_rows: list[Row] = found["rows"]
+    saved = _read(path)
+    if saved.get("digest") == digest and isinstance(saved.get("rows"), list):
+        kept_rows: list[Row] = saved["rows"]
         return kept_rows
     rows = make()
     folder.mkdir(parents=True, exist_ok=True)

@@ -91,9 +91,9 @@ class Change:
 
 @torch.no_grad()
 def _fill(ending: str, value: float, model: nn.Module) -> None:
-    found = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
-    assert found, f"no parameter ends with {ending}"
-    for parameter in found:
+    parameters = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
+    assert parameters, f"no parameter ends with {ending}"
+    for parameter in parameters:
         parameter.fill_(value)
 
 
@@ -322,15 +322,15 @@ class MechanismReader:
 
     def _relative(self, factor: float) -> Values:
         """Relative residuals of the first sequence when tokens are drawn together by this factor."""
-        found: Values = {}
+        values: Values = {}
 
         def observe(ref: SiteRef, x: Observed) -> None:
             assert isinstance(x, Tensor)
-            found[ref] = float(Tokens(x[:1], None).relative_deviation[0])
+            values[ref] = float(Tokens(x[:1], None).relative_deviation[0])
 
         with drawn_together(self.view, factor), trace(self.view, SITES, observe):
             self.prepared[0].run(self.model)
-        return found
+        return values
 
     def _exactly(self, variant: str, rows: RowRecorder) -> None:
         """Order and residuals in exact arithmetic, however small.

@@ -105,10 +105,10 @@ class MechanismTable:
 
     def over_depth(self, row: Row, arithmetic: str, metric: str) -> dict[int, Values]:
         """By seed, by block: the mean over sequences."""
-        found = self._cells.get((*row, arithmetic, metric), {})
+        by_layer = self._cells.get((*row, arithmetic, metric), {})
         return {
             seed: {layer: sum(values) / len(values) for layer, values in layers.items()}
-            for seed, layers in found.items()
+            for seed, layers in by_layer.items()
         }
 
     def last(self, row: Row, arithmetic: str, metric: str) -> list[float]:
@@ -206,9 +206,9 @@ def _order(table: MechanismTable, row: Row) -> tuple[int | None, str]:
     """The median over blocks and seeds; 0 as soon as one kind of block makes equal tokens unequal."""
     for arithmetic in ("exact", "float64"):
         seen = table.over_depth(row, arithmetic, "order").values()
-        found = [value for layers in seen for value in layers.values() if math.isfinite(value)]
-        if found:
-            return (0 if min(found) < 0.5 else round(median(found))), arithmetic
+        orders = [value for layers in seen for value in layers.values() if math.isfinite(value)]
+        if orders:
+            return (0 if min(orders) < 0.5 else round(median(orders))), arithmetic
     return None, ""
 
 

@@ -35,14 +35,14 @@ def guesses(examples: Examples, *, positions: bool) -> dict[str, float]:
             groups[key][labels[row][place]] += 1
         return sum(max(answers.values()) for answers in groups.values()) / len(cells)
 
-    found = {CONSTANT: best(0 for _ in cells)}
+    accuracies = {CONSTANT: best(0 for _ in cells)}
     if positions:
-        found[POSITION] = best(place for _, place in cells)
+        accuracies[POSITION] = best(place for _, place in cells)
     if ids is not None:
-        found[ALONE] = best((ids[row][place], place if positions else None) for row, place in cells)
+        accuracies[ALONE] = best((ids[row][place], place if positions else None) for row, place in cells)
         if not positions:
-            found[TWINS] = best((row, ids[row][place]) for row, place in cells)
-    return found
+            accuracies[TWINS] = best((row, ids[row][place]) for row, place in cells)
+    return accuracies
 
 
 def one_answer_per_sequence(labels: Tensor) -> float:

@@ -130,13 +130,13 @@ def on_hull(clouds: NDArray[np.float64]) -> NDArray[np.bool_]:
         [[True, True, True, False]]
     """
     count = clouds.shape[1]
-    found = np.empty(clouds.shape[:2], dtype=np.bool_)
+    is_on_hull = np.empty(clouds.shape[:2], dtype=np.bool_)
     for point in range(count):
         others = np.delete(clouds, point, axis=1) - clouds[:, point, None]
         angles = np.sort(np.arctan2(others[..., 1], others[..., 0]), axis=1)
         gaps = np.diff(angles, axis=1, append=angles[:, :1] + 2 * math.pi)
-        found[:, point] = gaps.max(axis=1) > math.pi
-    return found
+        is_on_hull[:, point] = gaps.max(axis=1) > math.pi
+    return is_on_hull
 
 
 def memory_task(

@@ -104,11 +104,11 @@ def with_interval(
     """
     members = [np.flatnonzero(group == number) for number in np.unique(group)]
     random = np.random.default_rng(seed)
-    found = []
+    resamples = []
     for _ in range(draws):
         taken = np.concatenate([members[i] for i in random.integers(0, len(members), len(members))])
-        found.append(statistic(score[taken], outcome[taken]))
-    known = np.array(found)[np.isfinite(found)]
+        resamples.append(statistic(score[taken], outcome[taken]))
+    known = np.array(resamples)[np.isfinite(resamples)]
     if not known.size:
         return BootstrapInterval(statistic(score, outcome), float("nan"), float("nan"))
     low, high = np.quantile(known, ((1 - level) / 2, (1 + level) / 2))

@@ -198,8 +198,8 @@ def _train(cell: MapCell, seed: int, size: MapSize, plan: TrainingPlan, rows: Ro
     operation = None if cell.gain == 1.0 else Operation(attention_skip=cell.gain, mlp_skip=cell.gain)
     rows, last = rows.under(**cell.at(), seed=seed), _after_last(cell)
     before = exact(model, task.held.inputs["input_ids"][: size.probed], {"skip": cell.gain}, plain=False)
-    found = before.select(metric=RESIDUAL, arithmetic="exact", **last)["value"].to_pylist()
-    rows.add(RESIDUAL, found, **last, source="measured")
+    residuals = before.select(metric=RESIDUAL, arithmetic="exact", **last)["value"].to_pylist()
+    rows.add(RESIDUAL, residuals, **last, source="measured")
     done = fit(model, task, plan, seed=seed, operation=operation)
     with operating(model, operation or Operation()):
         accuracy = share_right(model, task.held)

@@ -329,15 +329,15 @@ def _scatter(axes: Axes, networks: Networks, width_of: NDArray[np.int64], kinds:
 
 
 def _bars(axes: Axes, networks: Networks) -> None:
-    found = [skill for skill in skills(networks) if np.isfinite(skill.area.value)]
-    for place, skill in enumerate(found):
+    finite = [skill for skill in skills(networks) if np.isfinite(skill.area.value)]
+    for place, skill in enumerate(finite):
         value = skill.area.value
         ends = [end if np.isfinite(end) else value for end in (skill.area.low, skill.area.high)]
         axes.plot(ends, [place, place], color=INK, lw=1.2)
         axes.plot(value, place, "o", color=BLUE, markersize=5)
         axes.text(value, place - 0.18, f"{value:.2f}", ha="center", va="bottom", size=7, color=INK)
-    axes.set_yticks(range(len(found)), [skill.name.replace(" before", "\nbefore") for skill in found])
-    axes.set_ylim(len(found) - 0.5, -0.7)
+    axes.set_yticks(range(len(finite)), [skill.name.replace(" before", "\nbefore") for skill in finite])
+    axes.set_ylim(len(finite) - 0.5, -0.7)
     axes.axvline(0.5, color=FAINT, lw=0.8, linestyle="--")
     axes.set_xlim(0.3, 1.03)
     axes.set_xlabel("area under the ROC curve")

@@ -138,7 +138,7 @@ def _deep(run: Run) -> str:
     for variant in (name for name in VARIANTS if has_line(run.table, **where, variant=name)):
         lines = [line(run.table, "mu_over_norm", **where, variant=variant, mask=mask) for mask in masks_in(run)]
         depth = lines[0].depth[-1]
-        rows.append((variant, *(number(found.end) for found in lines)))
+        rows.append((variant, *(number(one.end) for one in lines)))
     return "\n\n".join(
         [
             f"**{depth} blocks**, relative residual after the last, float64:",

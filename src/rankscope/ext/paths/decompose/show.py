@@ -36,10 +36,10 @@ def _lengths(run: Run, stack: str | None) -> Table:
     counts = run.extra.get("path_counts", {}).get(str(stack or ""), ())
     rows: list[Row] = []
     for length in curves[SHARE].lengths:
-        found = [np.flatnonzero(line.lengths == length) for line in curves.values()]
+        positions = [np.flatnonzero(line.lengths == length) for line in curves.values()]
         cells = [
             measured(float(line.mean[place[0]])) if place.size else UNDEFINED
-            for line, place in zip(curves.values(), found, strict=True)
+            for line, place in zip(curves.values(), positions, strict=True)
         ]
         rows.append([str(length), _path_count(counts, int(length)), *cells])
     columns = [Column(metric, trend=line.mean.tolist(), term=metric) for metric, line in curves.items()]

@@ -88,8 +88,8 @@ def grid_of(table: pa.Table, theorem: str, scope: str = "layer", stack: str | No
         elif metric in values:
             values[metric][place[layer], across[sequence]] = value
             floor[place[layer], across[sequence]] |= metric == "log10_measured" and status == "at the float floor"
-    worst = [min(found, key=lambda name: found[name], default="") for found in margins]
-    least = [found[name] if name else np.nan for found, name in zip(margins, worst, strict=True)]
+    worst = [min(by_name, key=lambda name: by_name[name], default="") for by_name in margins]
+    least = [by_name[name] if name else np.nan for by_name, name in zip(margins, worst, strict=True)]
     return TheoremGrid(np.array(layers, dtype=np.int64), values, floor, np.array(least), tuple(worst))
 
 

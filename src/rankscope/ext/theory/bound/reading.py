@@ -106,7 +106,7 @@ def _is_nothing(step: FrozenStep) -> bool:
 
 def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
     """Norms of the weight products of each head, computed head by head."""
-    found = []
+    sizes = []
     for head in range(weights.heads):
         group = int(weights.kv_of_head[head])
         W_Q, W_K, W_V, W_O = (
@@ -115,7 +115,7 @@ def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
         )
         value = W_V @ W_O
         square = W_V.shape[0] == W_V.shape[1] == W_O.shape[1]
-        found.append(
+        sizes.append(
             HeadSizes(
                 score_one=float(one_norm(W_Q @ W_K.T)),
                 score_spectral=float(product_norm(W_Q[None], W_K[None])),
@@ -125,7 +125,7 @@ def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
                 value_least=float(torch.linalg.svdvals(value)[-1]) if square else 0.0,
             )
         )
-    return tuple(found)
+    return tuple(sizes)
 
 
 def mlp_size(block: nn.Module, config: Any) -> tuple[LipschitzConstants | None, str]:
@@ -358,8 +358,8 @@ def _sphere_gap(seen: SeenLayer) -> float:
 
 
 def _cubic(R: Tensor, read: Tensor, tensors: HeadTensors) -> tuple[float, float]:
-    found = cubic_interval(R, tensors, read.mean(0))
-    return float(found.log_lower_bound), float(found.log_upper_bound)
+    interval = cubic_interval(R, tensors, read.mean(0))
+    return float(interval.log_lower_bound), float(interval.log_upper_bound)
 
 
 def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float, steps: int) -> LayerGains:
@@ -407,17 +407,17 @@ def _logit_sizes(weights: HeadWeights, read: Tensor, position: str) -> tuple[flo
         return (math.nan,) * weights.heads
     X = torch.cat((read, read.new_ones(read.shape[0], 1)), -1)
     size = spectral_bound(X) ** 2
-    found = []
+    sizes = []
     for head in range(weights.heads):
         group = int(weights.kv_of_head[head])
         W_Q = _with_bias(weights.W_Q[head], weights.b_Q[head])
         W_K = _with_bias(weights.W_K_groups[group], weights.b_K_groups[group])
         if weights.rotary:
             queries = torch.linalg.vector_norm(X @ W_Q, dim=-1).max()
-            found.append(weights.scale * float(queries * torch.linalg.vector_norm(X @ W_K)))
+            sizes.append(weights.scale * float(queries * torch.linalg.vector_norm(X @ W_K)))
         else:
-            found.append(weights.scale * float(product_norm(W_Q[None], W_K[None])) * size)
-    return tuple(found)
+            sizes.append(weights.scale * float(product_norm(W_Q[None], W_K[None])) * size)
+    return tuple(sizes)
 
 
 def _with_bias(W: Tensor, b: Tensor) -> Tensor:
@@ -456,22 +456,22 @@ class BoundReader:
     def read_part(self, batch: Batch, before: Tensor | None = None) -> dict[str | None, Found]:
         """Run the model, or the part of it after the block that returned ``before``."""
         entries: dict[str | None, Tensor] = {}
-        found: dict[str | None, Found] = {}
+        by_stack: dict[str | None, Found] = {}
 
         def begin(stack: str | None, entry: Tensor) -> None:
-            entries[stack], found[stack] = entry, Found([[] for _ in range(entry.shape[0])])
+            entries[stack], by_stack[stack] = entry, Found([[] for _ in range(entry.shape[0])])
 
         def through(block: FrozenBlock) -> None:
             if block.is_final:
                 return
             for number, layer in enumerate(self._layers(block, entries[block.stack], batch)):
-                found[block.stack].layers[number] += layer
-            found[block.stack].facts.see(block.steps, self._of(block)[0])
+                by_stack[block.stack].layers[number] += layer
+            by_stack[block.stack].facts.see(block.steps, self._of(block)[0])
             self.dtypes.add(block.out.dtype)
             entries[block.stack] = as_float64(block.out)
 
         run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64, before=before, keep_seen=True)
-        return found
+        return by_stack
 
     def finished(self, stack: str | None, first_sequence: int, found: Found) -> list[Measured]:
         """The sequences of a batch that has gone through all blocks."""
@@ -489,7 +489,7 @@ class BoundReader:
                 f"Block {block.layer} returns values that are not finite, which no theorem covers. Use "
                 "rankscope.measure to find out where they arise."
             )
-        found: list[list[LayerQuantities]] = [[] for _ in range(entry.shape[0])]
+        layers: list[list[LayerQuantities]] = [[] for _ in range(entry.shape[0])]
         for step in block.steps:
             if step.heads is None or step.seen is None:
                 continue
@@ -509,8 +509,8 @@ class BoundReader:
                     steps=self.steps,
                     outside=float(P[:, :, ~keep].sum(-1).max()),
                 )
-                found[number].append(replace(known, layer=block.layer, passage=passage))
-        return found
+                layers[number].append(replace(known, layer=block.layer, passage=passage))
+        return layers
 
     def _of(self, block: FrozenBlock) -> tuple[HeadWeights, LayerQuantities]:
         name = self._names[(block.stack, block.layer)]

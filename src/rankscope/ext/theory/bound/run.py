@@ -159,7 +159,7 @@ def _of_weights(subject: Model, chosen: Sequence[Theorem], *, explicit: bool, st
     lazy = dataclasses.replace(lazy, with_mlps=any(entry.name in _ON_MLPS for entry in kept))
     bar = tqdm(total=lazy.nbytes, desc="bound", unit="B", unit_scale=True, unit_divisor=1024, disable=not progress)
     with bar, nullcontext() if traffic is None else traffic.watched(bar.update):
-        found = read_weights(lazy)
+        quantities = read_weights(lazy)
     provenance = Provenance(
         model=str(model),
         origin=lazy.folder.origin,
@@ -169,7 +169,7 @@ def _of_weights(subject: Model, chosen: Sequence[Theorem], *, explicit: bool, st
     )
     note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
     further = {} if traffic is None else {"weights": traffic.described}
-    return concluded(kept, [found], provenance, floor_of(set()), (note,), further)
+    return concluded(kept, [quantities], provenance, floor_of(set()), (note,), further)
 
 
 def concluded(

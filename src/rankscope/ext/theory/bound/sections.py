@@ -85,14 +85,14 @@ def _chart(run: Run, names: Sequence[str]) -> Chart | None:
 
 
 def _lines(rows: pa.Table) -> list[tuple[str, Curve]]:
-    found = []
+    lines = []
     for metric, words in LINES.items():
         here = only(rows, metric=metric)
         for site in names_in(here, "site")[:1]:
             line = curve(here, metric, site)
             if np.isfinite(line.mean).any():
-                found.append((words, line))
-    return found
+                lines.append((words, line))
+    return lines
 
 
 def _from(run: Run, name: str, theorem: str) -> Any:

@@ -39,12 +39,12 @@ def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
         >>> reach_of_many(line, np.arange(4), 9).tolist()
         [3.0, 2.0, 2.0, 3.0]
     """
-    found = np.full(len(sources), np.inf)
+    reach = np.full(len(sources), np.inf)
     width = max(1, _WORDS_AT_ONCE // sees.shape[0]) * 64
     for first in range(0, len(sources), width):
         part = slice(first, first + width)
-        found[part] = _reach(sees, sources[part], most_layers)
-    return found
+        reach[part] = _reach(sees, sources[part], most_layers)
+    return reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,18 +76,18 @@ def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
     number = np.arange(len(sources))
     held = np.zeros((sees.shape[0], (len(sources) + 63) // 64), dtype=np.uint64)
     np.bitwise_or.at(held, (sources, number // 64), np.uint64(1) << (number % 64).astype(np.uint64))
-    found = np.full(len(sources), np.inf)
+    reach = np.full(len(sources), np.inf)
     for layer in range(most_layers + 1):
         everywhere = np.bitwise_and.reduce(held, axis=0)
         full = (everywhere[number // 64] >> (number % 64).astype(np.uint64)) & np.uint64(1)
-        found[(full == 1) & np.isinf(found)] = layer
-        if layer == most_layers or not np.isinf(found).any():
+        reach[(full == 1) & np.isinf(reach)] = layer
+        if layer == most_layers or not np.isinf(reach).any():
             break
         wider = held | _seen_by(sees, held)
         if np.array_equal(wider, held):
             break
         held = wider
-    return found
+    return reach
 
 
 def _seen_by(sees: Any, held: Words) -> Words:
@@ -205,8 +205,8 @@ class _Search:
         expected = int(self.low[places].max()) + 1
         if self.sees.nnz * ((len(places) + 63) // 64) * expected > WORDS_BUDGET:
             return
-        found = reach_of_many(self.sees, self.centres[places], layers)
-        self.low[places] = self.high[places] = found
+        reach = reach_of_many(self.sees, self.centres[places], layers)
+        self.low[places] = self.high[places] = reach
 
     def _depths(self, edges: Any, token: int) -> Floats:
         self.spent += int(edges.nnz)
@@ -234,6 +234,6 @@ def depths(edges: Any, source: int) -> Floats:
     # pointer doubling: after k rounds a pointer spans 2^k steps
     while bool(steps[above[order]].any()):
         steps, above = steps + steps[above], above[above]
-    found = np.full(len(parent), np.inf)
-    found[order] = steps[order]
-    return found
+    depth_of = np.full(len(parent), np.inf)
+    depth_of[order] = steps[order]
+    return depth_of

@@ -99,14 +99,14 @@ def closed_part(P: Any) -> Mode:
     if tokens <= DENSE_TOKENS and reversible:
         return _dense(P.toarray(), degrees)
     if not reversible:
-        found = _conditioned(P.toarray() - P.toarray().mean(axis=0)) if tokens <= DENSE_TOKENS else None
-        if found is not None and not found.error:
-            return found
+        mode = _conditioned(P.toarray() - P.toarray().mean(axis=0)) if tokens <= DENSE_TOKENS else None
+        if mode is not None and not mode.error:
+            return mode
         # a matrix that averages exactly after some layers has only eigenvalues 0, whose digits rounding destroys
         layers = equal_after(P, min(tokens, MOST_EXACT)) if uniform else None
         if layers is not None:
             return Mode(0.0, 1.0, f"exact: equal rows after {layers} layers")
-        return found if found is not None else _restarted(lambda v: _centred(P @ _centred(v)), tokens)
+        return mode if mode is not None else _restarted(lambda v: _centred(P @ _centred(v)), tokens)
     rows, columns = P.nonzero()
     bandwidth = int(np.abs(rows.astype(np.int64) - columns).max())
     if tokens * bandwidth**2 <= FACTOR_COST:
@@ -262,9 +262,9 @@ def _restarted(apply: Callable[[Floats], Floats], tokens: int) -> Mode:
     def one_column(R: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(apply(R[:, 0].numpy())).unsqueeze(1)
 
-    found = stability_factor(one_column, tokens, 1, krylov=50, restarts=8, tolerance=1e-6)
-    status = f"estimate: iterated, relative backward error {found.backward_error:.0e}"
-    return Mode(found.factor, 1 - found.factor, status)
+    factor = stability_factor(one_column, tokens, 1, krylov=50, restarts=8, tolerance=1e-6)
+    status = f"estimate: iterated, relative backward error {factor.backward_error:.0e}"
+    return Mode(factor.factor, 1 - factor.factor, status)
 
 
 def _checked_below(mode: Mode, P: Any) -> Mode:

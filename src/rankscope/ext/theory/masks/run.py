@@ -72,10 +72,10 @@ def graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) 
         (0.5, 1, 1, False)
     """
     chosen, tokens = _chosen(mask, tokens)
-    found = _facts(chosen, tokens, seed)
-    if found.layers_to_agreement is None and AGREEMENT_KEY in found.ranges and tokens >= 4 * SMALLER[-1]:
-        found = _with_extrapolation(found, chosen, seed)
-    return found
+    facts = _facts(chosen, tokens, seed)
+    if facts.layers_to_agreement is None and AGREEMENT_KEY in facts.ranges and tokens >= 4 * SMALLER[-1]:
+        facts = _with_extrapolation(facts, chosen, seed)
+    return facts
 
 
 def compared(rankscope: Any, options: Mapping[str, Any]) -> MaskGraphs:

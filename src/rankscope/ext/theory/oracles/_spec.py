@@ -56,8 +56,8 @@ def answer_of(oracle: Oracle, design: Design, tokens: int, blocks: int) -> Oracl
     """The answer of one oracle; without curve and values if an assumption fails."""
     tested = []
     for assumption in oracle.assumptions:
-        holds, found = assumption.test(design, tokens)
-        tested.append({"assumption": assumption.words, "holds": bool(holds), "found": found})
+        holds, reason = assumption.test(design, tokens)
+        tested.append({"assumption": assumption.words, "holds": bool(holds), "found": reason})
     applies = all(one["holds"] for one in tested)
     curve: Sequence[float] = oracle.curve(design, tokens, blocks) if applies and oracle.curve else ()
     values = oracle.values(design, tokens) if applies and oracle.values else {}

@@ -144,12 +144,12 @@ def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
         (Moments(q=1.0, D=1.0), True)
     """
     q = 1.0 if design.embedding_norm else design.embedding_std**2
-    found = [Moments(q, q * (1 - design.initial_cosine))]
+    moments_by_block = [Moments(q, q * (1 - design.initial_cosine))]
     for _ in range(blocks):
-        if not _scores_are_small(found[-1], design):
+        if not _scores_are_small(moments_by_block[-1], design):
             break
-        found.append(next_moments(found[-1], design, tokens))
-    return found
+        moments_by_block.append(next_moments(moments_by_block[-1], design, tokens))
+    return moments_by_block
 
 
 def _scores_are_small(m: Moments, design: Design) -> bool:

@@ -57,13 +57,13 @@ def assignments(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         InputError: a word without ``=``.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise InputError(f"--set {word}: expected NAME=VALUE, such as kv_heads=4.")
-        found[name.strip()] = _value(value.strip())
-    return found
+        values[name.strip()] = _value(value.strip())
+    return values
 
 
 def _value(text: str) -> int | float | str:

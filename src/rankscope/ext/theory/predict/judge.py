@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import StackReading, read_stack
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 
@@ -38,4 +38,4 @@ def read_logs(logs: Floats) -> StackReading:
     """Judge log10 of relative residuals after each block, ``(blocks, sequences)``; minus infinity is an exact zero."""
     with np.errstate(under="ignore"):
         residuals = np.power(10.0, logs)
-    return read(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"), None, {})
+    return read_stack(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"), None, {})

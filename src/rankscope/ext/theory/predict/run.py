@@ -236,8 +236,8 @@ def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed]
     def values(of: Sequence[Followed]) -> np.ndarray:
         return np.array([run.log10_relative[min(place, len(run.log10_relative) - 1)] for run in of])
 
-    found = estimate(values(runs), None if fewer is None else values(fewer), doublings)
-    return dataclasses.replace(found, mean=min(0.0, found.mean))
+    estimated = estimate(values(runs), None if fewer is None else values(fewer), doublings)
+    return dataclasses.replace(estimated, mean=min(0.0, estimated.mean))
 
 
 def _facts(final: Estimate) -> dict[str, Any]:
@@ -253,12 +253,12 @@ def _facts(final: Estimate) -> dict[str, Any]:
 
 
 def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final}]
+    evidence: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final}]
     if agreement.depth is not None:
-        found.append(
+        evidence.append(
             {"metric": "agreement_depth", "site": "block.out", "layer": agreement.block, "value": agreement.depth}
         )
-    return tuple(found)
+    return tuple(evidence)
 
 
 def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer], extrapolated: Sequence[float] | None) -> Any:
@@ -361,9 +361,9 @@ def predict_remedies(
         except UnsupportedOperationError as error:
             refused.append(f"{word} was left out: {error}")
             continue
-        found = predict(treated, seeds=seeds, tokens=tokens, most_blocks=most_blocks, seed=seed, progress=progress)
+        predicted = predict(treated, seeds=seeds, tokens=tokens, most_blocks=most_blocks, seed=seed, progress=progress)
         changed = {key: value for key, value in treated.to_json().items() if value != plain.to_json()[key]}
-        entries.append(_entry(word, changed, found))
+        entries.append(_entry(word, changed, predicted))
     entries.sort(key=lambda entry: -entry["log10_relative_residual"])
     return dataclasses.replace(
         run,

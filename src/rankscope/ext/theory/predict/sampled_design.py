@@ -251,9 +251,9 @@ def agreement_of(
     before = None if fewer is None else np.array([run.depth_at(math.log10(level)) for run in fewer])
     if before is not None and not np.isfinite(before).all():
         return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
-    found = estimate(depths, before, doublings)
-    mean = max(0.0, found.mean)
-    return Agreement(level, mean, found.plus_minus, math.ceil(mean), len(runs), len(runs), followed)
+    estimated = estimate(depths, before, doublings)
+    mean = max(0.0, estimated.mean)
+    return Agreement(level, mean, estimated.plus_minus, math.ceil(mean), len(runs), len(runs), followed)
 
 
 def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:

@@ -59,15 +59,15 @@ def _further_norms(design: Mapping[str, Any]) -> str:
 
 def predicted_curves(run: Run) -> dict[str, Floats]:
     """For each curve its values, ``(sequences, blocks + 1)`` from the first tokens on; nan if there is no value."""
-    found = {}
+    curves = {}
     for name in names_in(run.table, "curve"):
         rows = only(run.table, curve=name)
         sequences, layers = rows["sequence"].to_numpy(), rows["layer"].to_numpy()
         places = np.where(np.array(rows["site"].to_pylist()) == "block.in", 0, layers + 1)
         grid = np.full((int(sequences.max()) + 1, int(places.max()) + 1), np.nan)
         grid[sequences, places] = rows["value"].to_numpy()
-        found[name] = grid
-    return found
+        curves[name] = grid
+    return curves
 
 
 def _table(run: Run) -> Table:

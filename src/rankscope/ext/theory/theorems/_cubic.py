@@ -41,12 +41,12 @@ def cubic_layer(network: Network, layer: LayerQuantities, heads: int, log_more: 
 
 def least_gamma(seen: Passage) -> float:
     r"""Smallest :math:`\gamma` for which the proof works in every head; 0 if all scores are equal."""
-    found = [
+    gammas = [
         math.sqrt(total * most) / (2 * one)
         for total, most, one in zip(seen.spread_total, seen.spread, seen.score_one, strict=True)
         if one > 0
     ]
-    return max(found, default=0.0)
+    return max(gammas, default=0.0)
 
 
 def _sum_over_heads(layer: LayerQuantities, gamma: float, heads: int) -> float:
@@ -73,10 +73,10 @@ def bilinear_attention(seen: Passage) -> tuple[Hypothesis, ...]:
 
 def network_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
     """Hypotheses of all versions: nothing but attention, and scores that are bilinear in the tokens."""
-    found = [claim("scores without positions or norms", network.bilinear)]
+    hypotheses = [claim("scores without positions or norms", network.bilinear)]
     if network.pure is not None:
-        found.append(claim("attention alone (no skip, MLP or norm)", network.pure))
-    return tuple(found)
+        hypotheses.append(claim("attention alone (no skip, MLP or norm)", network.pure))
+    return tuple(hypotheses)
 
 
 def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> LayerBound | None:

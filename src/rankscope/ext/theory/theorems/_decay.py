@@ -78,7 +78,7 @@ def windows(seen: Sequence[Passage], first: int = 0, *, all_sources: bool = Fals
         first: the first layer.
         all_sources: end a window when every token has reached all, and not when one has.
     """
-    found: list[Window] = []
+    windows_so_far: list[Window] = []
     reach, length = None, 0
     for position in range(first, len(seen)):
         edges = seen[position].graph.edges()
@@ -87,9 +87,9 @@ def windows(seen: Sequence[Passage], first: int = 0, *, all_sources: bool = Fals
         length += 1
         sources = int(reach.all(0).sum())
         if sources == seen[position].tokens or (sources and not all_sources):
-            found.append(Window(position, length, sources))
+            windows_so_far.append(Window(position, length, sources))
             reach, length = None, 0
-    return found
+    return windows_so_far
 
 
 def window_rates(cut: Sequence[Window], least_edge: float, *, power: int = 1) -> dict[int, float]:

@@ -133,14 +133,14 @@ class Evaluation:
         """
         if not all(h.holds for h in self.hypotheses):
             return ()
-        found = [
+        violated = [
             bound
             for number, bound in enumerate(self.layers)
             if bound.is_violated and all(b.holds for b in (self.layers[: number + 1] if self.cumulative else (bound,)))
         ]
         if self.depth is not None and self.depth.is_violated and self.depth.holds and self.applies:
-            found.append(self.depth)
-        return tuple(found)
+            violated.append(self.depth)
+        return tuple(violated)
 
     @property
     def applies(self) -> bool:
@@ -150,9 +150,9 @@ class Evaluation:
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of hypotheses that do not hold, each once."""
-        found = [h.name for h in self.hypotheses if not h.holds]
-        found += [h.name for layer in self.layers for h in layer.hypotheses if not h.holds]
-        return tuple(dict.fromkeys(found))
+        names = [h.name for h in self.hypotheses if not h.holds]
+        names += [h.name for layer in self.layers for h in layer.hypotheses if not h.holds]
+        return tuple(dict.fromkeys(names))
 
 
 def log(value: float) -> float:

@@ -37,12 +37,12 @@ class SkipExample:
 
     def layers(self, depth: int) -> list[Float[Tensor, "tokens dim"]]:
         """The stream before each layer and after the last, in units of its largest entry."""
-        found = [self.tokens]
+        states = [self.tokens]
         for _ in range(depth):
-            X = found[-1]
+            X = states[-1]
             scores = self.score * (X @ X.T) / X.shape[1] ** 0.5
-            found.append(X + self.value * torch.softmax(scores, -1) @ X)
-        return found
+            states.append(X + self.value * torch.softmax(scores, -1) @ X)
+        return states
 
 
 def skip_example(beta: float, tokens: int = TOKENS) -> SkipExample:

@@ -81,9 +81,9 @@ def wu_2024_equilibria(network: Network, layers: Sequence[LayerQuantities]) -> E
     It says nothing about the given network.
     """
     W = equilibrium_values(SIZE, SIZE)
-    found = [equilibrium(SIZE, rank) for rank in range(1, SIZE + 1)]
-    errors = [float(torch.linalg.vector_norm(attended(X, W) - X, dim=-1).max()) for X in found]
-    ranks = [int(torch.linalg.matrix_rank(X)) for X in found]
+    equilibria = [equilibrium(SIZE, rank) for rank in range(1, SIZE + 1)]
+    errors = [float(torch.linalg.vector_norm(attended(X, W) - X, dim=-1).max()) for X in equilibria]
+    ranks = [int(torch.linalg.matrix_rank(X)) for X in equilibria]
     hypotheses = (
         Hypothesis("largest error of a fixed point", max(errors), ROUNDING),
         claim("every rank is met", ranks == list(range(1, SIZE + 1))),

@@ -63,12 +63,12 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     if seen is None or not seen.least_entropy:
         return LayerBound(layer.layer)
     rows = zip(seen.least_entropy, seen.entropy_tokens, seen.logit_size, seen.logit_spread, strict=True)
-    found = [
+    bounds = [
         (log(entropy), log_entropy_bound(tokens, size), tokens, size, spread) for entropy, tokens, size, spread in rows
     ]
-    seen_well = [row for row in found if row[0] > log(seen.entropy_floor)]
+    seen_well = [row for row in bounds if row[0] > log(seen.entropy_floor)]
     measured, lower, tokens, size, spread = min(
-        seen_well or found, key=lambda row: row[0] - row[1] if row[1] > -math.inf else math.inf
+        seen_well or bounds, key=lambda row: row[0] - row[1] if row[1] > -math.inf else math.inf
     )
     known = claim("norm of the logits is known", not math.isnan(size))
     # a logit read off attention has an error of one rounding unit, and one more for the normalisation

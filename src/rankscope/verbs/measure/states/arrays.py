@@ -95,17 +95,17 @@ def arrays_in(path: Path, *, bfloat16: bool) -> dict[str, Array]:
     if not path.is_file():
         raise LoadError(f"There is no file {str(path)!r} with hidden states.")
     if path.suffix == ".safetensors":
-        found: dict[str, Array] = {**read_header(path)}
+        arrays: dict[str, Array] = {**read_header(path)}
     elif path.suffix == ".npz":
-        found = _npz(path, bfloat16)
+        arrays = _npz(path, bfloat16)
     else:
         raise LoadError(
             f"{path} is not a {' or '.join(ENDINGS)} file. Save hidden states with safetensors.torch.save_file, or "
             "numpy.savez; pickled files (.pt, .npy of objects) are not read."
         )
-    if len(found) > MOST_ARRAYS:
-        raise LoadError(f"{path} has {len(found):,} arrays; at most {MOST_ARRAYS:,} are read.")
-    return found
+    if len(arrays) > MOST_ARRAYS:
+        raise LoadError(f"{path} has {len(arrays):,} arrays; at most {MOST_ARRAYS:,} are read.")
+    return arrays
 
 
 def _npz(path: Path, bfloat16: bool) -> dict[str, Array]:

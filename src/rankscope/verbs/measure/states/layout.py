@@ -79,9 +79,9 @@ def axes_of_layer(shape: Sequence[int], name: str, *, is_sequence: bool) -> Axes
     """
     if len(shape) == 2 and not is_sequence:
         raise InputError(rows_unknown(shape, name))
-    found = Axes(("tokens", "dim") if len(shape) == 2 else ("batch", "tokens", "dim"))
-    found.check(shape, name)
-    return found
+    axes = Axes(("tokens", "dim") if len(shape) == 2 else ("batch", "tokens", "dim"))
+    axes.check(shape, name)
+    return axes
 
 
 def rows_unknown(shape: Sequence[int], name: str) -> str:
@@ -124,7 +124,7 @@ def parse_sites(words: Sequence[str] | str) -> tuple[SiteRef, ...]:
         >>> [str(ref) for ref in parse_sites("block.in@0 block.out@0-1")]
         ['block 0 block.in', 'block 0 block.out', 'block 1 block.out']
     """
-    found: list[SiteRef] = []
+    refs: list[SiteRef] = []
     for word in words.split() if isinstance(words, str) else words:
         site, at, numbers = word.partition("@")
         if site not in SITES or site.endswith((".probs", ".mixed")) or not at:
@@ -138,10 +138,10 @@ def parse_sites(words: Sequence[str] | str) -> tuple[SiteRef, ...]:
                     f"at: {word!r}: after '@' come block numbers, as in 'block.out@0-11' or 'block.out@1,15'."
                 )
             first, last = int(match[1]), int(match[2] or match[1])
-            found.extend(SiteRef(None, layer, site) for layer in range(first, last + 1))
-    if len(set(found)) < len(found):
+            refs.extend(SiteRef(None, layer, site) for layer in range(first, last + 1))
+    if len(set(refs)) < len(refs):
         raise InputError("at: a site is named twice.")
-    return tuple(found)
+    return tuple(refs)
 
 
 def sites_of_names(names: Sequence[str], where: str) -> dict[str, SiteRef]:
@@ -169,10 +169,10 @@ def sites_of_names(names: Sequence[str], where: str) -> dict[str, SiteRef]:
     if len(varying) > 1 or (not varying and len(stems[first]) > 2):
         raise InputError(f"{where}: the names, such as {first!r:.80}, hold several numbers; one must be the block's.")
     place = varying[0] if varying else 0
-    found = {name: SiteRef(None, numbers[name][place], DEFAULT_SITE) for name in names}
-    if len(set(found.values())) < len(found):
+    sites = {name: SiteRef(None, numbers[name][place], DEFAULT_SITE) for name in names}
+    if len(set(sites.values())) < len(sites):
         raise InputError(f"{where}: two names, such as {first!r:.80}, stand for the same block.")
-    return dict(sorted(found.items(), key=lambda entry: entry[1].layer))
+    return dict(sorted(sites.items(), key=lambda entry: entry[1].layer))
 
 
 def _beside(first: str, odd: str) -> str:

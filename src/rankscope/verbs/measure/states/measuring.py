@@ -120,7 +120,7 @@ class HeldStates:
             raise InputError(
                 f"tokens_policy={policy!r} needs to know the special tokens: pass 'content' or 'no-first'."
             )
-        found = declared or coarsest_format(sets)
+        number_format = declared or coarsest_format(sets)
         batches: list[Batch] = []
         for one in sets:
             first = sum(batch.sequences for batch in batches)
@@ -131,10 +131,10 @@ class HeldStates:
             for one, batch in zip(sets, batches, strict=True)
             for count in ([one.tokens] * one.sequences if batch.keep is None else batch.keep.sum(dim=1).tolist())
         )
-        notes = _remarks(sets, at, declared, found)
+        notes = _remarks(sets, at, declared, number_format)
         name = _name(states, sets)
         prepared = Prepared(tuple(batches), f"hidden states, {len(sets[0].layers)} layers", lengths, policy)
-        return cls(tuple(sets), prepared, DescribedStates(name, notes), found)
+        return cls(tuple(sets), prepared, DescribedStates(name, notes), number_format)
 
     @property
     def selection(self) -> SiteSelection:
@@ -213,7 +213,7 @@ class StatePasses:
         chosen = [[layer for layer in one.layers if layer.ref in self._selection] for one in self._held.sets]
         observers.expect(self.prepared.sequences, max(map(len, chosen), default=0))
         bar = tqdm(total=sum(map(len, chosen)), desc="measure", unit="layer", disable=not progress)
-        with bar, self.finished.kept(), torch.no_grad():
+        with bar, self.finished.saved_on_interrupt(), torch.no_grad():
             for part, layers in zip(self._held.prepared, chosen, strict=True):
                 observers.start(part)
                 for layer in layers:
@@ -243,13 +243,13 @@ class StatePasses:
         Raises:
             InputError: there are none.
         """
-        found = self._writer.table()
-        if found.num_rows == 0:
+        table = self._writer.table()
+        if table.num_rows == 0:
             there = ", ".join(dict.fromkeys(layer.ref.site for layer in self._held.sets[0].layers))
             raise InputError(
                 f"The chosen sites ({', '.join(self._selection.layers)}) are not among the states: {there}."
             )
-        return found
+        return table
 
 
 def without_inputs_hash(run: Run) -> Run:

@@ -47,19 +47,19 @@ class Layer:
         """The states as ``batch tokens dim``."""
         words = list(self.axes.words)
         if self.index is None:
-            found = whole(self.array)
+            state = whole(self.array)
         else:
             axis = words.index("layers")
             assert not isinstance(self.array, Packed)
-            found = self.array.select(axis, self.index)
+            state = self.array.select(axis, self.index)
             del words[axis]
         if "batch" not in words:
             words.insert(0, "batch")
-            found = found.unsqueeze(0)
+            state = state.unsqueeze(0)
         if "tokens" not in words:  # inputs of one vector each
             words.append("tokens")
-            found = found.unsqueeze(-1)
-        return found.permute([words.index(word) for word in ("batch", "tokens", "dim")])
+            state = state.unsqueeze(-1)
+        return state.permute([words.index(word) for word in ("batch", "tokens", "dim")])
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def state_sets(
     axes = None if layout is None else Axes.parse(layout)
     sites = None if at is None else parse_sites(at)
     parts = list(_parts(states, axes, dtype is torch.bfloat16))
-    found = [_one(name, arrays, axes, sites, is_sequence=len(parts) > 1) for name, arrays in parts]
-    if not found:
+    sets = [_one(name, arrays, axes, sites, is_sequence=len(parts) > 1) for name, arrays in parts]
+    if not sets:
         raise InputError(f"states holds nothing; expected {EXPECTED}.")
-    first = found[0]
-    for other in found[1:]:
+    first = sets[0]
+    for other in sets[1:]:
         mine, theirs = ([layer.ref for layer in one.layers] for one in (first, other))
         if mine != theirs:
             raise InputError(
@@ -129,7 +129,7 @@ def state_sets(
                 f"{other.name} has states of width {other.dim} and {first.name} of width {first.dim}. Either they are "
                 "of different models, or the last axis is not the width: pass layout=."
             )
-    return found
+    return sets
 
 
 def _parts(states: Any, axes: Axes | None, bfloat16: bool) -> Iterator[tuple[str, Mapping[str, Array]]]:
@@ -166,10 +166,10 @@ def _listed(states: Sequence[Any], axes: Axes | None, bfloat16: bool) -> Iterato
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
-    if not found:
+    files = sorted(file for file in path.iterdir() if file.suffix in ENDINGS)
+    if not files:
         raise LoadError(f"The folder {str(path)!r} holds no {' or '.join(ENDINGS)} file.")
-    return found
+    return files
 
 
 def _one(
@@ -241,16 +241,16 @@ def _stacked(
         piece *= size
     if isinstance(array, Packed) or (isinstance(array, StoredTensor) and piece < NARROW_READ):
         array = whole(array)
-    found = {str(index): SiteRef(None, index, DEFAULT_SITE) for index in range(depth)}
-    refs = found if at is None else relabelled(found, at, name)
+    sites_by_name = {str(index): SiteRef(None, index, DEFAULT_SITE) for index in range(depth)}
+    refs = sites_by_name if at is None else relabelled(sites_by_name, at, name)
     return tuple(Layer(ref, array, axes, int(index)) for index, ref in refs.items())
 
 
 def _by_name(
     name: str, states: Mapping[str, Array], axes: Axes | None, at: tuple[SiteRef, ...] | None, *, is_sequence: bool
 ) -> tuple[Layer, ...]:
-    found = sites_of_names(list(states), name)
-    refs = found if at is None else relabelled(found, at, name)
+    sites_by_name = sites_of_names(list(states), name)
+    refs = sites_by_name if at is None else relabelled(sites_by_name, at, name)
     layers = []
     for key, ref in refs.items():
         shape = states[key].shape
@@ -269,13 +269,13 @@ def _matching(name: str, what: str, given: Tensor | None, sequences: int, tokens
     """Ids or mask as ``(sequences, tokens)``."""
     if given is None:
         return None
-    found = given.unsqueeze(0) if given.ndim == 1 else given
-    if tuple(found.shape) != (sequences, tokens):
+    matching = given.unsqueeze(0) if given.ndim == 1 else given
+    if tuple(matching.shape) != (sequences, tokens):
         raise InputError(
             f"{name}: {what} of shape {tuple(given.shape)} do not fit {sequences} sequences of {tokens} tokens. If the "
             "axes of the states are in another order, pass layout=."
         )
-    return found
+    return matching
 
 
 def only_first(sets: Sequence[StateSet], sequences: int) -> list[StateSet]:
@@ -284,7 +284,7 @@ def only_first(sets: Sequence[StateSet], sequences: int) -> list[StateSet]:
     Raises:
         InputError: the number falls inside a set.
     """
-    found: list[StateSet] = []
+    first_sets: list[StateSet] = []
     for one in sets:
         if sequences <= 0:
             break
@@ -292,9 +292,9 @@ def only_first(sets: Sequence[StateSet], sequences: int) -> list[StateSet]:
             raise InputError(
                 f"{one.name} holds {one.sequences} sequences at once, of which {sequences} were asked for."
             )
-        found.append(one)
+        first_sets.append(one)
         sequences -= one.sequences
-    return found
+    return first_sets
 
 
 def coarsest_format(sets: Sequence[StateSet]) -> torch.dtype | None:
