@@ -19,8 +19,9 @@ class GaugeCallback(HostedGauge, Callback):
     """Monitors an OLMo-core run; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
 
     Reads ``trainer.train_module.model``. Gradients are read before they are clipped, which ``optim_step`` does. Step
-    numbers are ``trainer.global_step``, and the loss is what the train module records as ``train/CE loss``. Scalars go through ``trainer.record_metric``, and from there to every logger;
-    pass ``sinks`` for heatmaps and alarms. ``"stop"`` cancels the run.
+    numbers are ``trainer.global_step``, and the loss is what the train module records as ``train/CE loss``. Scalars go
+    through ``trainer.record_metric``, and from there to every logger; pass ``sinks`` for heatmaps and alarms.
+    ``"stop"`` cancels the run.
 
     Example::
 
