@@ -163,7 +163,7 @@ class Watch(Watched):
             return
         for leaf in pytree.tree_leaves(output if isinstance(output, Tensor | Mapping | tuple | list) else vars(output)):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._reach)
+                leaf.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
     def _reach(self, gradient: Tensor) -> None:
         self._reached = True
