@@ -74,7 +74,7 @@ def test_changed_gains_and_masks_are_named_by_block() -> None:
 
 def test_a_branch_that_falls_silent_is_a_change_and_one_that_shrinks_or_awakes_is_not() -> None:
     def model_of(**sizes: float) -> Structure:
-        return Structure("x", {}, {}, {}, {f"/{layer}/mlp": size for layer, size in enumerate(sizes.values())})
+        return Structure("x", {}, {}, {}, sizes={f"/{layer}/mlp": size for layer, size in enumerate(sizes.values())})
 
     before = model_of(a=0.4, b=0.4, c=0.4)
     (lost,) = model_of(a=0.4, b=0.0, c=0.01).differences(before)
@@ -83,6 +83,17 @@ def test_a_branch_that_falls_silent_is_a_change_and_one_that_shrinks_or_awakes_i
     assert model_of(a=0.4, b=0.1, c=4.0).differences(before) == (), "hostile: a learned gain that shrinks"
     assert before.differences(model_of(a=0.0, b=1e-9, c=0.4)) == (), "hostile: a branch that begins at zero"
     assert model_of(a=math.nan, b=0.4, c=0.4).differences(before) == ()
+
+
+def test_branches_beside_a_stream_that_explodes_are_not_silent() -> None:
+    """Hostile case: one entry of the embedding, so that all later branches are tiny beside the stream."""
+    model = gpt2(dropout=0.0)
+    before = structure_of(model)
+    with torch.no_grad():
+        model.transformer.wpe.weight[:, 0] = 1e5
+    after = structure_of(model)
+    assert after.branches["/1/mlp"] < 1e-3 * before.branches["/1/mlp"]
+    assert after.differences(before) == ()
 
 
 def test_mlps_that_return_zero_while_a_model_trains_are_named() -> None:

@@ -99,6 +99,8 @@ class Structure:
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
         entry_size: norm of the first block's input, by stack.
         settings: what modules without children were built with, as they print it, by name.
+        sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
+            branch shrinks.
     """
 
     shapes: str
@@ -109,6 +111,7 @@ class Structure:
     inputs_entry: Mapping[str, float] = field(default_factory=dict)
     entry_size: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -146,14 +149,11 @@ class Structure:
         if masks:
             seen = "sees later tokens, which it did not" if self.sees_later[masks[0]] else "no longer sees later tokens"
             found.append(Cause("attention", f"attention {seen} in {_blocks(masks)}"))
-        for label in sorted({name.split("/")[2] for name in self.branches}):
-            silent = [
-                name
-                for name, size in self.branches.items()
-                if name.split("/")[2] == label and size < LOST_BRANCH * before.branches.get(name, 0.0)
-            ]
+        for label in sorted({name.split("/")[2] for name in self.sizes}):
+            own = {name: size for name, size in self.sizes.items() if name.split("/")[2] == label}
+            silent = [name for name, size in own.items() if size < LOST_BRANCH * before.sizes.get(name, 0.0)]
             if silent:
-                most = max(self.branches[name] / before.branches[name] for name in silent)
+                most = max(own[name] / before.sizes[name] for name in silent)
                 words = f"the {label.replace('_', ' ')} branch adds at most {most:.2g} of what it did"
                 found.append(Cause(label, f"{words} in {_blocks(silent)}"))
         return tuple(found)
@@ -213,6 +213,7 @@ class _StructureReader:
         self.sees_later: dict[str, bool] = {}
         self.entry: dict[str, float] = {}
         self.branches: dict[str, float] = {}
+        self.sizes: dict[str, float] = {}
         self.inputs_entry: dict[str, float] = {}
         self.entry_size: dict[str, float] = {}
         self._size = math.nan
@@ -241,9 +242,9 @@ class _StructureReader:
                     self.inputs_entry[ref.stack or ""] = float(residual(tensor.to(widest(tensor.device)).mean(1)))
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
-            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = (
-                _norm(tensor) / self._size if self._size > 0.0 else math.nan  # a stream of zeros: no share of it
-            )
+            name = f"{place}/{ref.site.removesuffix('.out')}"
+            size = self.sizes[name] = _norm(tensor)
+            self.branches[name] = size / self._size if self._size > 0.0 else math.nan  # of zeros: no share of it
         elif self._stream is not None and self._branch is not None:
             gain = skip_gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -273,6 +274,7 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         reader.inputs_entry,
         reader.entry_size,
         {name: one.extra_repr() for name, one in leaves.items()},
+        reader.sizes,
     )
 
 
