@@ -232,12 +232,60 @@ LAST_HEALTHY: tuple[Declared, ...] = (
     Declared("adapters on a trained model", rate=5e-3, options=frozenset({"pretrained", "reversed", "adapters"})),
 )  # fmt: skip
 
+FINAL_FAULTY: tuple[Declared, ...] = (
+    Declared("epsilon of the norms is 10", "large epsilon", ONSET, _ANY, ("structure", "norm")),
+    Declared("MLPs without their activation", "no activation", ONSET, _ANY, ("structure", "mlp", "branches")),
+    Declared("output of attention times 8", "loud attention", ONSET, _ANY, ("attention", "branches")),
+    Declared("weights in bfloat16 at rate 1e-5", "bfloat16 weights", 0, ("still_weights",), ("numbers",),
+             kind="numbers", rate=1e-5, warmup=0),
+    Declared("epsilon of Adam is 10", "slow Adam", ONSET, _ANY, _STILL),
+    Declared("gradients are cleared before the step", "no gradients", ONSET, _ANY, ("optimizer", "gradients")),
+    Declared("batch reshaped the wrong way", "reshaped", ONSET, ("data_shift", *_ANY), _DATA, kind="data"),
+    Declared("three quarters of each sequence are padding", "mostly padding", ONSET,
+             ("data_shift", "padding_only", *_ANY), _DATA, kind="data"),
+    Declared("loss is a sum", "summed", ONSET, _ANY, _OBJECTIVE, kind="loss"),
+    Declared("one weight becomes 1e4", "one weight", ONSET, _ANY, _WEIGHTS),
+    Declared("every token at position 0", "one position", ONSET, _ANY, ("embedding", "structure")),
+    Declared("softmax over the queries", "wrong axis", ONSET, _ANY, _ATTENTION),
+    Declared("scores shrink by 5% per step", "flatter", ONSET, _ANY, _ATTENTION),
+    Declared("rate 0.1, Llama", "none", 0, _ANY, _RATE, family="llama", rate=0.1, warmup=0),
+    Declared("weight decay of the wrong sign", "negative decay", ONSET, _ANY, ("weights", "optimizer", "rate")),
+    Declared("stream clipped at 1", "clipped", ONSET, _ANY, ("activations", "structure", "skip", "branches")),
+    Declared("two blocks left out", "no blocks", ONSET, _ANY, ("structure", "skip", "branches", "attention", "mlp")),
+    Declared("contrastive, no negatives", "none", 0, _ANY, _OBJECTIVE, family="pre-mlm", objective="contrast", layers=2,
+             batch=16, rate=3e-3, warmup=0, options=frozenset({"no negatives"})),
+    Declared("NaN in the gradient of one weight", "nan gradient", ONSET, ("not_finite", "not_finite_gradients"),
+             ("gradients",), kind="numbers"),
+    Declared("MLPs of another run", "other mlps", ONSET, _ANY, _WEIGHTS),
+)  # fmt: skip
+
+FINAL_HEALTHY: tuple[Declared, ...] = (
+    Declared("Adagrad", rate=1e-2, options=frozenset({"adagrad"})),
+    Declared("lookahead", options=frozenset({"lookahead"})),
+    Declared("four batches per step", batch=4, options=frozenset({"accumulate"})),
+    Declared("label smoothing", options=frozenset({"smoothing"})),
+    Declared("dropout falls to zero", options=frozenset({"dropout", "less dropout"})),
+    Declared("length drawn for each batch", options=frozenset({"random lengths"})),
+    Declared("mixture drifts", options=frozenset({"drift"})),
+    Declared("branches begin small", options=frozenset({"small branches"})),
+    Declared("branches begin at zero", options=frozenset({"zero branches"})),
+    Declared("half of the text is one character", options=frozenset({"one character"})),
+    Declared("no positions", options=frozenset({"no positions"})),
+    Declared("stochastic depth", options=frozenset({"stochastic depth"})),
+    Declared("rate is warmed up again", options=frozenset({"rewarm"})),
+    Declared("classifier, rare classes", family="pre-mlm", objective="pooled", batch=16,
+             options=frozenset({"rare"})),
+    Declared("noise on the embedding", options=frozenset({"noise"})),
+    Declared("a fifth of the labels are wrong", family="post", warmup=40, options=frozenset({"noisy labels"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
     "third": (*THIRD_FAULTY, *THIRD_HEALTHY),
     "last": (*LAST_FAULTY, *LAST_HEALTHY),
+    "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
 }
-"""``last``: declared before the causes were changed last, and trained once, after it. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

@@ -52,6 +52,8 @@ class Block(nn.Module):
         sharpness: factor on the scores.
         causal: whether a token sees only earlier ones.
         half: whether the stream is stored in float16 after the block.
+        axis: over which scores are normalised.
+        most: largest entry of the stream after the block.
         visible: the keys that a token sees: "all" that the mask allows, the "first" one, or "itself".
     """
 
@@ -59,7 +61,7 @@ class Block(nn.Module):
         super().__init__()
         self.place = place
         self.skip, self.branch, self.sharpness, self.causal, self.half = 1.0, 1.0, 1.0, causal, False
-        self.visible = "all"
+        self.visible, self.axis, self.most = "all", -1, math.inf
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.out_proj = nn.Linear(width, width)
@@ -82,7 +84,7 @@ class Block(nn.Module):
             scores = scores.masked_fill(~seen, -1e9)
         if mask is not None:
             scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
-        return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
+        return self.out_proj((scores.softmax(self.axis) @ v).transpose(1, 2).reshape(batch, tokens, width))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Two branches, each added to the stream."""
@@ -92,6 +94,7 @@ class Block(nn.Module):
         else:
             x = self.norm1(self.skip * x + self.branch * self.dropout(self.attend(x, mask)))
             x = self.norm2(self.skip * x + self.branch * self.dropout(self.mlp(x)))
+        x = x.clamp(-self.most, self.most)
         return x.half().float() if self.half else x
 
 

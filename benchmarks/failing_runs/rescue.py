@@ -46,13 +46,22 @@ BATCHES = 8
 ONCE = frozenset(
     {"no gains", "large embedding", "one embedding", "times four", "nan head", "reversed blocks", "reset block",
      "reset half", "new head", "large gain", "no positions", "shifted embedding", "first checkpoint", "five times",
-     "nan row", "infinite gain"}
+     "nan row", "infinite gain", "one weight", "other mlps"}
 )  # fmt: skip
 """Faults that overwrite weights at one step."""
 GOOD_RATE = {True: 0.02, False: 1e-3}
 """Learning rate of the run without a fault, with momentum and with AdamW."""
 LOADS = ("Return to a checkpoint", "Reload the weights", "Restart from a checkpoint")
-LOOKS = ("Look at", "Look for", "look at its scale", "Check that", "Compare the", "Compare what", "compare code")
+LOOKS = (
+    "Look at",
+    "Look for",
+    "look at its scale",
+    "Check that",
+    "Compare the",
+    "Compare what",
+    "compare code",
+    "Keep the weights in float32",
+)
 
 
 @dataclass

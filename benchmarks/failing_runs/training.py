@@ -45,9 +45,18 @@ SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "depth": 1.0, "steps": STEPS, "every": EVERY},
     "small": {"width": 64, "depth": 2.0, "steps": 2 * STEPS, "every": EVERY},
     "long": {"width": 16, "depth": 0.5, "steps": 1600, "every": 1},
+    "dense": {"width": 16, "depth": 0.5, "steps": 320, "every": 1},
 }
 """Width of the stream, factor on the declared layers, steps, and steps from one reading to the next."""
 DONE = "steps.json"
+
+
+class DropPath(nn.Module):
+    """Leaves a branch out for three tenths of the sequences, in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The branch, scaled so that its mean is kept."""
+        return x * (torch.rand(len(x), 1, 1) < 0.7) / 0.7 if self.training else x
 
 
 class Training:
@@ -84,6 +93,7 @@ class Training:
         if "small embedding" in declared.options:
             assert isinstance(self.model, Net)
             nn.init.normal_(self.model.embed.weight, std=0.02)
+        self._shape_branches()
         if "tied" in declared.options:
             assert isinstance(self.model, Net)
             self.model.head.weight = self.model.embed.weight
@@ -130,9 +140,32 @@ class Training:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(learned, lr=self.rate, momentum=0.9)
         elif "rmsprop" in declared.options:
             self.optimizer = torch.optim.RMSprop(learned, lr=self.rate)
+        elif "adagrad" in declared.options:
+            self.optimizer = torch.optim.Adagrad(learned, lr=self.rate)
         else:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.slow = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self.gradient_change: Callable[[], None] = lambda: None
+
+    def _shape_branches(self) -> None:
+        """Options that change how the blocks of an own model begin, or what they do in training."""
+        options, blocks = self.declared.options, [one for one in self.model.modules() if isinstance(one, Block)]
+        small = 0.0 if "zero branches" in options else 0.01 if "small branches" in options else 1.0
+        for block in blocks:
+            for last in (block.out_proj, block.mlp[2]):
+                last.weight.data.mul_(small)
+                last.bias.data.mul_(small)
+            if "stochastic depth" in options:
+                block.dropout = DropPath()
+        if "no positions" in options:
+            assert isinstance(self.model, Net)
+            nn.init.zeros_(self.model.positions.weight).requires_grad_(False)
+        if "noise" in options:
+            assert isinstance(self.model, Net)
+            self.model.embed.register_forward_hook(
+                lambda module, args, output: output + 0.3 * torch.randn_like(output) if module.training else output
+            )
 
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
@@ -160,7 +193,18 @@ class Training:
             else declared.batch
         )
         tokens = TOKENS if "curriculum" not in declared.options else TOKENS * (1 + step * 3 // self.size["steps"]) // 3
+        if "random lengths" in declared.options:
+            tokens = int(torch.randint(TOKENS // 3, TOKENS + 1, (), generator=self.generator))
         ids = windows(text, count, self.generator, tokens)
+        if "drift" in declared.options:
+            other = torch.rand(count, 1, generator=self.generator) < 0.5 * step / self.size["steps"]
+            ids = torch.where(other, self.vocabulary + 1 - ids, ids)
+        if "one character" in declared.options:
+            ids = torch.where(torch.rand(ids.shape, generator=self.generator) < 0.5, SPECIAL + 1, ids)
+        if "less dropout" in declared.options:
+            for module in self.model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.3 * max(0.0, 1 - 1.5 * step / self.size["steps"])
         if "memorise" in declared.options:
             ids = windows(text, 8, torch.Generator().manual_seed(1))
         if declared.objective == "copy":
@@ -170,6 +214,8 @@ class Training:
         found = {"input_ids": ids}
         if declared.objective in CLASSIFIED:
             found["labels"] = torch.randint(CLASSES, (len(ids),), generator=self.generator)
+            if "rare" in declared.options:
+                found["labels"] *= (torch.rand(len(ids), generator=self.generator) < 0.2).long()
             mark = torch.rand(ids.shape, generator=self.generator) < 0.3
             found["input_ids"] = torch.where(mark, SPECIAL + 3 + found["labels"][:, None], ids)
         if declared.objective == "masked":
@@ -197,6 +243,8 @@ class Training:
             z = [encoded(self.model, view).mean(1) for view in views]
             if declared.objective == "contrast":
                 a, b = (torch.nn.functional.normalize(one, dim=-1) for one in z)
+                if "no negatives" in declared.options:
+                    return 1.0 - (a * b).sum(-1).mean()
                 return torch.nn.functional.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
             target = z if "no stop" in declared.options else [one.detach() for one in z]
             pairs = zip((self.predictor(one) for one in z), reversed(target), strict=True)
@@ -213,7 +261,15 @@ class Training:
         logits = (out if isinstance(out, Tensor) else out.logits).float()
         if declared.objective == "masked":
             return cross_entropy(logits, batch["labels"])
-        loss = cross_entropy(logits[:, :-1], self.label_change(batch["input_ids"])[:, 1:])
+        labels = self.label_change(batch["input_ids"])[:, 1:]
+        if "noisy labels" in declared.options:
+            other = torch.randint(SPECIAL, self.vocabulary, labels.shape, generator=self.generator)
+            labels = torch.where(torch.rand(labels.shape, generator=self.generator) < 0.2, other, labels)
+        loss = cross_entropy(logits[:, :-1], labels)
+        if "smoothing" in declared.options:
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels.flatten(), label_smoothing=0.2
+            )
         return self.loss_change(loss, logits, batch["input_ids"])
 
     def _pretrain(self) -> None:
@@ -233,6 +289,9 @@ class Training:
             rate *= 0.5 * (1 + math.cos(math.pi * step / self.size["steps"]))
         if "unfreeze" in self.declared.options and step == self.size["steps"] // 2:
             self.model.requires_grad_(True)
+        if "rewarm" in self.declared.options:
+            half = self.size["steps"] // 2
+            rate = self.rate * (max(0.01, 1 - step / half) if step < half else min(1.0, 0.01 + (step - half) / 20))
         if "one cycle" in self.declared.options:
             rate = self.rate * 0.5 * (1 - math.cos(2 * math.pi * (step + 1) / (self.size["steps"] + 1)))
         if "drop" in self.declared.options and step >= self.size["steps"] // 2:
@@ -426,6 +485,96 @@ def _decay(training: Training, since: int) -> None:
         group["weight_decay"] = 50.0
 
 
+def _large_epsilon(training: Training, since: int) -> None:
+    for module in training.model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 10.0
+
+
+def _no_activation(training: Training, since: int) -> None:
+    if since == 0:
+        for block in training.model.modules():
+            if isinstance(block, Block):
+                block.mlp[1] = nn.Identity()
+
+
+def _of_modules(name: str | tuple[str, ...], change: Callable[[Any, Any], Any], training: Training, since: int) -> None:
+    """Change what modules return, by the end of their names."""
+    if since == 0:
+        for place, module in training.model.named_modules():
+            if place.endswith(name):
+                module.register_forward_hook(lambda module, args, output: change(args, output))
+
+
+def _bfloat16_weights(training: Training, since: int) -> None:
+    if since == 0:
+        training.model.to(torch.bfloat16)
+
+
+def _slow_adam(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["eps"] = 10.0
+
+
+def _no_gradients(training: Training, since: int) -> None:
+    training.gradient_change = lambda: training.model.zero_grad(set_to_none=True)
+
+
+def _nan_gradient(training: Training, since: int) -> None:
+    def change() -> None:
+        assert isinstance(training.model, Net)
+        gradient = training.model.blocks[1].mlp[0].weight.grad
+        assert gradient is not None
+        gradient[0, 0] = math.nan
+
+    training.gradient_change = change
+
+
+def _reshaped(training: Training, since: int) -> None:
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        ids = batch["input_ids"]
+        return {**batch, "input_ids": ids.t().reshape(ids.shape)}
+
+    training.change = change
+
+
+def _mostly_padding(training: Training, since: int) -> None:
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        late = torch.arange(TOKENS) >= TOKENS // 4
+        return {**batch, "input_ids": torch.where(late, PAD, batch["input_ids"])}
+
+    training.change = change
+
+
+def _one_weight(model: Net) -> None:
+    model.blocks[1].mlp[0].weight[3, 5] = 1e4
+
+
+def _one_position(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        places = training.model.positions
+        training.model.embed.register_forward_hook(
+            lambda module, args, output: output - places.weight[: output.shape[1]] + places.weight[:1]
+        )
+
+
+def _negative_decay(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["weight_decay"] = -50.0
+
+
+def _other_mlps(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        other = Training(training.declared, 1000 + int(training.generator.initial_seed()), "tiny")
+        for step in range(60):
+            advance(other, None, step)
+        assert isinstance(other.model, Net)
+        for own, another in zip(training.model.blocks, other.model.blocks, strict=True):
+            own.mlp.load_state_dict(another.mlp.state_dict())
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -483,6 +632,26 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "detached": _detached,
     "high dropout": _high_dropout,
     "labels are inputs": _labels_are_inputs,
+    "large epsilon": _large_epsilon,
+    "no activation": _no_activation,
+    "loud attention": partial(_of_modules, "out_proj", lambda args, output: 8.0 * output),
+    "bfloat16 weights": _bfloat16_weights,
+    "slow Adam": _slow_adam,
+    "no gradients": _no_gradients,
+    "reshaped": _reshaped,
+    "mostly padding": _mostly_padding,
+    "summed": lambda training, since: setattr(
+        training, "loss_change", lambda loss, logits, ids: loss * ids[:, 1:].numel()
+    ),
+    "one weight": partial(_in_place, _one_weight),
+    "one position": _one_position,
+    "wrong axis": lambda training, since: training.each_block(axis=-2),
+    "flatter": partial(_sharper, 0.95),
+    "negative decay": _negative_decay,
+    "clipped": lambda training, since: training.each_block(most=1.0),
+    "no blocks": partial(_of_modules, ("blocks.1", "blocks.2"), lambda args, output: args[0]),
+    "nan gradient": _nan_gradient,
+    "other mlps": _other_mlps,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
@@ -542,9 +711,12 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     for number, group in enumerate(training.optimizer.param_groups):
         group["lr"] = training.learning_rate(step) * training.group_factors[number]
     batch = training.batch(step)
-    training.optimizer.zero_grad()
+    held = "accumulate" in training.declared.options and step % 4 < 3
+    if not ("accumulate" in training.declared.options and step % 4):
+        training.optimizer.zero_grad()
     loss = training.loss(batch)
     (training.loss_scale * loss).backward()
+    training.gradient_change()
     learned = [parameter for parameter in training.model.parameters() if parameter.grad is not None]
     if training.loss_scale != 1.0:
         for parameter in learned:  # as stored in float16, and divided by the scale again
@@ -560,8 +732,12 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     norm = float(nn.utils.clip_grad_norm_(learned, 1.0))
     if gauge is not None:
         gauge.notice(step, "gradient", norm)  # as rankscope.watch does
-    if not skipped:
+    if not (skipped or held):
         training.optimizer.step()
+    if "lookahead" in training.declared.options and step % 10 == 9:
+        for name, weight in training.model.named_parameters():
+            training.slow[name].lerp_(weight.detach(), 0.5)
+            weight.data.copy_(training.slow[name])
     return float(loss.detach()), norm, batch
 
 

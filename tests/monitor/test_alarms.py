@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.errors import UnknownNameError
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import JUMP, TRANSIENT, TRANSIENT_STEPS
+from rankscope.monitor.alarms._spec import DEEP, JUMP, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.probing import chosen_metrics
 from rankscope.monitor.readings import Alarm, LayerValue
 from rankscope.monitor.watching import START_READINGS, Advice, AlarmWatch, Cause, References, chosen_alarms, random_null
@@ -129,6 +129,26 @@ def test_inputs_that_agree_because_they_are_long_means_are_no_alarm() -> None:
     assert severity(spec, {"inputs_relative_residual": 0.02, "inputs_averaging_residual": math.nan}) > 1.0
     fallen = {"inputs_relative_residual": 0.09, "inputs_averaging_residual": math.nan}
     assert severity(spec, fallen, {"inputs_relative_residual": 0.95}) > 1.0
+
+
+def test_inputs_that_begin_alike_and_tokens_that_pass_through_a_common_vector_need_patience() -> None:
+    """Hostile healthy case: the token embedding begins 50 times smaller than the positions, and grows."""
+    alike = {"inputs_relative_residual": 0.0012, "inputs_averaging_residual": 0.2}
+    began = ALARMS["input_collapse"].rule(state({**HEALTHY, **alike}, {"inputs_relative_residual": 0.015}))
+    assert began is not None
+    assert (began.severity > DEEP, began.may_pass) == (True, True)
+    fell = ALARMS["input_collapse"].rule(state({**HEALTHY, **alike}, {"inputs_relative_residual": 0.3}))
+    further = ALARMS["input_collapse"].rule(
+        state({**HEALTHY, **alike, "inputs_relative_residual": 1e-5}, {"inputs_relative_residual": 0.015})
+    )
+    assert fell is not None
+    assert further is not None
+    assert not fell.may_pass
+    assert not further.may_pass, "far below where it began"
+    spec = ALARMS["vanishing_qk_gradients"]
+    judged = [spec.rule(state({"qk_to_v_gradient": q, "v_gradient": 1.0}, {"qk_to_v_gradient": 0.26}))
+              for q in (0.0041, 1e-4, 0.0)]  # fmt: skip
+    assert [one is not None and one.severity > 1.0 and one.may_pass for one in judged] == [True, False, False]
 
 
 def test_massive_token_that_was_there_from_the_start_is_no_alarm() -> None:

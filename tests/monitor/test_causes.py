@@ -13,7 +13,7 @@ from rankscope import Surgery
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record
-from rankscope.monitor.alarms import ALARMS, LayerState
+from rankscope.monitor.alarms import ALARMS, LayerState, LevelChange
 from rankscope.monitor.causes import (
     TO_DO,
     Cause,
@@ -72,6 +72,45 @@ def test_changed_gains_and_masks_are_named_by_block() -> None:
     assert shapes.component == "shapes"
 
 
+def test_a_branch_that_falls_silent_is_a_change_and_one_that_shrinks_or_awakes_is_not() -> None:
+    def model_of(**sizes: float) -> Structure:
+        return Structure("x", {}, {}, {}, sizes={f"/{layer}/mlp": size for layer, size in enumerate(sizes.values())})
+
+    before = model_of(a=0.4, b=0.4, c=0.4)
+    (lost,) = model_of(a=0.4, b=0.0, c=0.01).differences(before)
+    assert (lost.component, lost.words) == (
+        "mlp", "the mlp branch adds at most 0.025 of what it did in blocks 1 to 2")  # fmt: skip
+    assert model_of(a=0.4, b=0.1, c=4.0).differences(before) == (), "hostile: a learned gain that shrinks"
+    assert before.differences(model_of(a=0.0, b=1e-9, c=0.4)) == (), "hostile: a branch that begins at zero"
+    assert model_of(a=math.nan, b=0.4, c=0.4).differences(before) == ()
+
+
+def test_branches_beside_a_stream_that_explodes_are_not_silent() -> None:
+    """Hostile case: one entry of the embedding, so that all later branches are tiny beside the stream."""
+    model = gpt2(dropout=0.0)
+    before = structure_of(model)
+    with torch.no_grad():
+        model.transformer.wpe.weight[:, 0] = 1e5
+    after = structure_of(model)
+    assert after.branches["/1/mlp"] < 1e-3 * before.branches["/1/mlp"]
+    assert after.differences(before) == ()
+
+
+def test_mlps_that_return_zero_while_a_model_trains_are_named() -> None:
+    model, heard = gpt2(dropout=0.0), list[Alarm]()
+    given = {"input_ids": probe()["input_ids"]}
+    gauge = Gauge(model, given, schedule=1, actions=(heard.append,), strict=True)
+    for step in range(8):
+        gauge.step(step)
+    assert heard == []
+    model.transformer.h[1].mlp.register_forward_hook(lambda module, args, output: 0.0 * output)
+    for step in range(8, 13):
+        gauge.step(step)
+    changed = [alarm for alarm in heard if alarm.name == "model_changed"]
+    assert [(alarm.component, alarm.step) for alarm in changed] == [("mlp", 8)]
+    assert "the mlp branch adds at most 0 of what it did in block 1" in changed[0].sentence
+
+
 def test_learned_gain_that_moves_a_little_is_no_difference() -> None:
     one = Structure("x", {"/0": 0.80}, {}, {})
     assert Structure("x", {"/0": 0.84}, {}, {}).differences(one) == ()
@@ -121,6 +160,7 @@ def past(
         ({"past": [*past()[:-1], Moment(200, {}, spread=LayerValue("embedding_spread", "e", None, None, *3 * [0.1]))]},
          "embedding"),
         ({"before": ENTERED, "structure": lambda: replace(ENTERED, entry_size={"": 50.0})}, "embedding"),
+        ({"before": ENTERED, "structure": lambda: replace(ENTERED, inputs_entry={"": 0.01})}, "embedding"),
         ({"before": ENTERED, "structure": lambda: replace(ENTERED, settings={"drop": "p=0.9"})}, "structure"),
         ({"past": past(motion=lambda step: 0.04)[:2]}, "rate"),
         ({"whole": whole(still_steps=32.0, weights_moved=0.0)}, "optimizer"),
@@ -157,6 +197,32 @@ def test_loss_that_moved_after_a_fault_was_found_follows_it() -> None:
 def test_no_alarm_has_a_cause_written_into_it() -> None:
     assert not hasattr(ALARMS["entropy_collapse"], "blames")
     assert {find_cause(scene(name)).component for name in ALARMS if not ALARMS[name].is_event} <= {"mlp", "attention"}
+
+
+def test_a_jump_of_the_entropy_alone_is_the_fault_of_attention() -> None:
+    def jumps(*names: str) -> LayerState:
+        changes = {name: LevelChange(8.0, 0.9) for name in names} | {"write_ratio": LevelChange(1.0, 0.5)}
+        return LayerState({"attention_entropy": 0.6, "relative_residual": 0.7}, {}, {}, {}, changes=changes)
+
+    assert find_cause(scene("sudden_change", state=jumps("attention_entropy"))).component == "attention"
+    both = find_cause(scene("sudden_change", state=jumps("attention_entropy", "stream_rms")))
+    assert both.component == "unknown", "hostile: what else changed may be the cause"
+    weights = find_cause(scene("sudden_change", state=jumps("attention_entropy", "weight_norm")))
+    assert weights.component == "weights"
+
+
+def test_going_back_is_told_only_if_the_loss_rose_with_the_weights() -> None:
+    def said(after: float) -> str:
+        replaced = Moment(200, {}, 1e-3, after, jumped=(JUMP,))
+        cause = find_cause(scene("weights_replaced", past=[*past(loss=lambda step: 2.0 + 1e-3 * step), replaced]))
+        assert cause.component == "weights"
+        return to_do(cause, past())
+
+    assert said(2.5).startswith("Reload the weights from a checkpoint before it")
+    assert said(math.nan).startswith("Reload"), "a loss that is not known does not clear it"
+    harmless = said(2.1)
+    assert "Reload" not in harmless
+    assert "the loss did not rise with it (2.1, at most 2.19 before)" in harmless
 
 
 def test_what_is_done_about_the_rate_names_a_rate() -> None:

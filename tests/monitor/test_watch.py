@@ -102,6 +102,86 @@ def test_own_loss_replaces_the_one_of_the_model() -> None:
     assert list(watch.history["loss"]) == [7.0, 7.0]
 
 
+def outside(model: nn.Module, watched: bool, scaler: Any = None) -> tuple[dict[str, Tensor], Any, list[float]]:
+    """A loop whose loss is computed outside the model, beside another model with a loss of its own."""
+    torch.manual_seed(5)
+    other = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    watch = rs.watch(model, optimizer, schedule=1, strict=True) if watched else None
+    losses, criterion = [], nn.CrossEntropyLoss()
+    for batch in batches(4, sequences=8):
+        other(torch.ones(1, 3)).sum().backward()
+        logits = model(input_ids=batch["input_ids"]).logits
+        loss = criterion(logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+        losses.append(loss.item())
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}, watch, losses
+
+
+def test_loss_outside_the_model_is_the_one_whose_gradient_reaches_it() -> None:
+    backward = torch.autograd.backward
+    plain, _, losses = outside(gpt2(), watched=False)
+    seen, watch, _ = outside(gpt2(), watched=True)
+    assert_bit_equal(plain, seen)
+    assert list(watch.history["loss"]) == pytest.approx(losses)
+    assert torch.autograd.backward is backward
+    _, scaled, losses = outside(gpt2(), watched=True, scaler=torch.amp.GradScaler("cpu", init_scale=65536.0))
+    assert list(scaled.history["loss"]) == pytest.approx(losses), "not times 65,536"
+
+
+def test_two_watches_hear_their_own_loss_whichever_is_closed_first() -> None:
+    backward = torch.autograd.backward
+    models = [gpt2(), gpt2()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-2) for model in models]
+    both = [rs.watch(*pair, schedule=1, strict=True) for pair in zip(models, optimizers, strict=True)]
+    for factor, model, optimizer in zip((1.0, 2.0), models, optimizers, strict=True):
+        (batch,) = batches(1, sequences=8)
+        (factor * model(input_ids=batch["input_ids"]).logits.square().mean()).backward()
+        optimizer.step()
+    one, two = (watch.history["loss"].iloc[0] for watch in both)
+    assert two == pytest.approx(2.0 * one, rel=0.5)
+    for watch in both:
+        watch.close()
+    for watch in both:
+        watch.close()
+    models[0](input_ids=batch["input_ids"]).logits.mean().backward()
+    assert [len(watch._losses) for watch in both] == [0, 0]
+    torch.autograd.backward = backward
+
+
+class OfDictionaries(nn.Module):
+    """Takes one dictionary, as models of sentence-transformers and Composer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.inner = nn.Linear(4, 4), nn.ModuleDict({"net": gpt2()})
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        return self.inner["net"](**batch)
+
+
+def test_a_model_that_takes_a_dictionary_is_read_at_the_part_that_takes_tensors() -> None:
+    model = OfDictionaries()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with rs.watch(model, optimizer, schedule=1, strict=True) as watch:
+        for batch in batches(3, sequences=8):
+            model(batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(watch.history) == 3
+    assert watch.history["loss"].notna().all()
+    assert watch.gauge is not None
+    assert watch.gauge._prober.model is model.inner["net"]
+
+
 def test_steps_that_a_scaler_skips_are_not_counted_and_skipping_all_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model = gpt2()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

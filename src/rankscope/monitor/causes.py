@@ -36,6 +36,8 @@ SAME_GAIN = 0.1
 """Change of a gain that is not reported: learned gains move a little between two readings."""
 CARRIED = 0.5
 """Gain below which a skip no longer carries most of the stream."""
+LOST_BRANCH = 0.05
+"""Share of what a branch added at the look before, below which the model was changed: no training does that."""
 OTHER_BRANCH = 2.0
 """Factor by which the size of a branch, relative to the stream, has to change to be named."""
 COLLAPSED_ENTRY = 0.1
@@ -97,6 +99,8 @@ class Structure:
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
         entry_size: norm of the first block's input, by stack.
         settings: what modules without children were built with, as they print it, by name.
+        sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
+            branch shrinks.
     """
 
     shapes: str
@@ -107,6 +111,7 @@ class Structure:
     inputs_entry: Mapping[str, float] = field(default_factory=dict)
     entry_size: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -144,6 +149,13 @@ class Structure:
         if masks:
             seen = "sees later tokens, which it did not" if self.sees_later[masks[0]] else "no longer sees later tokens"
             found.append(Cause("attention", f"attention {seen} in {_blocks(masks)}"))
+        for label in sorted({name.split("/")[2] for name in self.sizes}):
+            own = {name: size for name, size in self.sizes.items() if name.split("/")[2] == label}
+            silent = [name for name, size in own.items() if size < LOST_BRANCH * before.sizes.get(name, 0.0)]
+            if silent:
+                most = max(own[name] / before.sizes[name] for name in silent)
+                words = f"the {label.replace('_', ' ')} branch adds at most {most:.2g} of what it did"
+                found.append(Cause(label, f"{words} in {_blocks(silent)}"))
         return tuple(found)
 
     def other_branches(self, before: Structure) -> Cause | None:
@@ -201,6 +213,7 @@ class _StructureReader:
         self.sees_later: dict[str, bool] = {}
         self.entry: dict[str, float] = {}
         self.branches: dict[str, float] = {}
+        self.sizes: dict[str, float] = {}
         self.inputs_entry: dict[str, float] = {}
         self.entry_size: dict[str, float] = {}
         self._size = math.nan
@@ -229,9 +242,9 @@ class _StructureReader:
                     self.inputs_entry[ref.stack or ""] = float(residual(tensor.to(widest(tensor.device)).mean(1)))
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
-            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = (
-                _norm(tensor) / self._size if self._size > 0.0 else math.nan  # a stream of zeros: no share of it
-            )
+            name = f"{place}/{ref.site.removesuffix('.out')}"
+            size = self.sizes[name] = _norm(tensor)
+            self.branches[name] = size / self._size if self._size > 0.0 else math.nan  # of zeros: no share of it
         elif self._stream is not None and self._branch is not None:
             gain = skip_gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -261,6 +274,7 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         reader.inputs_entry,
         reader.entry_size,
         {name: one.extra_repr() for name, one in leaves.items()},
+        reader.sizes,
     )
 
 
@@ -427,8 +441,18 @@ def _of_replaced_weights(scene: Scene) -> Cause | None:
                 f"{first.site} was replaced at step {moment.step} or before: it moved by {first.least:.2g} of its "
                 f"norm{scale}, which the optimizer does not explain{others}"
             )
-            return Cause("weights", f"Cause: the weights: {words}.")
+            return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step))
     return None
+
+
+def _about_replaced(past: Sequence[Moment], step: int) -> str:
+    """What to do about weights that were replaced: go back only if the loss is above all of the readings before."""
+    before = [one.loss for one in past if one.step < step and math.isfinite(one.loss)][-RECENT:]
+    after = [one.loss for one in past if one.step >= step and math.isfinite(one.loss)]
+    if not before or not after or after[-1] > max(before):
+        return TO_DO["weights"]
+    known = f"the loss did not rise with it ({after[-1]:.3g}, at most {max(before):.3g} before)"
+    return f"{_COMPARE} Do not go back to a checkpoint for this alone: {known}."
 
 
 def _of_still_weights(scene: Scene) -> Cause | None:
@@ -505,6 +529,11 @@ def _of_entry(scene: Scene) -> Cause | None:
         words = f"inputs are alike before the first block, relative residual between inputs {inputs:.2g}"
         return Cause("embedding", f"Cause: {words}: look at the token ids and the embedding.")
     if scene.before is not None:
+        for stack, value in now.inputs_entry.items():
+            old = scene.before.inputs_entry.get(stack, math.nan)
+            if value <= LOST_SPREAD * old:
+                words = f"inputs differ by {value:.2g} before the first block, and differed by {old:.2g} there before"
+                return Cause("embedding", f"Cause: the embedding: {words}: look at the token ids and the embedding.")
         for stack, size in now.entry_size.items():
             old = scene.before.entry_size.get(stack, math.nan)
             if size > 0.0 < old and max(size / old, old / size) >= OTHER_ENTRY:
@@ -579,7 +608,9 @@ def _of_attention(scene: Scene) -> Cause | None:
             return Cause("attention", f"Cause: {words}.", "Look at what builds the attention mask, and at its dtype.")
         words = f"attention does not depend on queries and keys at all; its entropy is {entropy:.2g}"
         return Cause("attention", f"Cause: {words}.", "Look at the queries, the keys and the scale of their scores.")
-    sides = {METRICS[name].side for name in scene.spec.metrics if name in METRICS}
+    jumped = {name for name, change in scene.state.changes.items() if change.score >= JUMP}
+    read = jumped if scene.spec.is_event else scene.spec.metrics
+    sides = {METRICS[name].side if name in METRICS else "" for name in read}
     apart = now.get("relative_residual", math.nan)
     if sides == {"attention"} and apart >= COLLAPSED_ENTRY:
         words = f"its tokens are apart (relative residual {apart:.2g}), its weights move at their usual speed"
@@ -665,13 +696,15 @@ RELOAD = (
 )
 """What comes first if weights are no longer finite."""
 
+_COMPARE = "Compare what was loaded, re-initialised or decayed then."
+
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
     "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
     "(`for group in optimizer.param_groups: group['lr'] {line}`), or lengthen the warm-up.",
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
-    "weights": f"{RELOAD} Compare what was loaded, re-initialised or decayed then.",
+    "weights": f"{RELOAD} {_COMPARE}",
     "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
     "m.reset_parameters() where there is one.",
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from rankscope.errors import InputError, ReadingError
 from rankscope.models.inputs import InputsLike
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 MOST_FORWARDS = 64
 """Training forwards without a step of the optimizer, after which that is said; more if more were accumulated before."""
+
+
+SCALED = 256.0
+"""Factor from which on a power of two is taken to be that of a loss scaler."""
 
 
 class Watch(Watched):
@@ -59,8 +65,11 @@ class Watch(Watched):
         self._forwards, self._most, self._told = 0, 0, False
         self._disabled: str | None = None
         self.gauge: Gauge | None = None
+        self._module = module
         self._batches = FirstBatch(module, lambda named: self._forward())
+        self._reached, self._returns = False, False
         self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
+        self._hear_backward()
         for one in self._optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
@@ -148,8 +157,44 @@ class Watch(Watched):
         if loss is None and isinstance(output, tuple | list):  # nanoGPT: logits, loss
             scalars = [one for one in output if isinstance(one, Tensor) and one.ndim == 0 and one.requires_grad]
             loss = scalars[0] if len(scalars) == 1 else None
-        if isinstance(loss, Tensor) and loss.numel() == 1:
+        self._returns = isinstance(loss, Tensor) and loss.numel() == 1
+        if isinstance(loss, Tensor) and self._returns:
             self._losses.append(loss.detach())
+            return
+        for leaf in pytree.tree_leaves(output if isinstance(output, Tensor | Mapping | tuple | list) else vars(output)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._reach)  # type: ignore[no-untyped-call]
+
+    def _reach(self, gradient: Tensor) -> None:
+        self._reached = True
+
+    def _hear_backward(self) -> None:
+        """If the model does not return its loss: the scalar on which backward is called and that reaches its outputs.
+
+        ``Tensor.backward`` calls ``torch.autograd.backward``, which has no hook of its own. It is wrapped until the
+        watch is closed or forgotten, and gets and returns what it did.
+        """
+        plain, me = torch.autograd.backward, weakref.ref(self)
+
+        def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            watch = me()
+            if watch is None or not watch._handles or watch._told or watch._returns:
+                plain(tensors, *args, **kwargs)
+                return
+            one = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
+            loss = _unscaled(one) if one.numel() == 1 else None  # before backward frees what the graph saved
+            watch._reached = False
+            plain(tensors, *args, **kwargs)
+            if watch._reached and loss is not None:
+                watch._losses.append(loss)
+
+        torch.autograd.backward = heard
+
+        def undo() -> None:
+            if torch.autograd.backward is heard:  # otherwise a later watch has wrapped this one
+                torch.autograd.backward = plain
+
+        self._undo.append(undo)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._guarded(lambda: self._begin(optimizer))
@@ -214,7 +259,10 @@ class Watch(Watched):
                     "of the optimizer. If the loop calls one of its methods or parts instead, pass probe=; if it is "
                     "compiled, pass what torch.compile returned; if another model is trained, pass that."
                 )
-            self.gauge = Gauge(self._watched, probe, **self._options)
+            inside = self._probe is None and self._batches.module is not self._module
+            own = self._watched
+            part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
+            self.gauge = Gauge(part, probe, **self._options)
             self.gauge.optimizers = self._optimizers
             self.gauge.silence(*self._silenced)
         return self.gauge
@@ -232,6 +280,17 @@ class Watch(Watched):
                 raise
             self._disabled = f"{type(error).__name__}: {error}"
             LOGGER.error("watch was disabled; the run continues. Cause: %s", self._disabled, exc_info=error)
+
+
+def _unscaled(loss: Tensor) -> Tensor:
+    """A loss without the factor of a ``GradScaler``: the last product, with a power of two of at least 256."""
+    factor = getattr(loss.grad_fn, "_saved_other", None) if "MulBackward" in type(loss.grad_fn).__name__ else None
+    found = loss.detach()
+    if not isinstance(factor, Tensor) or factor.requires_grad or factor.numel() != 1:
+        return found
+    by = factor.detach().to(found.device, torch.float32).reshape(found.shape)
+    is_scale = (by >= SCALED) & (by.log2() == by.log2().round())  # on its device: nobody waits for it
+    return found / torch.where(is_scale, by, torch.ones_like(by))
 
 
 def _mean(losses: Sequence[float | Tensor]) -> float | Tensor | None:

@@ -27,19 +27,23 @@ class FirstBatch:
         model: the model, wrapped or not; it is not changed.
         heard: called after each training forward with its arguments by name.
 
+    A model that takes one dictionary, as those of sentence-transformers and Composer do, is not called as a transformer
+    is: the part of it is followed that is called with tensors and holds most of its parameters.
+
     Attributes:
+        module: the model, or the part of it that is followed.
         latest: the arguments of the last training forward by name; None if there was none.
         saw_eval: whether the model was called in eval mode with gradients enabled.
     """
 
     def __init__(self, model: nn.Module, heard: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._heard = heard
-        self._names = _argument_names(model)
+        self.module, self._names = model, _argument_names(model)
         self._parts: list[dict[str, Any]] = []
         self._count = 0
         self.latest: Mapping[str, Any] | None = None
         self.saw_eval = False
-        self._handle = model.register_forward_pre_hook(self._see, with_kwargs=True)
+        self._handles = [model.register_forward_pre_hook(self._see, with_kwargs=True)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
@@ -49,11 +53,30 @@ class FirstBatch:
             self.saw_eval = True
             return
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if module is self.module and not _has_tensor(named) and any(isinstance(v, Mapping) for v in named.values()):
+            self._look_inside(module)
+            return
         self.latest = named
         if self._count < PROBE:
             self._gather(named)
         if self._heard is not None:
             self._heard(named)
+
+    def _look_inside(self, model: nn.Module) -> None:
+        """Follow the part that this very forward will call with tensors."""
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        parts = [part for part in model.modules() if part is not model and next(part.children(), None) is not None]
+        parts = [part for part in parts if 2 * sum(one.numel() for one in part.parameters()) > whole]
+
+        def see(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.module is model and _has_tensor({**dict(enumerate(args)), **kwargs}):
+                self.module, self._names = part, _argument_names(part)
+                for handle in self._handles:
+                    handle.remove()
+                self._handles = [part.register_forward_pre_hook(self._see, with_kwargs=True)]
+                self._see(part, args, kwargs)
+
+        self._handles += [part.register_forward_pre_hook(see, with_kwargs=True) for part in parts]
 
     def _gather(self, named: Mapping[str, Any]) -> None:
         size = _batch_size(named)
@@ -77,7 +100,8 @@ class FirstBatch:
 
     def close(self) -> None:
         """Remove the hook and forget the batches."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         self.latest = None
 
 
@@ -85,6 +109,10 @@ def _argument_names(model: nn.Module) -> list[str]:
     parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _has_tensor(named: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in named.values())
 
 
 def _batch_size(named: Mapping[str, Any]) -> int | None:

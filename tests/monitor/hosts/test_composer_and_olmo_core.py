@@ -83,7 +83,11 @@ def olmo_core(gauge: Any, model: Net, steps: int) -> dict[int, dict[str, float]]
     """The order of events in ``olmo_core.train.Trainer.fit``; what was recorded, by step."""
     logged: dict[int, dict[str, float]] = {}
     trainer = SimpleNamespace(train_module=SimpleNamespace(model=model), global_step=0, canceled="")
-    trainer.record_metric = lambda name, value: logged.setdefault(trainer.global_step, {}).update({name: value})
+
+    def record_metric(name: str, value: float, reduce_type: Any = None, namespace: str | None = None) -> None:
+        logged.setdefault(trainer.global_step, {}).update({f"{namespace}/{name}" if namespace else name: value})
+
+    trainer.record_metric = record_metric
     trainer.cancel_run = lambda reason, no_sync: setattr(trainer, "canceled", reason)
     gauge.trainer = trainer
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -91,7 +95,9 @@ def olmo_core(gauge: Any, model: Net, steps: int) -> dict[int, dict[str, float]]
     for batch in batches(steps):
         trainer.global_step += 1
         gauge.pre_step(batch)
-        model(batch).backward()
+        loss = model(batch)
+        loss.backward()
+        trainer.record_metric("CE loss", loss.detach(), "mean", namespace="train")
         gauge.pre_optim_step()
         optimizer.step()
         optimizer.zero_grad()
@@ -99,6 +105,7 @@ def olmo_core(gauge: Any, model: Net, steps: int) -> dict[int, dict[str, float]]
         if trainer.canceled:
             break
     gauge.close()
+    assert trainer.record_metric is record_metric
     return logged
 
 
@@ -119,10 +126,33 @@ def test_readings_gradients_and_batches_reach_record_and_host(
     gauge = make(probe(), model="net", record=tmp_path, alarms=["vanishing_qk_gradients", "data_shift"], **READINGS)
     logged = loop(gauge, Net(), 4)
     record = read_record(tmp_path)
-    assert [reading.step for reading in record.readings] == list(logged) == [1, 2, 4]
-    assert [entry[RESIDUAL] for entry in logged.values()] == [r.scalars[RESIDUAL] for r in record.readings]
+    assert (
+        [reading.step for reading in record.readings]
+        == [step for step, entry in logged.items() if RESIDUAL in entry]
+        == [1, 2, 4]
+    )
+    assert [entry[RESIDUAL] for entry in logged.values() if RESIDUAL in entry] == [
+        r.scalars[RESIDUAL] for r in record.readings
+    ]
     assert all(reading.values("qk_to_v_gradient") for reading in record.readings)
     assert (tmp_path / "readings-00000.parquet").exists(), "closed"
+    assert all(reading.scalars["rankscope/loss"] > 0.0 for reading in record.readings)
+    if host == "olmo_core":
+        assert [entry["train/CE loss"] for entry in logged.values() if RESIDUAL in entry] == [
+            reading.scalars["rankscope/loss"] for reading in record.readings
+        ]
+
+
+@HOSTS
+def test_without_a_name_the_part_that_takes_tensors_is_read(
+    host: str, loop: Any, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauge, model = callback_of(monkeypatch, host, *modules)(schedule=1, strict=True), Net()
+    loop(gauge, model, 3)
+    assert gauge.gauge is not None
+    assert gauge.gauge._prober.model is model.net
+    assert len(gauge.history) == 3
+    assert gauge.history["loss"].notna().all()
 
 
 @HOSTS
@@ -132,6 +162,6 @@ def test_alarm_stops_the_host_and_a_wrong_name_is_refused(
     make, model = callback_of(monkeypatch, host, *modules), Net()
     with operate(model.net, Surgery(skip=0.0, mlp="drop")):
         logged = loop(make(probe(), model="net", schedule=1, actions=("stop",), strict=True), model, 6)
-    assert 2 <= len(logged) < 6
+    assert 2 <= sum(RESIDUAL in entry for entry in logged.values()) <= len(logged) < 6
     with pytest.raises(UnknownNameError, match="net"):
         loop(make(probe(), model="nett", **READINGS), model, 1)

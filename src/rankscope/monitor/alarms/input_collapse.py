@@ -24,7 +24,8 @@ def input_collapse(layer: LayerState) -> Judgement | None:
 
     **Heuristic.** Severity is the larger of 0.03 / r and min(0.1 start / r, 0.5 / r), with r the relative residual of
     the inputs of the probe, each the mean of its tokens; 0 if averaging over many tokens explains r. If gradients have
-    vanished, it is at least 0.25 highest / r. Needs a probe of at least eight different inputs.
+    vanished, it is at least 0.25 highest / r. Needs a probe of at least eight different inputs. Inputs that were alike
+    in each of the first readings, as with a token embedding that begins small beside the positions, may part later.
     """
     if not layer.has("inputs_relative_residual"):
         return None
@@ -33,12 +34,14 @@ def input_collapse(layer: LayerState) -> Judgement | None:
     averaging = layer.now.get("inputs_averaging_residual", math.nan)
     since_start = min(fallen(now, start, OF_START), fallen(now, 1.0, SHARED_RESIDUAL))
     severity = 0.0 if now >= AVERAGING * averaging else max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start)
+    highest = layer.highest.get("inputs_relative_residual", math.nan)
     if layer.settled:
-        severity = max(severity, fallen(now, layer.highest.get("inputs_relative_residual", math.nan), OF_HIGHEST))
+        severity = max(severity, fallen(now, highest, OF_HIGHEST))
+    began_so = highest <= COLLAPSED_RESIDUAL and fallen(now, highest, OF_START) < DEEP
     return Judgement(
         severity=severity,
         evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},
         words=f"relative residual between inputs {now:.2g} (start of the run {start:.2g})",
         # Without an estimate for averaging, inputs are alike because their tokens are, which passes when tokens do.
-        may_pass=math.isnan(averaging) and severity < DEEP and not layer.settled,
+        may_pass=(began_so or (math.isnan(averaging) and severity < DEEP)) and not layer.settled,
     )

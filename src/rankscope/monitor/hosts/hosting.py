@@ -120,8 +120,9 @@ class HostedGauge(Watched):
         part = parts[self._model] if self._model else _with_forward(model)
 
         def build(probe: InputsLike) -> Gauge:
+            read = part if self._batches is None else self._batches.module
             gauge = Gauge(
-                Model(part, blocks=self._blocks, stream=self._stream),
+                Model(read, blocks=self._blocks, stream=self._stream),
                 probe,
                 schedule=self._schedule,
                 metrics=self._metrics,
