@@ -157,6 +157,35 @@ def test_two_watches_hear_their_own_loss_whichever_is_closed_first() -> None:
     torch.autograd.backward = backward
 
 
+def test_outputs_and_losses_of_any_kind_pass_as_they_are() -> None:
+    """A hook on what a model returns must not raise in the loop, whatever that is."""
+
+    class Slotted:
+        __slots__ = ("logits",)
+
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = gpt2()
+
+        def forward(self, input_ids: Tensor) -> Slotted:
+            return Slotted(self.body(input_ids=input_ids).logits)
+
+    model = Returning()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with rs.watch(model, optimizer, schedule=1) as watch:
+        for batch in batches(2, sequences=8):
+            logits = model(batch["input_ids"]).logits
+            parts = [logits.square().mean(), logits.mean()]
+            torch.autograd.backward(parts)
+            assert model.body.lm_head.weight.grad is not None
+            optimizer.step()
+    assert watch.step == 2
+
+
 class OfDictionaries(nn.Module):
     """Takes one dictionary, as models of sentence-transformers and Composer do."""
 

@@ -161,7 +161,8 @@ class Watch(Watched):
         if isinstance(loss, Tensor) and self._returns:
             self._losses.append(loss.detach())
             return
-        for leaf in pytree.tree_leaves(output if isinstance(output, Tensor | Mapping | tuple | list) else vars(output)):
+        is_plain = isinstance(output, Tensor | Mapping | tuple | list)
+        for leaf in pytree.tree_leaves(output if is_plain else getattr(output, "__dict__", {})):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
@@ -178,14 +179,15 @@ class Watch(Watched):
 
         def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
             watch = me()
-            if watch is None or not watch._handles or watch._told or watch._returns:
+            one = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
+            is_loss = isinstance(one, Tensor) and one.numel() == 1 and not torch.compiler.is_compiling()
+            if watch is None or not watch._handles or watch._told or watch._returns or not is_loss:
                 plain(tensors, *args, **kwargs)
                 return
-            one = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
-            loss = _unscaled(one) if one.numel() == 1 else None  # before backward frees what the graph saved
+            loss = _unscaled(one)  # before backward frees what the graph saved
             watch._reached = False
             plain(tensors, *args, **kwargs)
-            if watch._reached and loss is not None:
+            if watch._reached:
                 watch._losses.append(loss)
 
         torch.autograd.backward = heard
