@@ -1,5 +1,6 @@
 """How much shared text makes two prompts the same float vector?
 
+    python examples/same_vector.py
     python examples/same_vector.py gpt2 cat dog --most 1024
 
 Each prompt is put before the same n tokens, and the two last tokens after the last block are compared bit by bit: once
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -63,22 +65,31 @@ def same_from(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a hub name or a local folder with a tokenizer")
-    parser.add_argument("first")
-    parser.add_argument("second")
+    parser.add_argument("model", nargs="?", default="init:tiny-gpt2", help="init:NAME, a hub name or a local folder")
+    parser.add_argument("first", nargs="?", default="cat")
+    parser.add_argument("second", nargs="?", default="dog")
     parser.add_argument("--text", default="one ", help="shared text, repeated as often as needed")
-    parser.add_argument("--most", type=int, default=512, help="largest number of shared tokens")
+    parser.add_argument("--most", type=int, default=48, help="largest number of shared tokens")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, help="folder for the distances, as same_vector.csv")
     arguments = parser.parse_args()
     loaded = rs.load(arguments.model, dtype=arguments.dtype).loaded
-    first, second, text = (
-        loaded.tokenizer.encode(word, add_special_tokens=False)
-        for word in (arguments.first, arguments.second, arguments.text)
-    )
+
+    def ids_of(text: str) -> list[int]:
+        """Ids of the tokenizer; a network with fresh weights has none, and takes one id per letter."""
+        if loaded.tokenizer is None:
+            return [ord(letter) % 64 for letter in text]
+        return list(loaded.tokenizer.encode(text, add_special_tokens=False))
+
+    first, second, text = (ids_of(word) for word in (arguments.first, arguments.second, arguments.text))
     shared = (text * (arguments.most // len(text) + 1))[: arguments.most]
     found, tried = same_from(loaded.model, first, second, shared)
     for n in sorted(tried):
         print(f"{n:6d} shared tokens: relative distance {tried[n]:.3g}")
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        rows = [f"{n},{tried[n]}" for n in sorted(tried)]
+        (arguments.out / "same_vector.csv").write_text("\n".join(["shared_tokens,relative_distance", *rows]) + "\n")
     print(f"the same vector from {found} shared tokens on" if found else f"apart up to {arguments.most} shared tokens")
 
 

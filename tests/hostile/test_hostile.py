@@ -40,11 +40,14 @@ def test_the_twin_is_the_network(name: str) -> None:
 
 
 ORDINARY = {
-    name: sorted(case.core)[number % len(case.core)] for number, (name, case) in enumerate(CASES.items()) if case.core
+    name: sorted(case.core)[number % len(case.core)]
+    for number, (name, case) in enumerate(CASES.items())
+    if case.core and number % 2 == 0
 }
-"""One verb of each case: the ordinary suite tries every edit on every architecture, and every other verb on some."""
+"""One verb of every other case: the ordinary suite also tries every edit on a third of them."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_edit_is_equal_or_refused(name: str) -> None:
     case = CASES[name]

@@ -390,6 +390,7 @@ class Inline(Joining):
         return x + JOINED[self.join](mixed, self.other(h) if self.is_module else torch.tanh(h @ self.into) @ self.out)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_module", [True, False])
 @pytest.mark.parametrize("mixing", ["sum", "weighted", "attention"])
 @pytest.mark.parametrize("join", JOINED)
