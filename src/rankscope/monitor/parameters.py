@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -104,12 +104,10 @@ def calling_order(model: nn.Module) -> Iterator[list[str]]:
     def called(name: str, module: nn.Module, args: object) -> None:
         found.append(name)
 
-    handles = [module.register_forward_pre_hook(partial(called, name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(partial(called, name)).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -126,12 +124,10 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
                 found.append(f"{name or 'the model'} ({type(module).__name__})")
                 return
 
-    handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_hook(partial(look, name)).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def tensors_of(model: nn.Module, of: Of) -> Iterator[tuple[str, Tensor]]:
