@@ -13,9 +13,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
@@ -62,23 +62,28 @@ def hidden_states_and_svd(model: torch.nn.Module, ids: torch.Tensor) -> Contesta
 
 
 def transformer_lens(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
-    """TransformerLens wraps a checkpoint; the masked-language head it needs is part of its bare forward."""
+    """TransformerLens wraps a checkpoint with its head, which is part of its bare forward."""
     try:
         from transformer_lens.model_bridge import TransformerBridge
     except ImportError:
         return {}
+    is_bert = model.config.model_type == "bert"
     with tempfile.TemporaryDirectory() as folder:
-        masked = transformers.BertForMaskedLM(model.config)
-        masked.bert.load_state_dict(model.state_dict(), strict=False)
-        masked.save_pretrained(folder)
+        auto = transformers.AutoModelForMaskedLM if is_bert else transformers.AutoModelForCausalLM
+        whole = auto.from_config(model.config)
+        whole.base_model.load_state_dict(model.state_dict(), strict=False)
+        whole.save_pretrained(folder)
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(model.config.vocab_size - 5))]
-        Path(folder, "vocab.txt").write_text("\n".join(words))
-        Path(folder, "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+        vocabulary = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(vocabulary), unk_token="[UNK]", pad_token="[PAD]", bos_token="[CLS]",
+            eos_token="[SEP]",
+        ).save_pretrained(folder)  # fmt: skip
         bridge = TransformerBridge.boot_transformers(folder, device="cpu")
 
     def with_svd() -> object:
         cache = bridge.run_with_cache(ids)[1]
-        return [torch.linalg.svdvals(cache[f"blocks.{layer}.hook_out"]) for layer in range(12)]
+        return [torch.linalg.svdvals(cache[f"blocks.{layer}.hook_out"]) for layer in range(len(bridge.blocks))]
 
     return {
         "TransformerLens bare (with its LM head)": lambda: bridge(ids),
@@ -93,15 +98,16 @@ def nnsight(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
     except ImportError:
         return {}
     wrapped = NNsight(model)
+    layers = wrapped.encoder.layer if model.config.model_type == "bert" else wrapped.layers
 
     def run() -> object:
         saved: list[Any] = []
         with wrapped.trace(input_ids=ids):
-            for layer in wrapped.encoder.layer:
+            for layer in layers:
                 saved.append(layer.output.save())  # noqa: PERF401 (traced line by line)
         return [torch.linalg.svdvals(s[0] if isinstance(s, tuple) else s) for s in saved]
 
-    return {"nnsight 12 saved layers + svdvals": run}
+    return {"nnsight saved blocks + svdvals": run}
 
 
 def contest(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:

@@ -1,6 +1,6 @@
 """The figures of the page on speed: what measuring costs on one and on two threads, recorded in one go.
 
-Run it on a quiet machine; it takes about six minutes and 6 GB of memory, and writes ``docs/data/speed.json`` and the
+Run it on a quiet machine; it takes about ten minutes and 8 GB of memory, and writes ``docs/data/speed.json`` and the
 tables ``docs/data/speed*.inc``::
 
     python -m benchmarks.speed
@@ -21,19 +21,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks import overhead
+from benchmarks import large_shapes, overhead
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, NORM_METRICS, evaluate
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import view_of
+from rankscope.verbs.pending import PendingReadings
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
 LABELS = {
@@ -41,7 +42,13 @@ LABELS = {
     "tokens": "default token metrics after every block",
     "attention": "the same and the default attention metrics",
     "svdvals": "`output_hidden_states` and `svdvals`",
+    "nnsight": "nnsight: blocks saved, `svdvals`",
+    "transformer_lens": "TransformerLens: `run_with_cache`, `svdvals`",
 }
+PEERS = {"nnsight": "nnsight saved blocks + svdvals", "transformer_lens": "TransformerLens run_with_cache + svdvals"}
+OWN_FORWARD = {"transformer_lens": "TransformerLens bare (with its LM head)"}
+"""Peers that wrap the model, and whose time is relative to their own forward pass, not to that of the bare model."""
+SHAPES = ("vit-large:16x257", "llama-7b:1x512", "llama-7b:1x2048")
 
 
 def llama(tokens: int) -> tuple[torch.nn.Module, Batch]:
@@ -61,6 +68,7 @@ def ratios(model: torch.nn.Module, batch: Batch, rounds: int) -> dict[str, float
     with torch.no_grad():
         view = view_of(model, batch)
         ids = batch.inputs["input_ids"]
+        peers = overhead.nnsight(model, ids) | overhead.transformer_lens(model, ids)
         times = overhead.contest(
             {
                 "bare": lambda: batch.run(model),
@@ -68,23 +76,52 @@ def ratios(model: torch.nn.Module, batch: Batch, rounds: int) -> dict[str, float
                 "tokens": overhead.rankscope_pass(view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)),
                 "attention": overhead.rankscope_pass(view, batch, everything, ("block.out", "attention.probs")),
                 "svdvals": overhead.hidden_states_and_svd(model, ids),
+                **{name: peers[name] for name in (*PEERS.values(), *OWN_FORWARD.values()) if name in peers},
             },
             rounds,
         )
     found = {"bare_seconds": round(statistics.median(times["bare"]), 3)}
     for name in LABELS:
-        paired = [one / bare for one, bare in zip(times[name], times["bare"], strict=True)]
-        found[name] = round(statistics.median(paired), 3)
+        if (PEERS.get(name, name)) in times:
+            found[name] = paired(times[PEERS.get(name, name)], times[OWN_FORWARD.get(name, "bare")])
     return found
 
 
+def paired(times: Sequence[float], bare: Sequence[float]) -> float:
+    """Median of the ratios of one round each."""
+    return round(statistics.median(one / other for one, other in zip(times, bare, strict=True)), 3)
+
+
+def shape_ratios(shape: str, rounds: int) -> dict[str, float]:
+    """Wall time of the metrics after one large block, relative to the block; medians of paired ratios."""
+    name, sequences, tokens = large_shapes.sizes(shape)
+    with torch.no_grad():
+        forward, width = large_shapes.block(name, torch.float32, tokens)
+        x = torch.randn(sequences, tokens, width) + torch.randn(width)
+        times = overhead.contest(
+            {
+                "block": lambda: forward(x),
+                "norms": lambda: large_shapes.battery(NORM_METRICS, x, None),
+                "tokens": lambda: large_shapes.battery(DEFAULT_TOKEN_METRICS, x, None),
+            },
+            rounds,
+        )
+    return {key: paired(times[key], times["block"]) for key in ("norms", "tokens")}
+
+
 def site_seconds(rounds: int) -> float:
-    """Wall time of the default token metrics of one site, 8 x 128 x 768; the median."""
-    run, times = one_site(), []
+    """Wall time of the default token metrics per site, 12 sites of 8 x 128 x 768 as one pass evaluates them; median."""
+    torch.manual_seed(0)
+    sites = [torch.randn(8, 128, 768) + torch.randn(768) for _ in range(12)]
+    specs = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
+    times = []
     for _ in range(rounds + 2):
         start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
+        readings = PendingReadings()
+        for x in sites:
+            readings.evaluate(specs, Tokens(x), float_floor(x.dtype), lambda *_: None)
+        readings.settle()
+        times.append((time.perf_counter() - start) / len(sites))
     return statistics.median(times[2:])
 
 
@@ -101,7 +138,8 @@ def of_threads(threads: int, rounds: int) -> dict[str, Any]:
     return {
         "BERT-base, 8 x 128": ratios(*overhead.bert_base(8, 128), rounds),
         "4 blocks of a Llama of 1B shape, 1 x 512": ratios(*llama(512), max(1, rounds // 2)),
-        "site_seconds": round(site_seconds(10 * rounds), 5),
+        "site_seconds": round(site_seconds(2 * rounds), 5),
+        "shapes": {shape: shape_ratios(shape, max(3, rounds // 2)) for shape in SHAPES},
     }
 
 
@@ -119,14 +157,26 @@ def tables(facts: Mapping[str, Any]) -> dict[str, str]:
     """The tables of the page."""
     one, two = facts["threads"]["1"], facts["threads"]["2"]
     lines = ["| model | | one thread | two threads |", "|---|---|---|---|"]
-    for model in (name for name in one if name != "site_seconds"):
+    for model in (name for name in one if name not in ("site_seconds", "shapes")):
         lines.append(f"| {model} | bare forward | {one[model]['bare_seconds']} s | {two[model]['bare_seconds']} s |")
-        lines += [f"| | {label} | {one[model][key]:.2f} | {two[model][key]:.2f} |" for key, label in LABELS.items()]
+        lines += [
+            f"| | {label} | {one[model][key]:.2f} | {two[model][key]:.2f} |"
+            for key, label in LABELS.items()
+            if key in one[model]
+        ]
+    shapes = ["| one block | | one thread | two threads |", "|---|---|---|---|"]
+    for shape in one["shapes"]:
+        shapes += [
+            f"| {shape if key == 'norms' else ''} | {LABELS[key]} | {one['shapes'][shape][key]:.3f} | "
+            f"{two['shapes'][shape][key]:.3f} |"
+            for key in ("norms", "tokens")
+        ]
     gauge = ["| training | warm reading | step that reads norms |", "|---|---|---|"]
     for model, row in facts["gauge"].items():
         if isinstance(row, dict):
             gauge.append(f"| {model} | {row['reading_over_step']:.2f} | {row['step_with_norms_over_step']:.3f} |")
-    return {"speed.inc": "\n".join(lines) + "\n", "speed_gauge.inc": "\n".join(gauge) + "\n"}
+    named = {"speed.inc": lines, "speed_shapes.inc": shapes, "speed_gauge.inc": gauge}
+    return {name: "\n".join(table) + "\n" for name, table in named.items()}
 
 
 def flames(picture: Path, seconds: float) -> None:

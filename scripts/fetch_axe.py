@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from rankscope.models.pretrained import cache_folder
+from rankscope._files import cache_folder
 
 VERSION = "4.14.0"
 INTEGRITY = "sha512-9WTZxEjsZ7b13TH8JPmbV2z8CHbl80/2hm3XPEG4JgNdQLK81IBRXmSxHfMAOkSqQeRxT/0dwNDz2GOm3zzpcQ=="

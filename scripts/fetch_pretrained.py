@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from rankscope._files import cache_folder
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.pretrained import PRETRAINED, Alphabet, Pretrained, Wheel, cache_folder, pretrained_folder
+from rankscope.models.pretrained import PRETRAINED, Alphabet, Pretrained, Wheel, pretrained_folder
 
 # Bracket atoms, two-letter elements, ring numbers above nine and the arrow are one token each, all else a character.
 _PATTERNS: dict[Alphabet, str] = {"reactions": r"\[[^\]]+\]|Br|Cl|>>|%[0-9]{2}|.", "residues": "."}

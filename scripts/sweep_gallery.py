@@ -23,7 +23,8 @@ import yaml
 from scripts.sweep_cluster import done_in, kill_a_worker, kill_driver, small_cluster, start_sweep, wait_for
 
 import rankscope as rs
-from rankscope.models.pretrained import PRETRAINED, cache_folder
+from rankscope._files import cache_folder
+from rankscope.models.pretrained import PRETRAINED
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "_static" / "sweep" / "atlas.html"

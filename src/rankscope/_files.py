@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 _CHUNK = 1 << 22
@@ -92,3 +93,9 @@ def _read(handle: int, count: int) -> bytes:
     while len(content) < count and (more := os.read(handle, count - len(content))):
         content += more
     return content
+
+
+def cache_folder() -> Path:
+    """Where downloaded models and timings are kept: ``$RANKSCOPE_CACHE``, or ``~/.cache/rankscope``."""
+    chosen = os.environ.get("RANKSCOPE_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rankscope"

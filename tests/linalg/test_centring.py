@@ -26,6 +26,7 @@ def ragged(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_walk_passes_every_token_once(monkeypatch: pytest.MonkeyPatch, budget: int, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(tiles, "_PAIRED_ENTRIES", 0)
     monkeypatch.setattr(tiles, "_CPU_ENTRIES", budget)
     monkeypatch.setattr(tiles, "_MOST_CPU_ENTRIES", budget)
     x, keep = ragged(dtype)
@@ -81,6 +82,7 @@ class LargestFloat64(TorchDispatchMode):
 
 
 def test_no_float64_copy_of_the_whole_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "_PAIRED_ENTRIES", 0)
     monkeypatch.setattr(tiles, "_CPU_ENTRIES", 300)
     monkeypatch.setattr(tiles, "_MOST_CPU_ENTRIES", 300)
     keep = torch.rand(6, 40) < 0.8

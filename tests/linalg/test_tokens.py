@@ -20,6 +20,7 @@ def test_pieces_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, shape
     x = (gaussian(*shape) + 0.3).to(dtype)
     keep = torch.rand(shape[:-1]) < 0.8
     whole = {name: spec.function(Tokens(x, keep)) for name, spec in METRICS.items() if spec.side == "tokens"}
+    monkeypatch.setattr(tiles, "_PAIRED_ENTRIES", 0)
     monkeypatch.setattr(tiles, "_CPU_ENTRIES", 47)
     monkeypatch.setattr(tiles, "_MOST_CPU_ENTRIES", 47)
     view = Tokens(x, keep)

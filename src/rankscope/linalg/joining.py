@@ -11,17 +11,18 @@ these. Tensors have the sequences (or matrices) as their first axis.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from rankscope.linalg.threads import paced
+
 V = TypeVar("V", bound="Joinable")
+R = TypeVar("R")
 
 
 class ActivationsGoneError(AttributeError):
@@ -50,9 +51,13 @@ class Joinable:
         """Where its tensors are."""
         return next(tensor.device for _, tensor in _tensors(self))
 
-    def taken(self) -> frozenset[str]:
+    def computed(self) -> frozenset[str]:
         """The reductions that were computed so far."""
         return self.reductions & self.__dict__.keys()
+
+    def taken(self) -> frozenset[str]:
+        """Those of them that the others, and everything else that was asked for, follow from."""
+        return self.computed()
 
     def stripped(self: V, reductions: frozenset[str]) -> V:
         """The same view with these reductions and no activations."""
@@ -76,37 +81,9 @@ class Joinable:
         return found
 
     @property
-    def unit(self) -> int:
-        """Number of consecutive sequences that one thread reduces together."""
-        return math.lcm(*(value.unit for value in self.__dict__.values() if isinstance(value, Joinable)))
-
-    def split(self: V, number: int) -> list[V]:
-        """At most ``number`` views of whole units, as equal as possible; itself if there are reductions already."""
-        batch, unit = self.batch_shape[0], self.unit
-        units = -(-batch // unit)
-        number = min(number, units)
-        if number == 1 or self.taken():
-            return [self]
-        ends = [min(batch, units * place // number * unit) for place in range(number + 1)]
-        return [self._of(slice(*pair), batch) for pair in pairwise(ends)]
-
-    def _of(self: V, some: slice, batch: int) -> V:
-        """A view of some of the ``batch`` sequences."""
-        found = object.__new__(type(self))
-        for name, value in self.__dict__.items():
-            if isinstance(value, Joinable):
-                found.__dict__[name] = value._of(some, batch)
-            elif isinstance(value, Tensor) and not _is_cached(type(self), name):
-                # A first axis may hold the matrices of all heads, or be broadcast.
-                each = len(value) // batch
-                found.__dict__[name] = value[some.start * each : some.stop * each] if len(value) > 1 else value
-            elif name in _ADDED:
-                found.__dict__[name] = value // batch * (some.stop - some.start)
-            elif name == "batch_shape":
-                found.__dict__[name] = (some.stop - some.start, *value[1:])
-            elif not _is_cached(type(self), name):
-                found.__dict__[name] = value
-        return found
+    def keeps_bits(self) -> bool:
+        """Whether bits on a CPU depend neither on the number of threads nor on what the view is joined with."""
+        return all(value.keeps_bits for value in self.__dict__.values() if isinstance(value, Joinable))
 
     @property
     def entries_held(self) -> int:
@@ -131,6 +108,13 @@ class Joinable:
         for name in first.__dict__:
             found.__dict__[name] = _joined(name, [view.__dict__[name] for view in views])
         return found
+
+
+def at_best_pace(view: object, key: Hashable, compute: Callable[[], R]) -> R:
+    """``compute()`` with all threads of a CPU or with one, whichever is faster, if that cannot change bits."""
+    if not isinstance(view, Joinable) or view.home.type != "cpu" or not view.keeps_bits:
+        return compute()
+    return paced((key, type(view), view.batch_shape, view.entries_held), compute)
 
 
 _ADDED = frozenset({"sequences"})

@@ -81,8 +81,9 @@ def pair_statistics(apart: Tensor, length: Tensor, known: Tensor | None, V: Tens
     close = middle < _CLOSE
     if V is not None and bool(close.any()):
         # |v_i - v_j|^2 = 2 - 2 v_i.v_j cancels for close tokens. Relative to a token in the middle it does not.
-        W = V[close] - _medoid(distance[close], None if known is None else known[close], V[close])
-        apart[close] = squared_distances(W, W.square().sum(-1))
+        # Of all sequences, because a product of a single matrix rounds differently.
+        W = V - _medoid(distance, known, V)
+        apart = torch.where(close[:, None, None], squared_distances(W, W.square().sum(-1)), apart)
         distance = _relative(apart, ratio)
         middle = _median_of_pairs(distance, known)
     directed = length > 0
@@ -208,7 +209,7 @@ def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:
         middle = distance.median(-1).values
     else:
         middle = distance.masked_fill(~known.unsqueeze(-2), math.nan).nanmedian(-1).values.masked_fill(~known, math.inf)
-    best: Int[Tensor, " close"] = middle.argmin(-1)
+    best: Int[Tensor, " sequences"] = middle.argmin(-1)
     return V[torch.arange(len(best), device=V.device), best].unsqueeze(-2)
 
 

@@ -7,7 +7,8 @@ Fallbacks, in order:
 3. singular values of the Gram matrix (it is positive semi-definite, so they are its eigenvalues) for that matrix.
 
 The sum and the norm of the eigenvalues are always compared with the trace and the Frobenius norm of the matrix.
-Where they differ, as in releases whose batched solver on an accelerator was wrong, the matrix goes to the CPU.
+Where they differ, as in releases whose batched solver on an accelerator was wrong, the matrix goes to the CPU. All of
+them go there if ``rankscope selftest --device`` found that this is faster (:mod:`.linalg.eigenvalue_times`).
 
 A Gram matrix squares the condition number: a singular value below about
 :math:`\sqrt{\varepsilon_{64}} \approx 10^{-8}` of the largest is lost in it. Rounding X to float32 or narrower already
@@ -24,7 +25,9 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from rankscope.errors import UnsupportedOperationError
+from rankscope.linalg.eigenvalue_times import is_faster_on_host
 from rankscope.linalg.precision import is_wide
+from rankscope.linalg.threads import available_threads, over_threads
 
 # A singular value of 1e-2 of the largest keeps 12 of 16 digits in a float64 Gram matrix: the error is eps/ratio^2.
 _KEPT_IN_GRAM = 1e-2
@@ -36,15 +39,34 @@ def gram_eigenvalues(gram: Tensor) -> Tensor:
     Raises:
         UnsupportedOperationError: no solver returns eigenvalues with the trace and the norm of the matrix.
     """
-    try:
-        values: Tensor = torch.linalg.eigvalsh(gram)
-    except LinAlgError:
-        values = torch.stack([_eigenvalues_of_one(matrix) for matrix in gram])
+    values = _eigenvalues(gram)
     right = _have_moments_of(gram, values)
     if not bool(right.all()):
         wrong = ~right.to(values.device)
         values[wrong] = _from_the_host(gram[wrong])
     return values.flip(-1).clamp_min(0.0)
+
+
+# From this side on, the threads of LAPACK bring more than they cost.
+_SHARED_SIDE = 512
+
+
+def _eigenvalues(gram: Tensor) -> Tensor:
+    """Eigenvalues, smallest first; on a CPU the matrices are divided among the threads."""
+    if gram.device.type != "cpu":
+        return _eigenvalues(gram.cpu()).to(gram.device) if is_faster_on_host(gram.device) else _of_stack(gram)
+    threads = available_threads()
+    if threads == 1 or (len(gram) < threads and gram.shape[-1] >= _SHARED_SIDE):
+        return _of_stack(gram)
+    return torch.cat(over_threads(_of_stack, gram.tensor_split(max(1, min(threads, len(gram))))))
+
+
+def _of_stack(gram: Tensor) -> Tensor:
+    try:
+        values: Tensor = torch.linalg.eigvalsh(gram)
+    except LinAlgError:
+        values = torch.stack([_eigenvalues_of_one(matrix) for matrix in gram])
+    return values
 
 
 # Roundings, times the side, by which a backward stable solver may change the trace and the norm.
@@ -111,6 +133,8 @@ def least_with_six_digits(dtype: torch.dtype) -> float:
 def direct_singular_values(matrix: Tensor, otherwise: Tensor) -> Tensor:
     """Singular values of one matrix without its Gram matrix; ``otherwise`` (those from the Gram) if LAPACK fails."""
     try:
+        if matrix.device.type == "cpu" and min(matrix.shape) < _SHARED_SIDE:
+            return torch.cat(over_threads(torch.linalg.svdvals, (matrix,)))
         values: Tensor = torch.linalg.svdvals(matrix)
     except LinAlgError:
         values = otherwise

@@ -1,16 +1,20 @@
-"""Runs the parts of a computation on the threads that torch may use, each with one thread of its own.
+"""Computations on the threads that torch may use.
 
-Small operations and LAPACK do not split well over threads, but sequences do. The pool has as many threads as
-``torch.get_num_threads()`` says in the calling thread, so ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` are
-respected, and a call from inside a worker runs in that worker.
+LAPACK does not split small matrices over threads, so these are divided among workers that have one thread each. Other
+operations are shared by the threads, as torch does, unless the cores are needed by somebody else. The pool has as many
+threads as ``torch.get_num_threads()`` says in the calling thread, so ``OMP_NUM_THREADS`` and ``torch.set_num_threads``
+are respected, and a call from inside a worker runs in that worker.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -42,6 +46,53 @@ def over_threads(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
     if threads == 1:
         return [function(part) for part in parts]
     return list(_pool(threads).map(partial(_without_gradients, function), parts))
+
+
+@dataclass
+class _Pace:
+    """Seconds that a computation took last with all threads and with one, and seconds spent since both were tried."""
+
+    shared: float = math.nan
+    alone: float = math.nan
+    spent: float = 0.0
+
+    def wants_alone(self) -> bool:
+        """The faster way, or the other one if its time is unknown, or so long ago that trying it costs 5% at most."""
+        if math.isnan(self.shared) or math.isnan(self.alone):
+            return not math.isnan(self.shared)
+        return (self.alone < self.shared) != (self.spent > 20.0 * max(self.alone, self.shared))
+
+    def took(self, seconds: float, *, alone: bool) -> None:
+        """Take note of a call."""
+        other = self.shared if alone else self.alone
+        self.spent = 0.0 if seconds > other else self.spent + seconds
+        if alone:
+            self.alone = seconds
+        else:
+            self.shared = seconds
+
+
+_MOST_PACES = 1000
+_paces: dict[tuple[int, Hashable], _Pace] = {}
+
+
+def paced(key: Hashable, function: Callable[[], R]) -> R:
+    """``function()`` with all threads, or in a worker with one: whichever took less time for this key.
+
+    Threads that share short operations wait for each other after each of them. If other processes use the cores, every
+    wait may last as long as the scheduler lets those run: many times as long as the work itself on one thread.
+    """
+    threads = available_threads()
+    if threads == 1:
+        return function()
+    if len(_paces) >= _MOST_PACES:
+        _paces.clear()
+    pace = _paces.setdefault((threads, key), _Pace())
+    alone = pace.wants_alone()
+    start = time.perf_counter()
+    result = over_threads(lambda _: function(), (None,))[0] if alone else function()
+    pace.took(time.perf_counter() - start, alone=alone)
+    return result
 
 
 def _without_gradients(function: Callable[[T], R], part: T) -> R:

@@ -63,7 +63,7 @@ class Tokens(Joinable):
 
     activations = frozenset({"_x"})
     reductions = frozenset(
-        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies"}
+        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies", "kept_grams"}
         | {"singular_values", "centred_singular_values", "rank_estimates", "pair_distances", "pairs"}
     )
 
@@ -95,6 +95,7 @@ class Tokens(Joinable):
         self.has_estimated_spectra = self.sequences > 0 and _side(self) >= least
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
         self.grams_expected = False
+        self._resolved: tuple[float, Tensor] | None = None
 
     @cached_property
     def count(self) -> Float[Tensor, " sequences"]:
@@ -150,11 +151,17 @@ class Tokens(Joinable):
         not the rounding of the other channels. So channels with more than 100 times the median energy are each
         compared with their own norm, and the other channels with their common norm.
         """
+        if self._resolved is not None and self._resolved[0] == floor:
+            return self._resolved[1]
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
         if may_hold(unclear):
             above |= unclear & is_resolved(self, floor)
         return above
+
+    def settle_resolved(self, floor: float) -> None:
+        """Answer :meth:`is_resolved` while the activations are there: on a CPU it may have to read them."""
+        self._resolved = floor, self.is_resolved(floor)
 
     @property
     def energies(self) -> Energies:
@@ -179,7 +186,7 @@ class Tokens(Joinable):
     @cached_property
     def unit_energy(self) -> Float[Tensor, "sequences dim"]:
         """Sums of squares along the columns, each row in units of its own energy."""
-        grams = self._norm_sums.grams
+        grams = self._walked[1]
         return unit_energy(self) if grams is None else grams.unit_energy.squeeze(-2)
 
     @cached_property
@@ -208,7 +215,7 @@ class Tokens(Joinable):
         self.grams_expected = short and self.device.type == "cpu" and _are_kept(self) and _strips(self) == 1
 
     @cached_property
-    def kept_grams(self) -> GramBlock:
+    def kept_grams(self) -> Grams:
         """Gram matrices of all sequences, cached; used only if they are small."""
         return all_grams(self)
 
@@ -223,9 +230,17 @@ class Tokens(Joinable):
         return pairs(self)
 
     def taken(self) -> frozenset[str]:
-        """The reductions that were computed so far; :attr:`pairs` follow from their distances if those are kept."""
-        found = super().taken()
-        return found - {"pairs"} if "pair_distances" in found else found
+        """The reductions that were computed so far, without those that follow from others.
+
+        :attr:`pairs` follow from their distances. On a CPU, spectra follow from Gram matrices, except for float64
+        tokens: threads share the eigenvalues of several sites better than those of one.
+        """
+        names = self.computed()
+        if "pair_distances" in names:
+            names -= {"pairs"}
+        if "kept_grams" in names and self.device.type == "cpu" and not is_wide(self.dtype):
+            return names - {"singular_values", "centred_singular_values", "gram_energies"}
+        return names - {"kept_grams"}
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
@@ -236,16 +251,14 @@ class Tokens(Joinable):
         return torch.zeros(self.sequences, *width, dtype=torch.float64, device=self.device)
 
     @property
-    def unit(self) -> int:
-        """Number of consecutive sequences of the batch whose pieces one thread reduces together."""
-        each = self.sequences // max(1, self.batch_shape[0]) if self.batch_shape else 1
-        piece = tiles.group_size_of_one_thread(self.tokens, self.dim)
-        return piece // math.gcd(piece, each)
+    def keeps_bits(self) -> bool:
+        """Whether bits depend neither on the number of threads nor on what the view is joined with."""
+        return self.sequences > 1 and tiles.are_paired(self.tokens, self.dim, self.device)
 
     @property
     def are_large(self) -> bool:
-        """Whether one thread of a CPU takes its sequences one at a time. It depends on their shape only."""
-        return self.device.type == "cpu" and tiles.group_size_of_one_thread(self.tokens, self.dim) == 1
+        """Whether a sequence alone fills the cache of a CPU. It depends on its shape only."""
+        return self.device.type == "cpu" and tiles.are_large(self.tokens, self.dim)
 
     def groups(self) -> Iterator[slice]:
         """The sequences, a few at a time."""
@@ -333,6 +346,10 @@ class Tokens(Joinable):
 
     @cached_property
     def _norm_sums(self) -> NormSums:
+        return self._walked[0]
+
+    @cached_property
+    def _walked(self) -> tuple[NormSums, GramSums | None]:
         return norm_sums(self)
 
     @cached_property
@@ -514,7 +531,6 @@ class NormSums:
     mean: Mean
     energies: Energies
     linear: LinearSums
-    grams: GramSums | None = None
 
 
 @dataclass(frozen=True)
@@ -553,7 +569,7 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
     return values.amax(-1)
 
 
-def norm_sums(tokens: Tokens) -> NormSums:
+def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
     """Mean, sums of squares, of absolute values and of directions, and if they are expected Gram matrices of CX."""
     # The first piece of a sequence writes its sums; without tokens there is none, and the sums are zero.
     is_empty = tokens.sequences * tokens.tokens == 0
@@ -582,7 +598,7 @@ def norm_sums(tokens: Tokens) -> NormSums:
         centred_row=rows.centred_size,
         centred_direction=columns.centred_direction,
     )
-    return NormSums(mean, energies, linear, grams)
+    return NormSums(mean, energies, linear), grams
 
 
 class _RowSums(NamedTuple):
@@ -733,9 +749,16 @@ _KEPT_ENTRIES = 1 << 22
 _KEPT_DEVICE_ENTRIES = 1 << 23
 
 
+class Grams(NamedTuple):
+    """Gram matrices of X and of CX; zero if entries are not finite, so that LAPACK terminates."""
+
+    plain: Float[Tensor, "sequences side side"]
+    centred: Float[Tensor, "sequences side side"]
+
+
 @dataclass(frozen=True)
 class GramBlock:
-    """Gram matrices of a few sequences; zero if entries are not finite, so that LAPACK terminates."""
+    """Gram matrices of a few sequences."""
 
     group: slice
     plain: Float[Tensor, "group side side"]
@@ -835,20 +858,18 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
         yield _finite(tokens, GramBlock(group, *build(tokens, group, room)))
 
 
-def all_grams(tokens: Tokens) -> GramBlock:
+def all_grams(tokens: Tokens) -> Grams:
     """Gram matrices of all sequences: operations on many small matrices cost less than on one at a time."""
-    group, grams = slice(0, tokens.sequences), tokens._norm_sums.grams
+    group, grams = slice(0, tokens.sequences), tokens._walked[1]
     if grams is not None:
-        return _finite(tokens, GramBlock(group, _plain(tokens, group, grams.centred, grams.along_mean), grams.centred))
-    blocks = list(gram_blocks(tokens))
+        plain = _plain(tokens, group, grams.centred, grams.along_mean)
+        blocks = [_finite(tokens, GramBlock(group, plain, grams.centred))]
+    else:
+        blocks = list(gram_blocks(tokens))
     if len(blocks) == 1:
-        return blocks[0]
-    side = _side(tokens)
-    plain, centred = (
-        torch.cat([tokens.zeros(side, side)[:0], *parts])
-        for parts in ([b.plain for b in blocks], [b.centred for b in blocks])
-    )
-    return GramBlock(group, plain, centred)
+        return Grams(blocks[0].plain, blocks[0].centred)
+    none = tokens.zeros(_side(tokens), _side(tokens))[:0]
+    return Grams(torch.cat([none, *(b.plain for b in blocks)]), torch.cat([none, *(b.centred for b in blocks)]))
 
 
 def _finite(tokens: Tokens, block: GramBlock) -> GramBlock:
@@ -866,7 +887,7 @@ def _are_kept(tokens: Tokens) -> bool:
 
 
 def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
-    return [tokens.kept_grams] if _are_kept(tokens) else gram_blocks(tokens)
+    return [GramBlock(slice(0, tokens.sequences), *tokens.kept_grams)] if _are_kept(tokens) else gram_blocks(tokens)
 
 
 def _side(tokens: Tokens) -> int:
@@ -915,8 +936,6 @@ def _times_own_transpose(C: Tensor) -> Tensor:
     return gram
 
 
-# A few sequences at a time, so that a float64 copy of their tokens stays in cache.
-_GROUP_ENTRIES = 1 << 17
 _DEVICE_GROUP_ENTRIES = 1 << 24
 
 
@@ -929,7 +948,7 @@ def pairs(tokens: Tokens) -> Pairs:
     if tokens.device.type == "cpu" and tokens.tokens <= min(tokens.dim, MOST_TOKENS) and not is_wide(tokens.dtype):
         parts = [tuple(_of_grams(tokens, block)) for block in _several(_blocks(tokens))]
     elif tokens.device.type == "cpu":
-        parts = [_of_group(tokens, group) for group in _pair_groups(tokens, _GROUP_ENTRIES)]
+        parts = [_of_group(tokens, group) for group in _pair_groups(tokens)]
     else:
         parts = [pair_statistics(*tokens.pair_distances)]
     # X = 0 has no relative distances. NaN must be excluded explicitly: comparisons with it find no copies.
@@ -942,15 +961,18 @@ def pairs(tokens: Tokens) -> Pairs:
 
 def pair_distances(tokens: Tokens) -> PairDistances:
     """From differences, which do not cancel: one kernel, where products would need a second look at close tokens."""
-    found = [_units(tokens, group) for group in _pair_groups(tokens, _DEVICE_GROUP_ENTRIES)]
+    found = [_units(tokens, group) for group in _pair_groups(tokens)]
     V, length, known = zip(*found, strict=True)
     apart = [torch.cdist(units, units, compute_mode="donot_use_mm_for_euclid_dist").square_() for units in V]
     return PairDistances(torch.cat(apart), torch.cat(length), None if known[0] is None else torch.cat(known))
 
 
-def _pair_groups(tokens: Tokens, entries: int) -> list[slice]:
+def _pair_groups(tokens: Tokens) -> list[slice]:
+    """A few sequences at a time, so that a float64 copy of their tokens stays in the cache of a CPU."""
     size = min(tokens.tokens, MOST_TOKENS)
-    step = max(1, entries // (size * max(size, tokens.dim)))
+    if tokens.device.type == "cpu":
+        return list(tiles.groups(tokens.sequences, size, max(size, tokens.dim), tokens.device))
+    step = max(1, _DEVICE_GROUP_ENTRIES // (size * max(size, tokens.dim)))
     return [slice(start, min(start + step, tokens.sequences)) for start in range(0, tokens.sequences, step)]
 
 
@@ -968,10 +990,10 @@ def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
 def _several(blocks: Iterable[GramBlock]) -> Iterator[GramBlock]:
     """Parts of the blocks whose Gram matrices stay in cache."""
     for block in blocks:
-        step = max(1, _GROUP_ENTRIES // block.centred[0].numel())
-        for first in range(0, len(block.centred), step):
-            plain, centred = block.plain[first : first + step], block.centred[first : first + step]
-            yield GramBlock(slice(block.group.start + first, block.group.start + first + len(plain)), plain, centred)
+        count, side, _ = block.centred.shape
+        for part in tiles.groups(count, side, side, block.centred.device):
+            group = slice(block.group.start + part.start, block.group.start + part.stop)
+            yield GramBlock(group, block.plain[part], block.centred[part])
 
 
 def _of_grams(tokens: Tokens, block: GramBlock) -> list[Tensor]:
@@ -981,9 +1003,11 @@ def _of_grams(tokens: Tokens, block: GramBlock) -> list[Tensor]:
     fields, sure = centred_pair_statistics(*_products(tokens, block), known)
     found = list(fields)
     for i in (~sure).nonzero().flatten().tolist():
-        one = slice(group.start + i, group.start + i + 1)
-        for column, value in zip(found, _of_group(tokens, one), strict=True):
-            column[i] = value[0]
+        # Not alone if there are others: a product of a single matrix rounds differently.
+        first = max(0, min(group.start + i, tokens.sequences - 2))
+        some = _of_group(tokens, slice(first, min(first + 2, tokens.sequences)))
+        for column, values in zip(found, some, strict=True):
+            column[i] = values[group.start + i - first]
     return found
 
 
@@ -996,11 +1020,12 @@ def _products(tokens: Tokens, block: GramBlock) -> tuple[Tensor, Tensor, Tensor]
     with_outliers = (weight < 1.0).any(-1)
     if not bool(with_outliers.any()):
         return products, energy, diagonal
-    products, energy, room, spare = products.clone(), energy.clone(), tokens.group_room(), tokens.group_room()
-    for some in tokens.groups():
-        some = slice(max(some.start, group.start), min(some.stop, group.stop))
-        here = slice(some.start - group.start, some.stop - group.start)
-        if some.start < some.stop and bool(with_outliers[here].any()):
+    products, energy = products.clone(), energy.clone()
+    size = len(products), tokens.tokens, tokens.dim, tokens.device
+    room, spare = tiles.group_room(*size), tiles.group_room(*size)
+    for here in tiles.groups(*size):
+        if bool(with_outliers[here].any()):
+            some = slice(group.start + here.start, group.start + here.stop)
             _weigh(tokens, some, weight[here], products[here], energy[here], room, spare)
     return products, energy, diagonal
 

@@ -13,11 +13,10 @@ from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.branch import Branch
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import at_best_pace
 from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.thin_spectrum import RankEstimate
-from rankscope.linalg.threads import available_threads, over_threads
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
 from rankscope.metrics._spec import MetricSpec, where_defined
@@ -114,42 +113,7 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
         empty = view.count.new_empty((0, *view.batch_shape))
         return MetricValues(empty, empty.to(torch.int8))
     with full_precision(view.count.device):
-        parts = _parts(view)
-        if not parts:
-            return _evaluated(specs, view, floor)
-        return _joined(over_threads(lambda part: _evaluated(specs, part, floor), parts))
-
-
-# Each part has to be worth the time of its many small operations.
-_LEAST_PART = 1 << 17
-# Operations on a longer sequence are large enough to be shared by threads.
-_LARGE_SEQUENCE = 1 << 20
-
-
-def _parts(view: View) -> Sequence[View]:
-    """One view per thread of a CPU, of as many sequences each; none if the threads share each operation instead.
-
-    Bits do not depend on the number of threads: one thread evaluates each part, even a single one, and parts end where
-    the pieces end that one thread would take.
-    """
-    threads = available_threads()
-    if threads == 1 or not isinstance(view, Joinable) or not view.batch_shape or view.home.type != "cpu":
-        return []
-    batch, entries = view.batch_shape[0], view.entries_held
-    if batch == 0 or (batch < threads and entries // batch > _LARGE_SEQUENCE):
-        return []
-    return view.split(min(threads, max(1, entries // _LEAST_PART)))
-
-
-def _joined(parts: Sequence[MetricValues]) -> MetricValues:
-    if len(parts) == 1:
-        return parts[0]
-    intervals = [part.interval for part in parts if part.interval is not None]
-    return MetricValues(
-        torch.cat([part.values for part in parts], 1),
-        torch.cat([part.statuses for part in parts], 1),
-        torch.cat(intervals, 2) if intervals else None,
-    )
+        return at_best_pace(view, ("values", len(specs)), lambda: _evaluated(specs, view, floor))
 
 
 def _evaluated(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:

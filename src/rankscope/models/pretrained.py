@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from rankscope._files import cache_folder
 from rankscope.errors import LoadError, UnknownNameError
 
 FETCH_COMMAND = "python scripts/fetch_pretrained.py"
@@ -141,12 +141,6 @@ _MODELS = (
     ),
 )
 PRETRAINED: Mapping[str, Pretrained] = MappingProxyType({entry.name: entry for entry in _MODELS})
-
-
-def cache_folder() -> Path:
-    """The folder of downloaded models: ``$RANKSCOPE_CACHE``, or ``~/.cache/rankscope``."""
-    chosen = os.environ.get("RANKSCOPE_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rankscope"
 
 
 def pretrained_folder(name: str) -> Path:

@@ -3,20 +3,22 @@
 On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
 until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
 them, up to :data:`HELD_BYTES`. On a CPU very small views wait too, because there the calls themselves are most of the
-work, and their sequences then share the threads; all others are evaluated at once.
+work, and with several threads so do views whose spectra are asked for, with their Gram matrices. All others are
+evaluated at once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from rankscope.linalg.joining import ActivationsGoneError, Joinable
+from rankscope.linalg.joining import ActivationsGoneError, Joinable, at_best_pace
+from rankscope.linalg.threads import available_threads
 from rankscope.linalg.to_host import to_host
+from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
 HELD_ENTRIES = 1 << 23
@@ -25,6 +27,8 @@ HELD_BYTES = 1 << 25
 """Memory for the reductions of the views that wait together without their activations."""
 HELD_CPU_ENTRIES = 1 << 20
 """The same on a CPU: 4 MiB in float32."""
+HELD_CPU_BYTES = 1 << 24
+"""The same for reductions, most of them Gram matrices whose eigenvalues the threads of the CPU share."""
 # A view waits with its activations if at least this many like it fit.
 _FEWEST_HELD = 4
 
@@ -88,10 +92,10 @@ class PendingReadings:
         on_cpu = joinable is None or joinable.home.type == "cpu"
         most = HELD_CPU_ENTRIES if on_cpu else HELD_ENTRIES
         small = joinable is not None and joinable.entries_held <= most // _FEWEST_HELD
-        if joinable is not None and small and (not on_cpu or _keeps_bits(joinable)):
+        if joinable is not None and small and (not on_cpu or joinable.keeps_bits):
             held = joinable.held()
             self._wait(specs, held, floor, deliver, held.entries_held, most)
-        elif joinable is None or on_cpu:
+        elif joinable is None or (on_cpu and not _shares_spectra(specs, view)):
             self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
         else:
             self._evaluate_large(specs, joinable, floor, deliver)
@@ -107,8 +111,9 @@ class PendingReadings:
             if kind not in self._reductions:
                 self._reductions[kind] = _reductions_read(specs, view, floor)
             return
-        stripped = view.stripped(reductions)
-        self._wait(specs, stripped, floor, deliver, stripped.bytes_held, HELD_BYTES)
+        stripped = at_best_pace(view, ("reductions", len(specs)), lambda: _stripped(view, reductions, floor))
+        most = HELD_CPU_BYTES if stripped.home.type == "cpu" else HELD_BYTES
+        self._wait(specs, stripped, floor, deliver, stripped.bytes_held, most)
 
     def _wait(
         self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver, size: int, most: int
@@ -133,13 +138,22 @@ class PendingReadings:
             one.deliver(*(on_host if one.columns is None else (tensor[:, one.columns] for tensor in on_host)))
 
 
-def _keeps_bits(view: Joinable) -> bool:
-    """Whether its values on a CPU have the same bits if it is joined with others like it.
+def _shares_spectra(specs: Sequence[MetricSpec], view: View) -> bool:
+    """Whether a view on a CPU should wait with its Gram matrices, so that the threads share more eigenvalues.
 
-    A product of one matrix may round differently from a batch of them, and sequences are multiplied ``unit`` at a time.
-    If their number shares a divisor with the unit, no sequence is ever left alone.
+    Metrics of extensions are evaluated at once: they may read activations for some values only.
     """
-    return view.unit == 1 or math.gcd(view.batch_shape[0], view.unit) > 1
+    spectral = any(spec.needs == "spectrum" for spec in specs)
+    ours = all((spec.function.__module__ or "").split(".")[0] == "rankscope" for spec in specs)
+    return available_threads() > 1 and spectral and ours and isinstance(view, Tokens)
+
+
+def _stripped(view: Joinable, reductions: frozenset[str], floor: float) -> Joinable:
+    if isinstance(view, Tokens) and view.device.type == "cpu":
+        if "kept_grams" in reductions:
+            view.expect_grams()
+        view.settle_resolved(floor)
+    return view.stripped(reductions)
 
 
 def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:
@@ -150,7 +164,7 @@ def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:
 
 def _reductions_read(specs: Sequence[MetricSpec], view: Joinable, floor: float) -> frozenset[str] | None:
     """The reductions that these metrics read, of a view on which they were evaluated; None if one reads activations."""
-    stripped: Any = view.stripped(view.taken())
+    stripped: Any = _stripped(view, view.computed(), floor)
     try:
         evaluate(specs, stripped, floor)
     except ActivationsGoneError:

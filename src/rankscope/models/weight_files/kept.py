@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rankscope._files import cache_folder
 from rankscope.errors import InputError, LoadError
-from rankscope.models.pretrained import cache_folder
 from rankscope.models.weight_files.files import Traffic, WeightFile, bytes_at
 
 VARIABLE = "RANKSCOPE_KEEP_GIB"

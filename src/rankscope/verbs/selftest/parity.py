@@ -80,5 +80,6 @@ def _difference(here: Run, there: Run) -> tuple[int, float]:
     # Statuses may differ only for a value next to its threshold.
     if not known.any() or float((ok[0] != ok[1]).mean()) > ALLOWED:
         return int(known.sum()), float("nan")
-    size = np.maximum(np.maximum(np.abs(a), np.abs(b))[known], np.finfo(float).tiny)
-    return int(known.sum()), float((np.abs(a - b)[known] / size).max())
+    a, b = a[known], b[known]
+    size = np.maximum(np.maximum(np.abs(a), np.abs(b)), np.finfo(float).tiny)
+    return len(a), float((np.abs(a - b) / size).max())
