@@ -284,8 +284,8 @@ _PRETRAINED, _MIXED_UP = frozenset({"pretrained"}), ("data_shift", *_ANY)
 FRESH_FAULTY: tuple[Declared, ...] = (
     Declared("softmax before the cross-entropy", "softmax first", 0, _ANY, ("objective", "loss", "head"), kind="loss"),
     Declared("labels shifted twice", "shifted twice", 60, _ANY, ("objective", "data"), kind="loss", family="gpt2"),
-    Declared("stream rounded with one scale per tensor", "rounded", ONSET, _ANY, ("activations", "numbers", "structure"),
-             kind="numbers", rate=3e-4, options=_PRETRAINED),
+    Declared("stream rounded with one scale per tensor", "rounded", ONSET, _ANY,
+             ("activations", "numbers", "structure"), kind="numbers", rate=3e-4, options=_PRETRAINED),
     Declared("parameters converted after the optimizer was built", "new parameters", 0, _ANY,
              ("optimizer", "gradients")),
     Declared("averaged weights stay after each evaluation", "average stays", 0, _ANY, ("weights", "optimizer")),
@@ -332,7 +332,7 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
     "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
 }
-"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``: declared later, without
-knowledge of the alarms. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``: declared after
+that, without knowledge of the alarms. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))
