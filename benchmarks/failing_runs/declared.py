@@ -279,13 +279,60 @@ FINAL_HEALTHY: tuple[Declared, ...] = (
     Declared("a fifth of the labels are wrong", family="post", warmup=40, options=frozenset({"noisy labels"})),
 )  # fmt: skip
 
+_PRETRAINED, _MIXED_UP = frozenset({"pretrained"}), ("data_shift", *_ANY)
+
+FRESH_FAULTY: tuple[Declared, ...] = (
+    Declared("softmax before the cross-entropy", "softmax first", 0, _ANY, ("objective", "loss", "head"), kind="loss"),
+    Declared("labels shifted twice", "shifted twice", 60, _ANY, ("objective", "data"), kind="loss", family="gpt2"),
+    Declared("stream rounded with one scale per tensor", "rounded", ONSET, _ANY,
+             ("activations", "numbers", "structure"), kind="numbers", rate=3e-4, options=_PRETRAINED),
+    Declared("parameters converted after the optimizer was built", "new parameters", 0, _ANY,
+             ("optimizer", "gradients")),
+    Declared("averaged weights stay after each evaluation", "average stays", 0, _ANY, ("weights", "optimizer")),
+    Declared("fused queries, keys and values split in the wrong order", "wrong split", 70, _ANY,
+             ("weights", "attention"), rate=3e-4, options=_PRETRAINED),
+    Declared("head tied to an embedding of another scale", "tied", ONSET, _ANY, ("weights", "head", "embedding")),
+    Declared("adapters merged again and again", "merged again", 60, _ANY, ("weights", "attention", "adapters"),
+             rate=5e-3, options=frozenset({"pretrained", "reversed", "adapters"})),
+    Declared("every matrix begins constant", "constant", 0, _ANY, ("initialisation", "weights")),
+    Declared("blocks begin as copies of one", "copies", 0, _ANY, ("initialisation", "weights"), family="post",
+             layers=12, rate=5e-4, warmup=40),
+    Declared("attention over the batch", "batch axis", 70, _ANY, ("attention", "structure"), rate=3e-4,
+             options=_PRETRAINED),
+    Declared("tokens shuffled in each sequence", "shuffled tokens", 90, _MIXED_UP, _DATA, kind="data", family="gpt2"),
+    Declared("ids wrap at 16", "wrapped ids", 100, _MIXED_UP, _DATA, kind="data", family="post", warmup=40),
+    Declared("spaces are lost", "no spaces", 60, _MIXED_UP, _DATA, kind="data", family="llama"),
+    Declared("one batch at every step", "one batch", 70, ("repeated_sequences", *_MIXED_UP), _DATA, kind="data"),
+    Declared("pixels from 0 to 255", "raw pixels", ONSET, _MIXED_UP, _DATA, kind="data", family="vit",
+             objective="images", batch=16),
+)  # fmt: skip
+
+FRESH_HEALTHY: tuple[Declared, ...] = (
+    Declared("GPT-NeoX, parallel branches", family="neox"),
+    Declared("Mixtral, four experts", family="mixtral"),
+    Declared("distance instead of positions", options=frozenset({"distance", "no positions"})),
+    Declared("blocks learn in turn", options=frozenset({"in turn"})),
+    Declared("distilled from a trained model", options=frozenset({"distilled"})),
+    Declared("text and copies", batch=16, options=frozenset({"some copies"})),
+    Declared("more and more characters hidden", family="post-mlm", objective="masked", warmup=40,
+             options=frozenset({"more hidden"})),
+    Declared("embeddings of length one", rate=2e-3, options=frozenset({"unit embedding"})),
+    Declared("noise on the gradients", options=frozenset({"noisy gradients"})),
+    Declared("counts, to a loss near zero", rate=3e-3, options=frozenset({"counts"})),
+    Declared("ViT, contrast and brightness drawn", family="vit", objective="images", batch=16,
+             options=frozenset({"jitter"})),
+    Declared("trained model learns to classify", objective="pooled", rate=5e-4, batch=16, options=_PRETRAINED),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
     "third": (*THIRD_FAULTY, *THIRD_HEALTHY),
     "last": (*LAST_FAULTY, *LAST_HEALTHY),
     "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
+    "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
 }
-"""``final``: declared before the alarms were changed last, and trained once, after it. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``: declared after
+that, without knowledge of the alarms. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

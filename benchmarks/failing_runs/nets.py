@@ -54,14 +54,18 @@ class Block(nn.Module):
         half: whether the stream is stored in float16 after the block.
         axis: over which scores are normalised.
         most: largest entry of the stream after the block.
+        levels: steps from zero to the largest entry that the stream is rounded to after the block; 0 for no rounding.
         visible: the keys that a token sees: "all" that the mask allows, the "first" one, or "itself".
+        slope: what a score loses per position of distance (ALiBi).
+        batch_first: whether attention takes the second axis for the tokens, and not the first.
     """
 
     def __init__(self, width: int, place: Place, *, causal: bool, dropout: float) -> None:
         super().__init__()
         self.place = place
         self.skip, self.branch, self.sharpness, self.causal, self.half = 1.0, 1.0, 1.0, causal, False
-        self.visible, self.axis, self.most = "all", -1, math.inf
+        self.visible, self.axis, self.most, self.levels = "all", -1, math.inf, 0
+        self.slope, self.batch_first = 0.0, True
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.out_proj = nn.Linear(width, width)
@@ -70,11 +74,16 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Softmax attention."""
+        if not self.batch_first:
+            x = x.transpose(0, 1)
         batch, tokens, width = x.shape
         q, k, v = (
             proj(x).view(batch, tokens, HEADS, -1).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         scores = self.sharpness * (q @ k.transpose(-1, -2)) / math.sqrt(width // HEADS)
+        if self.slope:
+            places = torch.arange(tokens)
+            scores = scores - self.slope * (places[:, None] - places).abs()
         if self.causal:
             scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -1e9)
         if self.visible != "all":
@@ -84,7 +93,8 @@ class Block(nn.Module):
             scores = scores.masked_fill(~seen, -1e9)
         if mask is not None:
             scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
-        return self.out_proj((scores.softmax(self.axis) @ v).transpose(1, 2).reshape(batch, tokens, width))
+        mixed = self.out_proj((scores.softmax(self.axis) @ v).transpose(1, 2).reshape(batch, tokens, width))
+        return mixed if self.batch_first else mixed.transpose(0, 1)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Two branches, each added to the stream."""
@@ -95,6 +105,9 @@ class Block(nn.Module):
             x = self.norm1(self.skip * x + self.branch * self.dropout(self.attend(x, mask)))
             x = self.norm2(self.skip * x + self.branch * self.dropout(self.mlp(x)))
         x = x.clamp(-self.most, self.most)
+        if self.levels:
+            scale = x.detach().abs().max() / self.levels
+            x = x + ((x / scale).round() * scale - x).detach()
         return x.half().float() if self.half else x
 
 
@@ -156,6 +169,11 @@ def _from_transformers(family: str, vocabulary: int, layers: int, width: int) ->
         )
     if family == "llama":
         return hf.LlamaForCausalLM(hf.LlamaConfig(**shape, use_cache=False, num_key_value_heads=1))
+    if family == "neox":
+        return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**shape, use_cache=False))
+    if family == "mixtral":
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
+        return hf.MixtralForCausalLM(hf.MixtralConfig(**shape, **experts, use_cache=False))
     if family == "bert":
         return hf.BertForMaskedLM(hf.BertConfig(**shape))
     assert family == "vit", family
@@ -205,9 +223,9 @@ def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return (wave + 0.5 * torch.randn(count, 16, 16, generator=generator))[:, None], kinds
 
 
-def masked(ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A fifth of the characters hidden, and the labels of those."""
-    hidden = torch.rand(ids.shape, generator=generator) < 0.2
+def masked(ids: Tensor, generator: torch.Generator, share: float = 0.2) -> tuple[Tensor, Tensor]:
+    """A share of the characters hidden, and the labels of those."""
+    hidden = torch.rand(ids.shape, generator=generator) < share
     return torch.where(hidden, HIDDEN, ids), torch.where(hidden, ids, -100)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -20,6 +21,7 @@ from benchmarks.failing_runs.nets import (
     PAD,
     SPECIAL,
     TOKENS,
+    Adapter,
     Block,
     Net,
     add_adapters,
@@ -101,6 +103,11 @@ class Training:
             self._pretrain()
         if "new head" in declared.options:
             _new_head(self.model)
+        if "distilled" in declared.options:
+            begin = copy.deepcopy(self.model.state_dict())
+            self._pretrain()
+            self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
+            self.model.load_state_dict(begin)
         self.change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda batch: batch
         if "bfloat16" in declared.options:
             self.model.to(torch.bfloat16)
@@ -146,7 +153,10 @@ class Training:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.slow = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        self.gradient_change: Callable[[], None] = lambda: None
+        self.gradient_change: Callable[[], None] = (
+            self._noise if "noisy gradients" in declared.options else lambda: None
+        )
+        self._plan(0)
 
     def _shape_branches(self) -> None:
         """Options that change how the blocks of an own model begin, or what they do in training."""
@@ -158,6 +168,8 @@ class Training:
                 last.bias.data.mul_(small)
             if "stochastic depth" in options:
                 block.dropout = DropPath()
+        if "distance" in options:
+            self.each_block(slope=0.5)
         if "no positions" in options:
             assert isinstance(self.model, Net)
             nn.init.zeros_(self.model.positions.weight).requires_grad_(False)
@@ -166,6 +178,24 @@ class Training:
             self.model.embed.register_forward_hook(
                 lambda module, args, output: output + 0.3 * torch.randn_like(output) if module.training else output
             )
+
+    def _plan(self, step: int) -> None:
+        """Options that act before each step."""
+        options = self.declared.options
+        if "in turn" in options:
+            assert isinstance(self.model, Net)
+            for place, block in enumerate(self.model.blocks):
+                block.requires_grad_(place == step // 10 % len(self.model.blocks))
+        if "unit embedding" in options:
+            assert isinstance(self.model, Net)
+            with torch.no_grad():
+                self.model.embed.weight.copy_(torch.nn.functional.normalize(self.model.embed.weight, dim=-1))
+
+    def _noise(self) -> None:
+        """Noise as large as the gradient of each parameter, as for differential privacy."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += parameter.grad.square().mean().sqrt() * torch.randn_like(parameter.grad)
 
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
@@ -178,9 +208,13 @@ class Training:
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step, as the loader returns it."""
         declared = self.declared
+        self._plan(step)
         if declared.objective == "images":
             pixels, labels = images(declared.batch, self.generator)
-            return {"pixel_values": pixels, "labels": labels}
+            if "jitter" in declared.options:
+                contrast, brightness = torch.randn(2, len(pixels), 1, 1, 1, generator=self.generator)
+                pixels = pixels * (0.7 * contrast).exp() + brightness
+            return self.change({"pixel_values": pixels, "labels": labels})
         text = self.text
         if "reversed" in declared.options:
             text = text.flip(0)
@@ -209,6 +243,10 @@ class Training:
             ids = windows(text, 8, torch.Generator().manual_seed(1))
         if declared.objective == "copy":
             ids = torch.cat([ids[:, : TOKENS // 2], ids[:, : TOKENS // 2]], 1)
+        if "some copies" in declared.options:
+            ids[::2, TOKENS // 2 :] = ids[::2, : TOKENS // 2]
+        if "counts" in declared.options:
+            ids = SPECIAL + (ids[:, :1] + torch.arange(tokens)) % (self.vocabulary - SPECIAL)
         if "twice" in declared.options:
             ids = ids[: declared.batch // 2].repeat(2, 1)
         found = {"input_ids": ids}
@@ -219,7 +257,8 @@ class Training:
             mark = torch.rand(ids.shape, generator=self.generator) < 0.3
             found["input_ids"] = torch.where(mark, SPECIAL + 3 + found["labels"][:, None], ids)
         if declared.objective == "masked":
-            found["input_ids"], found["labels"] = masked(ids, self.generator)
+            share = 0.1 + 0.4 * step / self.size["steps"] if "more hidden" in declared.options else 0.2
+            found["input_ids"], found["labels"] = masked(ids, self.generator, share)
         if "lengths" in declared.options:
             lengths = torch.randint(TOKENS // 3, TOKENS + 1, (len(ids), 1), generator=self.generator)
             keep = torch.arange(TOKENS)[None] < lengths
@@ -270,6 +309,9 @@ class Training:
             loss = torch.nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), labels.flatten(), label_smoothing=0.2
             )
+        if "distilled" in declared.options:
+            taught = self.teacher(batch["input_ids"])[:, :-1].softmax(-1)
+            loss = -(taught * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
         return self.loss_change(loss, logits, batch["input_ids"])
 
     def _pretrain(self) -> None:
@@ -575,6 +617,68 @@ def _other_mlps(training: Training, since: int) -> None:
             own.mlp.load_state_dict(another.mlp.state_dict())
 
 
+def _softmax_first(training: Training, since: int) -> None:
+    training.loss_change = lambda loss, logits, ids: cross_entropy(logits[:, :-1].softmax(-1), ids[:, 1:])
+
+
+def _new_parameters(training: Training, since: int) -> None:
+    """Equal values in parameters that the optimizer does not know, as after a late conversion of the model."""
+    assert isinstance(training.model, Net)
+    known = {id(parameter) for group in training.optimizer.param_groups for parameter in group["params"]}
+    for module in (*training.model.blocks.modules(), training.model.head):
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            if id(parameter) in known:
+                setattr(module, name, nn.Parameter(parameter.detach().clone()))
+
+
+def _average_stays(training: Training, since: int) -> None:
+    for name, weight in training.model.named_parameters():
+        training.slow[name].lerp_(weight.detach(), 0.01)
+        if since % 20 == 19:
+            weight.data.copy_(training.slow[name])
+
+
+def _wrong_split(model: Net) -> None:
+    for block in model.blocks:
+        q, k, v = (copy.deepcopy(part.state_dict()) for part in (block.q_proj, block.k_proj, block.v_proj))
+        for part, state in ((block.q_proj, k), (block.k_proj, v), (block.v_proj, q)):
+            part.load_state_dict(state)
+
+
+def _tied(training: Training, since: int) -> None:
+    assert isinstance(training.model, Net)
+    training.model.head.weight = training.model.embed.weight
+
+
+def _merged_again(training: Training, since: int) -> None:
+    for module in training.model.modules():
+        if isinstance(module, Adapter) and since % 2 == 0:
+            module.base.weight.data += module.up.weight.data @ module.down.weight.data
+
+
+def _constant(model: Net) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.fill_(0.1)
+
+
+def _copies(model: Net) -> None:
+    for block in model.blocks[1:]:
+        block.load_state_dict(model.blocks[0].state_dict())
+
+
+def _of_ids(change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "input_ids": change(batch["input_ids"])}
+
+
+def _without_spaces(training: Training, since: int) -> None:
+    training.text = training.text[training.text != SPECIAL + 1]
+
+
+def _raw_pixels(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "pixel_values": 64.0 * batch["pixel_values"] + 128.0}
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -652,6 +756,22 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "no blocks": partial(_of_modules, ("blocks.1", "blocks.2"), lambda args, output: args[0]),
     "nan gradient": _nan_gradient,
     "other mlps": _other_mlps,
+    "softmax first": _softmax_first,
+    "shifted twice": lambda training, since: setattr(training, "label_change", lambda labels: labels.roll(-1, 1)),
+    "new parameters": _new_parameters,
+    "average stays": _average_stays,
+    "wrong split": partial(_in_place, _wrong_split),
+    "tied": _tied,
+    "merged again": _merged_again,
+    "constant": partial(_in_place, _constant),
+    "copies": partial(_in_place, _copies),
+    "batch axis": lambda training, since: training.each_block(batch_first=False),
+    "rounded": lambda training, since: training.each_block(levels=3),
+    "shuffled tokens": partial(_of_ids, lambda ids: ids.gather(1, torch.rand(ids.shape).argsort(1))),
+    "wrapped ids": partial(_of_ids, lambda ids: ids % 16),
+    "no spaces": _without_spaces,
+    "one batch": lambda training, since: training.generator.manual_seed(1),
+    "raw pixels": _raw_pixels,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
