@@ -373,7 +373,7 @@ class Gauge:
             return ()
         if self._where == "probe":
             self._prober.battery.turn(step)
-        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate())
+        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate(), self.optimizers)
         values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
@@ -408,7 +408,7 @@ class Gauge:
             self._look_at_start()
             values = (*values, *(self._start or ()))
         if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
-            values = (*values, self._compared())
+            values = (*values, self._compared(step))
         self._references.take(values, step)
         states, active = self._references.states(values), self._watch.active
 
@@ -495,10 +495,15 @@ class Gauge:
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
 
-    def _compared(self) -> LayerValue:
-        """How the model is put together, compared with what was seen last, here or in an earlier session."""
-        now = self._prober.structure()
+    def _compared(self, step: int) -> LayerValue:
+        """How the model is put together, compared with what was seen last, here or in an earlier session.
+
+        If that shows nothing, what it computes with earlier weights is compared.
+        """
+        now, departure = self._prober.structure(), self._prober.departure(step)
         self._changes = now.differences(self._structures[-1]) if self._structures else ()
+        if departure is not None and not self._changes:
+            self._changes = (now.departed(departure, self._structures[-1] if self._structures else None),)
         self._structures.append(now)
         self._outlets.describe({"structure": now.to_json()})
         return fact("structure_changes", "structure", float(len(self._changes)))
