@@ -21,7 +21,9 @@ from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
 from rankscope.monitor.alarms.loss_shift import loss_shift
+from rankscope.monitor.alarms.repeated_sequences import STUCK
 from rankscope.monitor.alarms.still_weights import MOVED
 from rankscope.monitor.alarms.still_weights import STEPS as STILL
 from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
@@ -412,6 +414,8 @@ def _of_batch(scene: Scene) -> Cause | None:
         or copies - start.get("batch_copies", copies) >= 0.5 * (1.0 - start.get("batch_copies", copies)) > 0
     ):
         return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
+    if (stuck := now.get("batch_stuck", 0.0)) >= STUCK:
+        return Cause("data", f"Cause: the data: the batch is the same as in each of the {stuck:.0f} readings before.")
     if (empty := _of_empty_batch(scene)) is not None:
         return empty
     if common >= ONE_TOKEN:
@@ -522,6 +526,14 @@ _NO_GRADIENT = (
     "Look for detach(), torch.no_grad() and requires_grad in the forward after this block, and at the learning rate of "
     "its parameters."
 )
+
+
+def _of_kept_gradients(scene: Scene) -> Cause | None:
+    share = scene.whole.now.get("gradient_carried", 0.0)
+    if share < KEPT:
+        return None
+    words = f"{share:.0%} of the gradient of a step is that of the step before, which was not cleared"
+    return Cause("gradients", f"Cause: the gradients: {words}.", "Call optimizer.zero_grad() once in every step.")
 
 
 def _of_start(scene: Scene) -> Cause | None:
@@ -698,6 +710,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_settings,
     _of_replaced_weights,
     _of_still_weights,
+    _of_kept_gradients,
     _of_start,
     _of_rate,
     _of_entry,

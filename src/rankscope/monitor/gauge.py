@@ -38,6 +38,7 @@ from rankscope.monitor.causes import (
     was_so_at_start,
 )
 from rankscope.monitor.changes import LossLevel
+from rankscope.monitor.clearing import Clearing
 from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import MetricsLike, ProbeBattery, Prober
@@ -149,7 +150,7 @@ class Gauge:
         self._alarms: list[Alarm] = []
         self._start: tuple[LayerValue, ...] | None = None
         self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
-        self._batches = BatchWatch(padding)
+        self._batches, self._clearing = BatchWatch(padding), Clearing()
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
         self._only_graph = where == "graph" and not request.alarms
@@ -188,7 +189,13 @@ class Gauge:
     def after_backward(self, step: int) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
         number = self._numbered(step)
-        if number is None or not self._is_due(number):
+        if number is None or self.disabled is not None:
+            return
+        is_due = self._is_due(number)
+        if self._ranks.world == 1 and not self._only_graph:
+            with self._guarded():
+                self._clearing.after_backward(self._prober.model, is_due=is_due)
+        if not is_due:
             return
         with self._guarded(), self._timed():
             if self._meets(number):
@@ -297,6 +304,7 @@ class Gauge:
         with self._guarded():
             if self._graph is not None:
                 self._graph.close()
+            self._clearing.close()
             self._status.listen()
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
@@ -387,6 +395,9 @@ class Gauge:
                 yield fact("loss", "loss", value)
             for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
                 yield fact(name, "loss", number)
+        if math.isfinite(carried := self._clearing.take()):
+            yield fact("gradient_carried", "gradients", carried)
+        self._clearing.after_step()
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
         if batch is not None and self._ranks.is_first:

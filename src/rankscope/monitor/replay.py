@@ -102,7 +102,8 @@ class Replay:
                 note((ref.stack or "", ref.layer, ref.site), seen)
 
         model = view.model
-        held = {name: one.to(_devices(model)[name]) for name, one in self._weights.items()} if replayed else {}
+        now = dict(model.named_parameters())
+        held = {name: one.to(now[name].device) for name, one in self._weights.items()} if replayed else {}
         with beside_training(model), with_parameters(model, held):
             if replayed:
                 _write(model, self._buffers)
@@ -135,10 +136,6 @@ def _direction(width: int, device: torch.device) -> Tensor:
     """A fixed random vector."""
     generator = torch.Generator().manual_seed(width)
     return torch.randn(width, generator=generator).to(device) / math.sqrt(width)
-
-
-def _devices(model: nn.Module) -> dict[str, torch.device]:
-    return {name: one.device for name, one in model.named_parameters()}
 
 
 def _write(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ def still_weights(layer: LayerState) -> Judgement | None:
     **Exact** for a sample of the entries of each parameter that requires a gradient. Weights hardly move if their
     motion per step and learning rate fell to a hundredth while the norm of the gradient did not fall to a fifth; if
     the optimizer's epsilon is a hundred times the root of its second moment and the motion a hundredth of the learning
-    rate; or if it was never above 1e-7 of their norm per step.
+    rate; or if it was never above 3e-7 of their norm per step.
     """
     if not layer.has("still_steps", "weights_moved"):
         return None
