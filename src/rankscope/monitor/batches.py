@@ -55,6 +55,7 @@ class BatchWatch:
         - ``batch_labels``: the same as ``batch_surprise``, of the labels.
         - ``batch_size``: root mean square of the entries, for inputs that are not tokens.
         - ``batch_ignored``: share of labels that a loss leaves out.
+        - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
         - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
@@ -75,6 +76,9 @@ class BatchWatch:
             copies = 1.0 - (distinct_in([Batch({name: value}, keep, 0, len(value))]) - 1) / (len(value) - 1)
             found["batch_copies"] = copies
         if value.is_floating_point():
+            found["batch_not_finite"] = float((~torch.isfinite(value)).double().mean())
+            if found["batch_not_finite"] > 0.0:
+                return found
             size = float(torch.linalg.vector_norm(value.double()))
             found["batch_size"] = size / math.sqrt(value.numel())
             if value.shape[-1] > 1 and size > 0.0:

@@ -103,6 +103,7 @@ class Structure:
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
         entry_size: norm of the first block's input, by stack.
         settings: type of each module without children and what it was built with, as it prints it, by name.
+        dtypes: the dtype of each parameter, by name.
         sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
             branch shrinks.
     """
@@ -116,6 +117,7 @@ class Structure:
     entry_size: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -137,6 +139,10 @@ class Structure:
         found = []
         if self.shapes != before.shapes:
             found.append(Cause("shapes", "names or shapes of parameters are others"))
+        cast = [name for name, dtype in self.dtypes.items() if before.dtypes.get(name, dtype) != dtype]
+        if cast:
+            words = f"{len(cast)} parameters are {self.dtypes[cast[0]]} instead of {before.dtypes[cast[0]]}"
+            found.append(Cause("numbers", words))
         moved: dict[tuple[str, str], list[str]] = {}
         for name, gain in self.gains.items():
             old = before.gains.get(name, math.nan)
@@ -293,6 +299,7 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         reader.entry_size,
         {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in leaves.items()},
         reader.sizes,
+        {name: str(one.dtype).removeprefix("torch.") for name, one in view.model.named_parameters()},
     )
 
 
@@ -312,6 +319,7 @@ class Moment:
         data: whether the batch was unlike those before.
         jumped: the parameters that moved as no step of the optimizer moves them, the furthest one of each block.
         spread: how far the rows of an embedding are from their mean, relative to the start of the run.
+        settings: of the optimizers besides the learning rate, by name.
     """
 
     step: int
@@ -321,6 +329,7 @@ class Moment:
     data: bool = False
     jumped: tuple[LayerValue, ...] = ()
     spread: LayerValue | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slowest(self) -> float:
@@ -384,11 +393,18 @@ def find_cause(scene: Scene) -> Cause:
 
 def _of_numbers(scene: Scene) -> Cause | None:
     found = scene.not_finite()
-    empty = _of_empty_batch(scene)
+    empty = _of_broken_batch(scene) or _of_empty_batch(scene)
     # The mean over no label is not a number: the batch comes before what follows from it.
-    if found is None or empty is None or found.component not in ("loss", "gradients"):
+    if found is None or empty is None or found.component not in ("loss", "gradients", "activations"):
         return found
     return replace(empty, change=f"{RELOAD} {TO_DO['data']}" if found.change.startswith(RELOAD) else "")
+
+
+def _of_broken_batch(scene: Scene) -> Cause | None:
+    share = scene.whole.now.get("batch_not_finite", 0.0)
+    if share == 0.0:
+        return None
+    return Cause("data", f"Cause: the data: {share:.2g} of the entries of the batch are NaN or infinite.")
 
 
 def _of_empty_batch(scene: Scene) -> Cause | None:
@@ -452,6 +468,26 @@ def _set_anew(names: Sequence[str], now: Mapping[str, str], before: Mapping[str,
     return f"{names[0]} is {now[names[0]]} instead of {before[names[0]]}{more}"
 
 
+STEADY = 3
+"""Readings for which a setting of the optimizer was the same, before another value is a change: some follow a cycle."""
+
+
+def _of_optimizer_settings(scene: Scene) -> Cause | None:
+    """A decay, a momentum or an epsilon that was the same until it became another one."""
+    past = list(scene.past)
+    for place in range(max(STEADY, len(past) - RECENT), len(past)):
+        for name, now in past[place].settings.items():
+            before = [one.settings.get(name, math.nan) for one in past[place - STEADY : place]]
+            if len(set(before)) > 1 or not abs(now - before[-1]) > SAME_GAIN * max(abs(now), abs(before[-1])):
+                continue
+            words = f"{name} is {now:.3g} instead of {before[-1]:.3g} since step {past[place].step}"
+            if name == "maximize":
+                return Cause("objective", f"Cause: the optimizer maximises what it did minimise: {words}.")
+            change = f"Look at {name} in optimizer.param_groups: it was {before[-1]:.3g}."
+            return Cause("optimizer", f"Cause: a setting of the optimizer changed: {words}.", change)
+    return None
+
+
 def _of_replaced_weights(scene: Scene) -> Cause | None:
     """Parameters that moved as no step of the optimizer does, in a block or outside: written by something else."""
     rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
@@ -496,7 +532,12 @@ def _of_still_weights(scene: Scene) -> Cause | None:
     if rate == 0.0:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
+    if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
+        words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
+        return Cause("objective", f"Cause: the objective: {words}.")
     if moved >= MOVED:
+        return _of_slow_weights(scene.whole.now, rate)
+    if 0.0 < rate <= LOW_RATE:
         return _of_slow_weights(scene.whole.now, rate)
     if moved > 0.0:
         words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
@@ -506,12 +547,12 @@ def _of_still_weights(scene: Scene) -> Cause | None:
 
 def _of_slow_weights(now: Mapping[str, float], rate: float) -> Cause:
     """Weights that hardly move: epsilon decides the steps, the rate is too low, or something shrinks the steps."""
-    speed, epsilon = now.get("weights_speed", math.nan), now.get("epsilon_ratio", math.nan)
-    if epsilon > 1.0:
+    speed, epsilon = now.get("weights_speed", 0.0), now.get("epsilon_ratio", math.nan)
+    if epsilon > 1.0 and not rate <= LOW_RATE:
         words = f"its epsilon is {epsilon:.2g} times the root of the second moment that it is added to"
         return Cause("optimizer", f"Cause: the optimizer: {words}, so that its steps are far below its rate.", _EPSILON)
     if rate <= LOW_RATE:
-        words = f"at {rate:.2g}, weights move by {speed:.2g} of their norm per step"
+        words = f"at {rate:.2g}, weights move by at most {speed:.1g} of their norm per step"
         return Cause("rate", f"Cause: the learning rate: {words}.", "Raise the learning rate, or look at its schedule.")
     share = now.get("weights_slowed", math.nan)
     words = f"weights move by {speed:.2g} of their norm per step, {share:.2g} of what they did at this learning rate"
@@ -534,6 +575,11 @@ def _of_kept_gradients(scene: Scene) -> Cause | None:
         return None
     words = f"{share:.0%} of the gradient of a step is that of the step before, which was not cleared"
     return Cause("gradients", f"Cause: the gradients: {words}.", "Call optimizer.zero_grad() once in every step.")
+
+
+def _of_shown_fault(scene: Scene) -> Cause | None:
+    """What doctor shows at the first reading."""
+    return scene.structural() if scene.whole.now.get("structure_faults", 0.0) > 0.0 else None
 
 
 def _of_start(scene: Scene) -> Cause | None:
@@ -705,9 +751,11 @@ def _by_experiment(scene: Scene) -> Cause | None:
 
 _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_numbers,
+    _of_shown_fault,
     _of_batch,
     _of_changes,
     _of_settings,
+    _of_optimizer_settings,
     _of_replaced_weights,
     _of_still_weights,
     _of_kept_gradients,

@@ -47,6 +47,7 @@ from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading,
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
+from rankscope.monitor.steps import settings_of
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
 from rankscope.remedies import evidence_for
 
@@ -421,6 +422,7 @@ class Gauge:
         if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
             values = (*values, self._compared(step))
         self._references.take(values, step)
+        self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))
         states, active = self._references.states(values), self._watch.active
 
         def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:

@@ -39,6 +39,8 @@ SLOWED = 0.01
 SAME_GRADIENT = 0.2
 """Share of its usual norm that a gradient has to have, if weights that slow down are not to follow it."""
 SLOW_HISTORY = 8
+ABRUPT = 0.5
+"""Share of its usual norm that a gradient had in the two looks before it was exactly zero, for no good reason."""
 CRAWLS = 1e-4
 """Motion per step, relative to the norm, below which an epsilon that decides the steps is a fault; some recipes have
 one on purpose, and a learning rate to match."""
@@ -98,7 +100,7 @@ class _Speed:
         speed = change / math.sqrt(steps)
         self._largest = max(self._largest, speed) if math.isfinite(speed) else self._largest
         found: dict[str, float] = {}
-        if rate > 0.0:
+        if rate > 0.0 and gradient != 0.0:
             usual, of_gradient = (median(one) for one in zip(*self._past, strict=True)) if self._past else (0.0, 0.0)
             follows = not gradient >= SAME_GRADIENT * of_gradient
             if len(self._past) >= SLOW_HISTORY and speed / rate < SLOWED * usual and not follows:
@@ -107,7 +109,10 @@ class _Speed:
                 found["weights_slowed"] = speed * size / rate
             if not found and math.isfinite(gradient):
                 self._past.append((change / steps / rate, gradient))
-        if self._largest < NEVER:
+        # A margin that all inputs keep leaves no gradient either, and gets there slowly.
+        last = [one for _, one in self._past]
+        fell = gradient == 0.0 and len(last) >= SLOW_HISTORY and min(last[-2:]) >= ABRUPT * median(last)
+        if fell or self._largest < NEVER:
             found["weights_slowed"] = speed
         if not found or not math.isfinite(speed):
             return None

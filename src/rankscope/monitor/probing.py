@@ -30,7 +30,7 @@ from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
-from rankscope.monitor.replay import Departure, Replay
+from rankscope.monitor.replay import MOST_HELD, Departure, Replay
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import RowWriter, only
@@ -349,7 +349,7 @@ class Prober:
         return self.battery.values()
 
     def look_at_start(self) -> Iterator[LayerValue]:
-        """What is only looked at once: how many blocks begin as copies of the first one of their stack."""
+        """What is only looked at once: blocks that begin as copies of the first one, and faults that doctor shows."""
         view, _, _ = self.set_up()
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
@@ -357,6 +357,21 @@ class Prober:
             number = sum(len(cloned(blocks)) for blocks in stacks)
             if number:
                 yield fact("cloned_blocks", "structure", float(number))
+        faults = sum(one.kind == "fault" and one.certainty == "shown" for one in self._diagnosed_at_start())
+        if faults:
+            yield fact("structure_faults", "structure", float(faults))
+
+    def _diagnosed_at_start(self) -> tuple[Finding, ...]:
+        """As :meth:`diagnosed`, of a model that is small enough; nothing if it cannot be examined."""
+        if sum(one.numel() * one.element_size() for one in self.model.parameters()) > MOST_HELD:
+            return ()
+        try:
+            return self.diagnosed()
+        except RankscopeError:
+            return ()
+        except Exception as error:  # noqa: BLE001  (a model that cannot be examined is watched nevertheless)
+            LOGGER.warning("The model could not be examined at the start: %s: %s", type(error).__name__, error)
+            return ()
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""
@@ -387,7 +402,7 @@ class Prober:
         """Current norms of the gradients; if they are not finite, also whether the weights and the probe still are."""
         view, _, projections = self.set_up()
         norms = parameter_norms(view, "gradient")
-        self._gradient, self.before_update = norms.total, None
+        self._gradient, self.before_update = norms.total if norms.number else math.nan, None
         self.not_finite["gradients"] = bad_entries(self.model, "gradient", norms.bad) if norms.bad else ""
         if norms.bad:
             weights = parameter_norms(view, "weight")
@@ -396,7 +411,8 @@ class Prober:
                 self.before_update = ("", "") if place is None else ("activations", place)
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
-        total = (fact("total_gradient_norm", "gradients", norms.total),) if math.isfinite(norms.total) else ()
+        known = norms.number > 0 and math.isfinite(norms.total)
+        total = (fact("total_gradient_norm", "gradients", norms.total),) if known else ()
         return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total)
 
     def _bad_weights(self, norms: ParameterNorms) -> str:

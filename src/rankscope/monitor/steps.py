@@ -18,6 +18,19 @@ _MOST = 16
 """Parameters of an optimizer whose second moments are sampled."""
 
 
+def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
+    """The numbers of the first group of the first optimizer, besides learning rates."""
+    groups = [group for one in optimizers[:1] for group in one.param_groups[:1]]
+    found: dict[str, float] = {}
+    for name in ("weight_decay", "eps", "momentum", "dampening", "alpha", "betas", "maximize", "amsgrad"):
+        for group in groups:
+            values = group.get(name, ())
+            for number, value in enumerate(values if isinstance(values, tuple) else (values,)):
+                if isinstance(value, (int, float)):
+                    found[f"{name}[{number}]" if isinstance(values, tuple) else name] = float(value)
+    return found
+
+
 def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]:
     """Names of the parameters that some optimizer is to change, at a learning rate above zero."""
     groups = [group for one in optimizers for group in one.param_groups if float(group.get("lr", 1.0)) > 0.0]
