@@ -475,7 +475,7 @@ STEADY = 3
 def _of_optimizer_settings(scene: Scene) -> Cause | None:
     """A decay, a momentum or an epsilon that was the same until it became another one."""
     past = list(scene.past)
-    for place in range(max(STEADY, len(past) - RECENT), len(past)):
+    for place in range(max(STEADY, len(past) - 2 * RECENT), len(past)):
         for name, now in past[place].settings.items():
             before = [one.settings.get(name, math.nan) for one in past[place - STEADY : place]]
             if len(set(before)) > 1 or not abs(now - before[-1]) > SAME_GAIN * max(abs(now), abs(before[-1])):

@@ -72,16 +72,16 @@ class Clearing:
 
     def _carried(self, now: Tensor) -> float:
         old, added = self._old, self._added
-        if old is None or added is None or not bool(torch.isfinite(now).all()):
+        if old is None or added is None:
             return math.nan
-        cosine = float(old @ added) / max(float(old.norm() * added.norm()), math.ulp(0.0))
-        if not abs(cosine) < SAME_DIRECTION:
+        new, old, size = added / added.norm(), old / old.norm(), float(now.norm())
+        cosine = float(old @ new)
+        if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
             return math.nan
-        basis = torch.stack((added / added.norm(), old / old.norm()), 1)
-        fit = torch.linalg.lstsq(basis, now).solution
-        if not float((basis @ fit - now).norm()) <= EXPLAINED * float(now.norm()):
-            return math.nan
-        return abs(float(fit[1])) / float(now.norm())
+        along, across = float(new @ now), float(old @ now)
+        share = (across - cosine * along) / (1.0 - cosine**2)
+        left = now - (along - cosine * share) * new - share * old
+        return abs(share) / size if float(left.norm()) <= EXPLAINED * size else math.nan
 
 
 def _is_fit(parameter: nn.Parameter) -> bool:
