@@ -171,8 +171,8 @@ class Structure:
     def departed(self, departure: Departure, before: Structure | None) -> Cause:
         """Why the same weights give other values: a setting that matters in evaluation mode, or the first place."""
         words = f"the weights of step {departure.since} give other values than at that step: {departure.words}"
-        other = () if before is None else self.other_settings(before)
-        other = [name for name in other if not self.settings[name].lower().startswith("drop")]
+        settings = () if before is None else self.other_settings(before)
+        other = [name for name in settings if not self.settings[name].lower().startswith("drop")]
         change = f"Compare the code and the configuration with those of step {departure.since}."
         if before is None or not other:
             return Cause(departure.component, words, change)

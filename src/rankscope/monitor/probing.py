@@ -30,7 +30,7 @@ from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
-from rankscope.monitor.replay import MOST_HELD, Departure, Replay
+from rankscope.monitor.replay import MOST_HELD, SEQUENCES, Departure, Replay, first_sequences
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import RowWriter, only
@@ -314,13 +314,17 @@ class Prober:
         """The structure of the model."""
         return self.set_up()[0]
 
-    def diagnosed(self) -> tuple[Finding, ...]:
-        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
+    def diagnosed(self, sequences: int | None = None) -> tuple[Finding, ...]:
+        """What ``doctor`` finds in the model on the probe, or on its first sequences.
+
+        Nothing if other processes would have to take part.
+        """
         if self.needs_all_ranks:
             return ()
         view, prepared, _ = self.set_up()
+        batch = prepared[0] if sequences is None else first_sequences(prepared[0], sequences)
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view)).findings
+            return find(examine(self.model, batch, view=view)).findings
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics.
@@ -366,7 +370,7 @@ class Prober:
         if sum(one.numel() * one.element_size() for one in self.model.parameters()) > MOST_HELD:
             return ()
         try:
-            return self.diagnosed()
+            return self.diagnosed(SEQUENCES)
         except RankscopeError:
             return ()
         except Exception as error:  # noqa: BLE001  (a model that cannot be examined is watched nevertheless)

@@ -58,7 +58,7 @@ def epsilon_ratio(optimizers: Sequence[Optimizer]) -> float:
 def _moments(optimizer: Optimizer) -> Iterator[tuple[Tensor, float, float]]:
     """Second moment, epsilon and the factor by which the moment is biased, of every matrix."""
     for group in optimizer.param_groups:
-        epsilon = group.get("eps")
+        epsilon: Any = group.get("eps")
         for parameter in group["params"] if isinstance(epsilon, float) else ():
             state: Mapping[str, Any] = optimizer.state.get(parameter, {})
             known = [state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state]
