@@ -352,7 +352,7 @@ class Prober:
                     part.run(self.model)
         return self.battery.values()
 
-    def look_at_start(self) -> Iterator[LayerValue]:
+    def look_at_start(self, *, examines: bool = True) -> Iterator[LayerValue]:
         """What is only looked at once: blocks that begin as copies of the first one, and faults that doctor shows."""
         view, _, _ = self.set_up()
         if not any(map(is_distributed, self.model.parameters())):
@@ -361,7 +361,8 @@ class Prober:
             number = sum(len(cloned(blocks)) for blocks in stacks)
             if number:
                 yield fact("cloned_blocks", "structure", float(number))
-        faults = sum(one.kind == "fault" and one.certainty == "shown" for one in self._diagnosed_at_start())
+        findings = self._diagnosed_at_start() if examines else ()
+        faults = sum(one.kind == "fault" and one.certainty == "shown" for one in findings)
         if faults:
             yield fact("structure_faults", "structure", float(faults))
 

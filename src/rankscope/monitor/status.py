@@ -44,7 +44,7 @@ _OF_ALARMS = {
     "still_steps": "the weights are sharded over processes",
     "weight_jump": "the weights are sharded over processes",
     _BETWEEN_INPUTS: f"the probe needs at least {LEAST_INPUTS} different inputs, with finite values",
-    "batch_copies": "the batch has a single sequence, or no tensor of tokens or features",
+    "batch_copies": "the batch has no tensor of tokens or features",
     "batch_padding": "the batch has no tensor of tokens and no labels",
     "batch_surprise": "the batch has no tensor of tokens or features",
 }
