@@ -43,7 +43,6 @@ HEALTHY = {
     "loss_spread": 0.1,
     "cloned_blocks": 0.0,
     "gradient_carried": 0.0,
-    "structure_faults": 0.0,
 }
 BAD = {
     "token_collapse": {"relative_residual": 0.05},
@@ -65,7 +64,6 @@ BAD = {
     "cloned_blocks": {"cloned_blocks": 3.0},
     "weights_replaced": {"weight_jump": 3.0},
     "kept_gradients": {"gradient_carried": 0.5},
-    "faulty_structure": {"structure_faults": 1.0},
 }
 
 

@@ -30,7 +30,7 @@ from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.readings import LayerValue
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
-from tests.monitor.trainings import VOCABULARY, batches, bert, gpt2, probe
+from tests.monitor.trainings import batches, bert, gpt2, probe
 
 
 def structure_of(model: Any, **operation: Any) -> Structure:
@@ -422,30 +422,6 @@ def test_weights_of_another_dtype_are_a_change_of_the_model() -> None:
     found = [alarm for alarm in trained(change) if alarm.name == "model_changed"]
     assert [alarm.component for alarm in found] == ["numbers"]
     assert "bfloat16 instead of float32" in found[0].sentence
-
-
-def test_fault_that_doctor_shows_is_an_alarm_at_the_first_reading() -> None:
-    class Swapped(nn.Module):
-        """Softmax over the queries."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv, self.out, self.norm = nn.Linear(16, 48), nn.Linear(16, 16), nn.LayerNorm(16)
-            self.axis = -2
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-            return x + self.out((q @ k.transpose(1, 2) / 4.0).softmax(self.axis) @ v)
-
-    for axis, expected in ((-2, [("faulty_structure", "structure", 0)]), (-1, [])):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(VOCABULARY, 16), *(Swapped() for _ in range(3)), nn.Linear(16, VOCABULARY))
-        for block in model[1:4]:
-            block.axis = axis
-        gauge = Gauge(model.train(), torch.randint(5, VOCABULARY, (8, 9)), schedule=1, actions=(), strict=True)
-        readings = [gauge.step(step) for step in range(3)]
-        alarms = [alarm for reading in readings if reading is not None for alarm in reading.alarms]
-        assert [(alarm.name, alarm.component, alarm.step) for alarm in alarms] == expected
 
 
 def test_batch_that_is_not_finite_is_the_cause_of_what_is_not() -> None:

@@ -577,11 +577,6 @@ def _of_kept_gradients(scene: Scene) -> Cause | None:
     return Cause("gradients", f"Cause: the gradients: {words}.", "Call optimizer.zero_grad() once in every step.")
 
 
-def _of_shown_fault(scene: Scene) -> Cause | None:
-    """What doctor shows at the first reading."""
-    return scene.structural() if scene.whole.now.get("structure_faults", 0.0) > 0.0 else None
-
-
 def _of_start(scene: Scene) -> Cause | None:
     number = scene.whole.now.get("cloned_blocks", 0.0)
     if number == 0.0:
@@ -751,7 +746,6 @@ def _by_experiment(scene: Scene) -> Cause | None:
 
 _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_numbers,
-    _of_shown_fault,
     _of_batch,
     _of_changes,
     _of_settings,

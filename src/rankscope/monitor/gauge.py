@@ -353,7 +353,7 @@ class Gauge:
     def _look_at_start(self) -> None:
         """Once, before the first step of the optimizer if gradients are read: what only the initial weights show."""
         if self._start is None:
-            self._start = tuple(self._prober.look_at_start(examines=self._where == "probe"))
+            self._start = tuple(self._prober.look_at_start())
 
     def _meets(self, step: int) -> bool:
         """Whether every rank is here, if a reading needs all of them."""

@@ -30,7 +30,7 @@ from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
-from rankscope.monitor.replay import MOST_HELD, SEQUENCES, Departure, Replay, first_sequences
+from rankscope.monitor.replay import Departure, Replay
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import RowWriter, only
@@ -314,17 +314,13 @@ class Prober:
         """The structure of the model."""
         return self.set_up()[0]
 
-    def diagnosed(self, sequences: int | None = None) -> tuple[Finding, ...]:
-        """What ``doctor`` finds in the model on the probe, or on its first sequences.
-
-        Nothing if other processes would have to take part.
-        """
+    def diagnosed(self) -> tuple[Finding, ...]:
+        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
         if self.needs_all_ranks:
             return ()
         view, prepared, _ = self.set_up()
-        batch = prepared[0] if sequences is None else first_sequences(prepared[0], sequences)
         with beside_training(self.model):
-            return find(examine(self.model, batch, view=view)).findings
+            return find(examine(self.model, prepared[0], view=view)).findings
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics.
@@ -352,8 +348,8 @@ class Prober:
                     part.run(self.model)
         return self.battery.values()
 
-    def look_at_start(self, *, examines: bool = True) -> Iterator[LayerValue]:
-        """What is only looked at once: blocks that begin as copies of the first one, and faults that doctor shows."""
+    def look_at_start(self) -> Iterator[LayerValue]:
+        """What is only looked at once: how many blocks begin as copies of the first one of their stack."""
         view, _, _ = self.set_up()
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
@@ -361,22 +357,6 @@ class Prober:
             number = sum(len(cloned(blocks)) for blocks in stacks)
             if number:
                 yield fact("cloned_blocks", "structure", float(number))
-        findings = self._diagnosed_at_start() if examines else ()
-        faults = sum(one.kind == "fault" and one.certainty == "shown" for one in findings)
-        if faults:
-            yield fact("structure_faults", "structure", float(faults))
-
-    def _diagnosed_at_start(self) -> tuple[Finding, ...]:
-        """As :meth:`diagnosed`, of a model that is small enough; nothing if it cannot be examined."""
-        if sum(one.numel() * one.element_size() for one in self.model.parameters()) > MOST_HELD:
-            return ()
-        try:
-            return self.diagnosed(SEQUENCES)
-        except RankscopeError:
-            return ()
-        except Exception as error:  # noqa: BLE001  (a model that cannot be examined is watched nevertheless)
-            LOGGER.warning("The model could not be examined at the start: %s: %s", type(error).__name__, error)
-            return ()
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""

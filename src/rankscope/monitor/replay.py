@@ -72,7 +72,7 @@ class Replay:
         held = sum(one.numel() * one.element_size() for one in learned.values())
         if held > MOST_HELD or any(one.is_meta or is_distributed(one) for one in learned.values()):
             return None
-        batch = first_sequences(batch, SEQUENCES)
+        batch = batch.taken(0, min(SEQUENCES, batch.sequences)) if batch.sequences else batch
         found = None
         if self._seen:
             fits = {name: (one.shape, one.dtype) for name, one in learned.items()}
@@ -130,11 +130,6 @@ class Replay:
                 return Departure(_component(missing or place), words, self._step)
             before = f", while {_where(place)} is the same"
         return None
-
-
-def first_sequences(batch: Batch, most: int) -> Batch:
-    """The first sequences of a batch."""
-    return batch.taken(0, min(most, batch.sequences)) if batch.sequences else batch
 
 
 def _direction(width: int, device: torch.device) -> Tensor:
