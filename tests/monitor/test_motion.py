@@ -115,7 +115,7 @@ def setting(name: str, value: float, step: int) -> Change:
 @pytest.mark.parametrize(
     ("options", "component", "words"),
     [
-        ({"change": setting("eps", 10.0, 24)}, "optimizer", "its epsilon is"),
+        ({"change": setting("eps", 10.0, 24)}, "optimizer", "eps is 10 instead of 1e-08 since step 24"),
         ({"eps": 10.0}, "optimizer", "its epsilon is"),
         ({"kind": torch.optim.RMSprop, "eps": 100.0}, "optimizer", "its epsilon is"),
         ({"lr": 1e-9}, "rate", "Raise the learning rate"),
