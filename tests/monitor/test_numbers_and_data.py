@@ -110,7 +110,7 @@ def test_facts_of_a_batch_are_counts() -> None:
     assert facts_of({"input_ids": longer, "attention_mask": (longer > 2).long()})["batch_copies"] == 1.0
     # nothing marks padding: the most common token
     assert facts_of(torch.tensor([[3, 3, 3, 4]]))["batch_padding"] == 0.75
-    flat = {"batch_copies": 1.0, "batch_size": 2.0, "batch_order": 0.0, "batch_stuck": 0.0}
+    flat = {"batch_copies": 1.0, "batch_size": 2.0, "batch_order": 0.0, "batch_stuck": 0.0, "batch_not_finite": 0.0}
     assert facts_of({"pixel_values": torch.full((2, 1, 3, 3), 2.0)}) == flat
     assert facts_of({"lengths": torch.tensor(3), "text": "x"}) == {}
 
