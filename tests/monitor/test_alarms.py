@@ -42,6 +42,7 @@ HEALTHY = {
     "loss_level": 2.0,
     "loss_spread": 0.1,
     "cloned_blocks": 0.0,
+    "gradient_carried": 0.0,
 }
 BAD = {
     "token_collapse": {"relative_residual": 0.05},
@@ -62,6 +63,7 @@ BAD = {
     "loss_shift": {"loss_now": 4.0},
     "cloned_blocks": {"cloned_blocks": 3.0},
     "weights_replaced": {"weight_jump": 3.0},
+    "kept_gradients": {"gradient_carried": 0.5},
 }
 
 

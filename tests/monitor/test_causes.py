@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from rankscope import Surgery
 from rankscope.models.inputs import prepare_inputs
@@ -29,7 +30,7 @@ from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.readings import LayerValue
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
-from tests.monitor.trainings import bert, gpt2, probe
+from tests.monitor.trainings import batches, bert, gpt2, probe
 
 
 def structure_of(model: Any, **operation: Any) -> Structure:
@@ -344,3 +345,108 @@ def test_resumed_run_keeps_its_history_and_a_halved_skip_is_named_at_once(tmp_pa
     assert fallen.evidence["at_start"] == pytest.approx(start), "the start of the run, not of the session"
     assert [reading.step for reading in read_record(tmp_path).readings] == [*range(8)]
     assert math.isclose(read_record(tmp_path).facts["structure"]["gains"]["/0"], 0.5, rel_tol=1e-4)
+
+
+def trained(change: Any, *, build: Any = gpt2, steps: int = 44, options: Any = None) -> list[Alarm]:
+    """The alarms of a small training, read at every second step, in which something is done before every step."""
+    model = build(dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **(options or {})})
+    found: list[Alarm] = []
+    with Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=2, actions=(), strict=True) as gauge:
+        gauge.optimizers = (optimizer,)
+        for step, given in enumerate(batches(steps)):
+            factor = change(model, optimizer, step)
+            optimizer.zero_grad()
+            loss = model(**given).loss * (1.0 if factor is None else factor)
+            loss.backward()
+            gauge.after_backward(step)
+            optimizer.step()
+            reading = gauge.step(step, loss=loss)
+            found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
+    return found
+
+
+def setting(name: str, value: Any) -> Any:
+    def change(model: Any, optimizer: Any, step: int) -> None:
+        if step >= 24:
+            optimizer.param_groups[0][name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "component", "words"),
+    [
+        ("weight_decay", 100.0, "optimizer", "weight_decay is 100 instead of 0.01 since step 24"),
+        ("betas", (0.9, 0.0), "optimizer", "betas[1] is 0 instead of 0.999 since step 24"),
+        ("maximize", True, "objective", "maximises"),
+    ],
+)  # fmt: skip
+def test_setting_of_the_optimizer_that_changes_is_the_cause(name: str, value: Any, component: str, words: str) -> None:
+    rate = {"lr": 1e-2 if name == "maximize" else 1e-3}  # so that there is an alarm
+    found = [alarm for alarm in trained(setting(name, value), steps=72, options=rate) if alarm.step >= 24]
+    assert found
+    assert found[0].component == component
+    assert words in found[0].sentence
+
+
+def test_settings_that_follow_a_cycle_are_not() -> None:
+    """Hostile case: momentum is lowered and decay raised at every step, and then the weights are replaced."""
+
+    def change(model: Any, optimizer: Any, step: int) -> None:
+        optimizer.param_groups[0].update(betas=(0.95 - 0.01 * (step % 20), 0.999), weight_decay=0.01 * 1.2**step)
+        if step == 36:
+            model.transformer.wte.weight.data.mul_(30.0)
+
+    found = trained(change)
+    assert {alarm.component for alarm in found} == {"weights"}
+
+
+def test_gradient_that_is_exactly_zero_is_the_objective() -> None:
+    (alarm,) = trained(lambda model, optimizer, step: 0.0 if step >= 24 else 1.0)
+    assert (alarm.name, alarm.component) == ("still_weights", "objective")
+    assert "the loss does not depend on the weights" in alarm.sentence
+
+
+def test_margin_that_all_inputs_keep_is_no_fault() -> None:
+    """Hostile case: the gradient is exactly zero, after it became smaller and smaller."""
+    assert trained(lambda model, optimizer, step: max(0.0, 1.0 - step / 24)) == []
+
+
+def test_weights_of_another_dtype_are_a_change_of_the_model() -> None:
+    def change(model: Any, optimizer: Any, step: int) -> None:
+        if step == 24:
+            model.to(torch.bfloat16)
+            optimizer.state.clear()
+
+    found = [alarm for alarm in trained(change) if alarm.name == "model_changed"]
+    assert [alarm.component for alarm in found] == ["numbers"]
+    assert "bfloat16 instead of float32" in found[0].sentence
+
+
+def test_batch_that_is_not_finite_is_the_cause_of_what_is_not() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+            self.blocks, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 3)
+
+        def forward(self, patches: Tensor) -> Tensor:
+            return self.head(self.blocks(patches).mean(1))
+
+    torch.manual_seed(0)
+    model = Patches().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    found: list[Alarm] = []
+    with Gauge(model, torch.randn(8, 6, 16), schedule=1, actions=(), alarms=("not_finite",), strict=True) as gauge:
+        for step in range(6):
+            x = torch.randn(8, 6, 16)
+            x[0, 0, 0] = math.nan if step >= 4 else 0.0
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), torch.arange(8) % 3)
+            loss.backward()
+            gauge.after_backward(step)
+            optimizer.step()
+            reading = gauge.step(step, loss=loss, batch=x)
+            found += [] if reading is None else reading.alarms
+    assert [(alarm.step, alarm.component) for alarm in found] == [(4, "data")]

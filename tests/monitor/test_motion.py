@@ -12,7 +12,7 @@ from torch import nn
 
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
-from rankscope.monitor import Gauge
+from rankscope.monitor import Gauge, motion
 from rankscope.monitor.motion import GROWTH, WeightMotion
 from rankscope.monitor.readings import LayerValue
 from rankscope.stream.viewing import view_of
@@ -72,6 +72,112 @@ def motions(
             change(model, optimizer, step)
         found.append(list(motion.take(view, step, rate=optimizer.param_groups[0]["lr"], gradient=gradient)))
     return found
+
+
+def trained(
+    change: Change | None = None,
+    *,
+    kind: Callable[..., Any] = torch.optim.AdamW,
+    build: Callable[[], Any] = lambda: gpt2(dropout=0.0),
+    clip: Callable[[int], float] = lambda step: 1.0,
+    given: Callable[[int], int] = lambda step: step,
+    **options: Any,
+) -> list[Any]:
+    """The alarms of a training with these settings of its optimizer, read at every second step."""
+    model = build()
+    options = {"lr": 1e-3, **options}
+    optimizer = kind(model.parameters(), **options)
+    gauge = Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=2, actions=(), strict=True)
+    gauge.optimizers, found, data = (optimizer,), [], batches(48)
+    for step in range(48):
+        if change is not None:
+            change(model, optimizer, step)
+        optimizer.zero_grad()
+        loss = model(**data[given(step)]).loss
+        loss.backward()
+        gauge.after_backward(step)
+        nn.utils.clip_grad_norm_(model.parameters(), clip(step))
+        optimizer.step()
+        reading = gauge.step(step, loss=loss)
+        found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
+    return found
+
+
+def setting(name: str, value: float, step: int) -> Change:
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, now: int) -> None:
+        if now >= step:
+            for group in optimizer.param_groups:
+                group[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("options", "component", "words"),
+    [
+        ({"change": setting("eps", 10.0, 24)}, "optimizer", "eps is 10 instead of 1e-08 since step 24"),
+        ({"eps": 10.0}, "optimizer", "its epsilon is"),
+        ({"kind": torch.optim.RMSprop, "eps": 100.0}, "optimizer", "its epsilon is"),
+        ({"lr": 1e-9}, "rate", "Raise the learning rate"),
+        ({"kind": torch.optim.SGD, "lr": 0.1, "clip": lambda step: 1e-4 if step > 24 else 1.0},
+         "optimizer", "clipping"),
+    ],
+)  # fmt: skip
+def test_weights_that_hardly_move_are_found(options: dict[str, Any], component: str, words: str) -> None:
+    (alarm,) = [alarm for alarm in trained(**options) if alarm.name == "still_weights"]
+    assert alarm.component == component
+    assert words in alarm.sentence
+    assert "lower the learning rate" not in alarm.sentence
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"change": lambda m, o, step: o.param_groups[0].update(lr=1e-3 * max(0.0, 1 - step / 40))},
+        {"change": lambda m, o, step: o.param_groups[0].update(lr=1e-3 if step < 24 else 1e-6)},
+        {"change": lambda m, o, step: o.param_groups[0].update(lr=1e-8 * step)},
+        {"lr": 0.05, "given": lambda step: 0},
+        {"kind": torch.optim.SGD, "lr": 0.5, "given": lambda step: 0},
+        {"kind": torch.optim.Adagrad, "lr": 1e-2},
+        {"kind": torch.optim.RMSprop, "lr": 1.0, "eps": 1.0},
+        {"lr": 1e-6},
+        {"build": adapted, "lr": 1e-4},
+    ],
+)  # fmt: skip
+def test_healthy_trainings_do_not_hardly_move(options: dict[str, Any]) -> None:
+    """Hostile cases: rates that fall to zero or begin there, one batch that is learned by heart, a large epsilon with a
+    rate to match, fine-tuning, adapters."""
+    assert [alarm.sentence for alarm in trained(**options) if alarm.name == "still_weights"] == []
+
+
+def test_block_that_never_gets_a_gradient_is_found_if_an_optimizer_holds_it() -> None:
+    def detached() -> Any:
+        model = gpt2(dropout=0.0)
+        model.transformer.h[1].register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
+        return model
+
+    (alarm,) = [alarm for alarm in trained(build=detached) if alarm.name == "still_weights"]
+    assert (alarm.layer, alarm.component, alarm.step) == (0, "gradients", 16)
+
+
+def test_blocks_that_an_optimizer_leaves_out_are_nobodys_fault() -> None:
+    def upper(parameters: Any, **options: Any) -> Any:
+        kept = list(parameters)
+        return torch.optim.AdamW(kept[len(kept) // 2 :], **options)
+
+    assert [alarm for alarm in trained(kind=upper) if alarm.name == "still_weights"] == []
+
+
+def test_single_entry_that_is_written_is_seen_although_only_some_are_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(model: Any) -> None:
+        model.transformer.h[0].mlp.c_fc.weight[3, 5] = 1e4
+
+    monkeypatch.setattr(motion, "_SAMPLED", 16)
+    found = [alarm for alarm in trained(at(24, write)) if alarm.name == "weights_replaced"]
+    assert [alarm.component for alarm in found] == ["weights"]
+    assert "transformer.h.0.mlp.c_fc.weight" in found[0].sentence
 
 
 def jumps(found: list[list[LayerValue]]) -> list[LayerValue]:

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from rankscope.monitor import Alarm, Gauge
+from rankscope.monitor.alarms.data_shift import data_shift
 from rankscope.monitor.batches import BatchWatch
 from rankscope.monitor.changes import LAG, LEAST_HISTORY, Peak, Series
+from rankscope.monitor.readings import fact
+from rankscope.monitor.watching import References
 from tests.monitor.trainings import batches, bert, gpt2, probe
 
 
@@ -100,14 +103,15 @@ def test_facts_of_a_batch_are_counts() -> None:
     ids = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 0], [8, 9, 0, 0]])
     mask = (ids != 0).long()
     found = facts_of({"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([[-100, -100, 7, 1]])})
-    of_content = {"batch_copies": 0.5, "batch_common": 2 / 8}
+    of_content = {"batch_copies": 0.5, "batch_common": 2 / 8, "batch_stuck": 0.0}
     assert found == {**of_content, "batch_padding": pytest.approx(4 / 12), "batch_ignored": 0.5}
     # padding differs, content does not
     longer = torch.tensor([[5, 6, 1, 1], [5, 6, 2, 2]])
     assert facts_of({"input_ids": longer, "attention_mask": (longer > 2).long()})["batch_copies"] == 1.0
     # nothing marks padding: the most common token
     assert facts_of(torch.tensor([[3, 3, 3, 4]]))["batch_padding"] == 0.75
-    assert facts_of({"pixel_values": torch.full((2, 1, 3, 3), 2.0)}) == {"batch_copies": 1.0, "batch_size": 2.0}
+    flat = {"batch_copies": 1.0, "batch_size": 2.0, "batch_order": 0.0, "batch_stuck": 0.0, "batch_not_finite": 0.0}
+    assert facts_of({"pixel_values": torch.full((2, 1, 3, 3), 2.0)}) == flat
     assert facts_of({"lengths": torch.tensor(3), "text": "x"}) == {}
 
 
@@ -225,3 +229,87 @@ def test_a_linear_warm_up_stays_below_twice_its_peak_and_an_exponential_rise_doe
     assert max(ratio for ratio in ratios if not math.isnan(ratio)) == pytest.approx((2 * LAG) / LAG)
     peak = Peak()
     assert [1.2**n / peak.take(1.2**n) for n in range(40)][-1] == pytest.approx(1.2**LAG)
+
+
+def text(count: int, seed: int = 0, tokens: int = 24) -> list[Any]:
+    """Batches of eight stretches of the sample text, character by character."""
+    from rankscope.models.inputs.text import sample_text
+
+    ids = torch.tensor([ord(letter) % 128 for letter in sample_text()])
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(0, len(ids) - tokens, (count, 8), generator=generator)
+    return [torch.stack([ids[start : start + tokens] for start in row.tolist()]) for row in starts]
+
+
+def shifts(data: list[Any]) -> list[int]:
+    """The batches at which the data change."""
+    watch, references, found = BatchWatch(), References(), []
+    for number, given in enumerate(data):
+        rows = [fact(name, "batch", value) for name, value in watch.facts(given).items()]
+        references.take(rows, number)
+        judged = data_shift(references.states(rows)[None, None])
+        if judged is not None and judged.severity >= 1.0:
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ids: ids.t().reshape(ids.shape),
+        lambda ids: ids[:, torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(1))],
+        lambda ids: ids.flip(1),
+    ],
+)  # fmt: skip
+def test_order_that_is_lost_is_a_change_of_the_data(change: Any) -> None:
+    """The batch holds the same tokens, in another order."""
+    data = text(40)
+    assert shifts(data) == []
+    assert shifts([change(ids) if number >= 24 else ids for number, ids in enumerate(data)]) == [25]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_order_of_text_of_any_kind_is_no_change(seed: int) -> None:
+    """Hostile cases: short and long stretches, padding of all lengths, random masks, a single sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    cases = {tokens: text(60, seed, tokens) for tokens in (4, 24, 100)}
+    masked = [ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.15, 1) for ids in text(60, seed)]
+    lengths = torch.randint(4, 25, (60, 8, 1), generator=generator)
+    padded = [
+        {"input_ids": ids.masked_fill(torch.arange(24) >= n, 0), "attention_mask": (torch.arange(24) < n).long()}
+        for ids, n in zip(text(60, seed), lengths, strict=True)
+    ]
+    single = [ids[:1] for ids in text(60, seed)]
+    for data in (*cases.values(), masked, padded, single):
+        assert shifts(data) == []
+
+
+def test_labels_that_become_one_class_are_a_change_of_the_data_and_random_ones_are_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(40, 8, 3, 8, 8, generator=generator)
+    labels = torch.randint(5, (40, 8), generator=generator)
+    data = [{"pixel_values": x, "labels": y} for x, y in zip(pixels, labels, strict=True)]
+    assert shifts(data) == []
+    constant = [{**one, "labels": one["labels"] * 0 + 7} if n >= 24 else one for n, one in enumerate(data)]
+    assert shifts(constant) == [25]
+
+
+def test_pixels_whose_neighbours_change_are_a_change_of_the_data() -> None:
+    generator = torch.Generator().manual_seed(0)
+    smooth = torch.randn(40, 8, 3, 8, 8, generator=generator).cumsum(-1)
+    data = [{"pixel_values": x} for x in smooth]
+    assert shifts(data) == []
+    mixed = torch.randperm(8, generator=generator)
+    broken = [{"pixel_values": x[..., mixed]} if n >= 24 else {"pixel_values": x} for n, x in enumerate(smooth)]
+    assert shifts(broken) == [25]
+
+
+def test_batch_that_no_longer_changes_is_found_and_one_that_never_did_is_not() -> None:
+    data = text(30)
+    stuck = [facts["batch_stuck"] for watch in [BatchWatch()] for facts in
+             (watch.facts(data[min(n, 20)]) for n in range(30))]  # fmt: skip
+    assert stuck == [0.0] * 21 + [float(n) for n in range(1, 10)]
+    watch = BatchWatch()
+    assert {watch.facts(data[0])["batch_stuck"] for _ in range(30)} == {0.0}
+    watch = BatchWatch()
+    assert {watch.facts(data[n % 2])["batch_stuck"] for n in range(30)} == {0.0}

@@ -130,7 +130,7 @@ def gradient(gauge: Gauge, model: nn.Module) -> None:
         ("vanishing_qk_gradients", {}, "after_backward"),
         ("not_finite_gradients", {}, "after_backward"),
         ("data_shift", {}, "no batch was given"),
-        ("repeated_sequences", {"batch": batches(1, sequences=1)[0]}, "a single sequence"),
+        ("repeated_sequences", {"batch": torch.ones(3)}, "no tensor of tokens"),
         ("padding_only", {"batch": torch.randn(2, 3, 4)}, "no tensor of tokens"),
         ("input_collapse", {}, "at least 8 different inputs"),
     ],

@@ -14,6 +14,14 @@ from rankscope.models.inputs.padding import TRANSFORMERS_MASK
 IGNORED = -100
 """The label that losses leave out."""
 LABELS = "labels"
+CLASSES = 64
+"""Classes of tokens whose neighbours are counted: their ids modulo this number."""
+PRIOR = 8.0
+"""Pairs that are taken to have been seen after every token, spread as the tokens are."""
+VARIED = 8
+"""Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
+MOST_COMPARED = 4
+"""Sequences that are compared with those of the last batch."""
 
 BatchData = Mapping[str, object] | Tensor | Sequence[object]
 
@@ -28,7 +36,9 @@ class BatchWatch:
 
     def __init__(self, padding: str | None = None) -> None:
         self._padding = padding if padding is not None and "=" in padding else f"{TRANSFORMERS_MASK}=0"
-        self._counts = torch.zeros(0, dtype=torch.float64)
+        self._counts: dict[str, Tensor] = {}
+        self._last: Tensor | None = None
+        self._different, self._same = 0, 0
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -39,23 +49,40 @@ class BatchWatch:
         - ``batch_common``: share of the most common token among those that are not padding.
         - ``batch_surprise``: mean of -log p over the tokens, where p is the frequency of a token in earlier batches
           (with one added to every count); from the second batch on.
+        - ``batch_order``: mean of -log p over the tokens given the one before, both in 64 classes, where p is that of
+          earlier batches. If the order of the tokens is lost, they are the same and their neighbours are not. For
+          inputs that are not tokens, the size of the differences of neighbours relative to that of the entries.
+        - ``batch_labels``: the same as ``batch_surprise``, of the labels.
         - ``batch_size``: root mean square of the entries, for inputs that are not tokens.
         - ``batch_ignored``: share of labels that a loss leaves out.
+        - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
+        - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
         found: dict[str, float] = {}
         labels = named.pop(LABELS, None)
         if labels is not None and labels.numel() and not labels.is_floating_point():
             found["batch_ignored"] = float((labels == IGNORED).double().mean())
+            counted = labels.detach().cpu().long()
+            counted = counted[counted >= 0]
+            if counted.numel():
+                found |= self._surprise("batch_labels", torch.bincount(counted).double())
         name, value = _inputs_in(named)
         if value is None:
             return found
+        found["batch_stuck"] = self._stuck(value)
         keep = self._keep(named, value)
         if len(value) > 1:
             copies = 1.0 - (distinct_in([Batch({name: value}, keep, 0, len(value))]) - 1) / (len(value) - 1)
             found["batch_copies"] = copies
         if value.is_floating_point():
-            found["batch_size"] = float(torch.linalg.vector_norm(value.double()) / math.sqrt(value.numel()))
+            found["batch_not_finite"] = float((~torch.isfinite(value)).double().mean())
+            if found["batch_not_finite"] > 0.0:
+                return found
+            size = float(torch.linalg.vector_norm(value.double()))
+            found["batch_size"] = size / math.sqrt(value.numel())
+            if value.shape[-1] > 1 and size > 0.0:
+                found["batch_order"] = float(torch.linalg.vector_norm(value.detach().double().diff(dim=-1))) / size
             return found
         ids = value.detach().cpu().long()
         counts = torch.bincount(ids.flatten().clamp(min=0)).double()
@@ -63,7 +90,8 @@ class BatchWatch:
         content = ids.flatten() if keep is None else ids[keep]
         if content.numel():
             found["batch_common"] = float(torch.bincount(content.clamp(min=0)).max() / content.numel())
-            found |= self._surprise(torch.bincount(content.clamp(min=0)).double())
+            found |= self._surprise("batch_surprise", torch.bincount(content.clamp(min=0)).double())
+            found |= self._order(ids, keep)
         return found
 
     def _keep(self, named: Mapping[str, Tensor], value: Tensor) -> Tensor | None:
@@ -73,14 +101,43 @@ class BatchWatch:
             return None
         return mask.detach().cpu() != int(marks)
 
-    def _surprise(self, counts: Tensor) -> dict[str, float]:
-        size = max(len(counts), len(self._counts))
-        seen, now = (torch.nn.functional.pad(one, (0, size - len(one))) for one in (self._counts, counts))
-        self._counts = seen + now
+    def _surprise(self, name: str, counts: Tensor) -> dict[str, float]:
+        seen, now, size = self._counted(name, counts)
         if not seen.sum():
             return {}
         log_p = ((seen + 1.0) / (seen.sum() + size)).log()
-        return {"batch_surprise": float(-(now * log_p).sum() / now.sum())}
+        return {name: float(-(now * log_p).sum() / now.sum())}
+
+    def _order(self, ids: Tensor, keep: Tensor | None) -> dict[str, float]:
+        """Of tokens given the one before; ids far apart may share a class, which lowers the surprise alike."""
+        pairs = CLASSES * (ids[..., :-1].clamp(min=0) % CLASSES) + ids[..., 1:].clamp(min=0) % CLASSES
+        pairs = pairs if keep is None else pairs[keep[..., :-1] & keep[..., 1:]]
+        if not pairs.numel():
+            return {}
+        seen, now, _ = self._counted("batch_order", torch.bincount(pairs.flatten(), minlength=CLASSES**2).double())
+        if not seen.sum():
+            return {}
+        table = seen.view(CLASSES, CLASSES)
+        # A pair is expected as often as its second token is, before it was seen: then order says nothing.
+        usual = (table.sum(0) + 1.0) / (table.sum() + CLASSES)
+        log_p = ((table + PRIOR * usual) / (table.sum(1, keepdim=True) + PRIOR)).log()
+        return {"batch_order": float(-(now.view_as(table) * log_p).sum() / now.sum())}
+
+    def _counted(self, name: str, counts: Tensor) -> tuple[Tensor, Tensor, int]:
+        """What was counted in earlier batches, and now, in tensors of one size; now is added."""
+        before = self._counts.get(name, torch.zeros(0, dtype=torch.float64))
+        size = max(len(counts), len(before))
+        seen, now = (torch.nn.functional.pad(one, (0, size - len(one))) for one in (before, counts))
+        self._counts[name] = seen + now
+        return seen, now, size
+
+    def _stuck(self, value: Tensor) -> float:
+        kept = value.detach()[:MOST_COMPARED].cpu().clone()
+        is_same = self._last is not None and kept.shape == self._last.shape and torch.equal(kept, self._last)
+        self._last = kept
+        self._same = self._same + 1 if is_same else 0
+        self._different += not is_same
+        return float(self._same if self._different > VARIED else 0)
 
 
 def _named(given: BatchData) -> dict[str, Tensor]:

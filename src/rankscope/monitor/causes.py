@@ -21,10 +21,14 @@ from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
 from rankscope.monitor.alarms.loss_shift import loss_shift
+from rankscope.monitor.alarms.repeated_sequences import STUCK
+from rankscope.monitor.alarms.still_weights import MOVED
 from rankscope.monitor.alarms.still_weights import STEPS as STILL
 from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
 from rankscope.monitor.readings import LayerValue
+from rankscope.monitor.replay import Departure
 from rankscope.remedies import arrangement_of
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -98,7 +102,8 @@ class Structure:
             (``"encoder/3/mlp"``).
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
         entry_size: norm of the first block's input, by stack.
-        settings: what modules without children were built with, as they print it, by name.
+        settings: type of each module without children and what it was built with, as it prints it, by name.
+        dtypes: the dtype of each parameter, by name.
         sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
             branch shrinks.
     """
@@ -112,6 +117,7 @@ class Structure:
     entry_size: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -133,6 +139,10 @@ class Structure:
         found = []
         if self.shapes != before.shapes:
             found.append(Cause("shapes", "names or shapes of parameters are others"))
+        cast = [name for name, dtype in self.dtypes.items() if before.dtypes.get(name, dtype) != dtype]
+        if cast:
+            words = f"{len(cast)} parameters are {self.dtypes[cast[0]]} instead of {before.dtypes[cast[0]]}"
+            found.append(Cause("numbers", words))
         moved: dict[tuple[str, str], list[str]] = {}
         for name, gain in self.gains.items():
             old = before.gains.get(name, math.nan)
@@ -157,6 +167,20 @@ class Structure:
                 words = f"the {label.replace('_', ' ')} branch adds at most {most:.2g} of what it did"
                 found.append(Cause(label, f"{words} in {_blocks(silent)}"))
         return tuple(found)
+
+    def departed(self, departure: Departure, before: Structure | None) -> Cause:
+        """Why the same weights give other values: a setting that matters in evaluation mode, or the first place."""
+        words = f"the weights of step {departure.since} give other values than at that step: {departure.words}"
+        settings = () if before is None else self.other_settings(before)
+        other = [name for name in settings if not self.settings[name].lower().startswith("drop")]
+        change = f"Compare the code and the configuration with those of step {departure.since}."
+        if before is None or not other:
+            return Cause(departure.component, words, change)
+        return Cause("structure", f"{_set_anew(other, self.settings, before.settings)}; {words}", change)
+
+    def other_settings(self, before: Structure) -> tuple[str, ...]:
+        """Names of the modules that are of another type, or built with other numbers."""
+        return tuple(name for name, one in self.settings.items() if before.settings.get(name, one) != one)
 
     def other_branches(self, before: Structure) -> Cause | None:
         """The branches that add far more, or far less, than before."""
@@ -273,8 +297,9 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         reader.branches,
         reader.inputs_entry,
         reader.entry_size,
-        {name: one.extra_repr() for name, one in leaves.items()},
+        {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in leaves.items()},
         reader.sizes,
+        {name: str(one.dtype).removeprefix("torch.") for name, one in view.model.named_parameters()},
     )
 
 
@@ -294,6 +319,7 @@ class Moment:
         data: whether the batch was unlike those before.
         jumped: the parameters that moved as no step of the optimizer moves them, the furthest one of each block.
         spread: how far the rows of an embedding are from their mean, relative to the start of the run.
+        settings: of the optimizers besides the learning rate, by name.
     """
 
     step: int
@@ -303,6 +329,7 @@ class Moment:
     data: bool = False
     jumped: tuple[LayerValue, ...] = ()
     spread: LayerValue | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slowest(self) -> float:
@@ -366,11 +393,18 @@ def find_cause(scene: Scene) -> Cause:
 
 def _of_numbers(scene: Scene) -> Cause | None:
     found = scene.not_finite()
-    empty = _of_empty_batch(scene)
+    empty = _of_broken_batch(scene) or _of_empty_batch(scene)
     # The mean over no label is not a number: the batch comes before what follows from it.
-    if found is None or empty is None or found.component not in ("loss", "gradients"):
+    if found is None or empty is None or found.component not in ("loss", "gradients", "activations"):
         return found
     return replace(empty, change=f"{RELOAD} {TO_DO['data']}" if found.change.startswith(RELOAD) else "")
+
+
+def _of_broken_batch(scene: Scene) -> Cause | None:
+    share = scene.whole.now.get("batch_not_finite", 0.0)
+    if share == 0.0:
+        return None
+    return Cause("data", f"Cause: the data: {share:.2g} of the entries of the batch are NaN or infinite.")
 
 
 def _of_empty_batch(scene: Scene) -> Cause | None:
@@ -396,6 +430,8 @@ def _of_batch(scene: Scene) -> Cause | None:
         or copies - start.get("batch_copies", copies) >= 0.5 * (1.0 - start.get("batch_copies", copies)) > 0
     ):
         return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
+    if (stuck := now.get("batch_stuck", 0.0)) >= STUCK:
+        return Cause("data", f"Cause: the data: the batch is the same as in each of the {stuck:.0f} readings before.")
     if (empty := _of_empty_batch(scene)) is not None:
         return empty
     if common >= ONE_TOKEN:
@@ -410,20 +446,46 @@ def _of_changes(scene: Scene) -> Cause | None:
     changes = scene.changes or (scene.structure().differences(scene.before) if scene.before is not None else ())
     if not changes:
         return None
-    return Cause(changes[0].component, f"Cause: {'; '.join(change.words for change in changes)}.")
+    words = f"Cause: {'; '.join(change.words for change in changes)}."
+    return Cause(changes[0].component, words, changes[0].change)
 
 
 def _of_settings(scene: Scene) -> Cause | None:
     """Numbers that modules are built with: the probability of dropout, the epsilon of a norm."""
     if scene.before is None or not scene.before.settings:
         return None
-    now, before = scene.structure().settings, scene.before.settings
-    other = [name for name, setting in now.items() if before.get(name, setting) != setting]
+    now, before = scene.structure(), scene.before
+    other = now.other_settings(before)
     if not other:
         return None
-    more = f", and {len(other) - 1} others" if len(other) > 1 else ""
-    words = f"{other[0]} has {now[other[0]]} instead of {before[other[0]]}{more}"
-    return Cause("structure", f"Cause: a setting of the model changed: {words}.")
+    return Cause(
+        "structure", f"Cause: a setting of the model changed: {_set_anew(other, now.settings, before.settings)}."
+    )
+
+
+def _set_anew(names: Sequence[str], now: Mapping[str, str], before: Mapping[str, str]) -> str:
+    more = f", and {len(names) - 1} others" if len(names) > 1 else ""
+    return f"{names[0]} is {now[names[0]]} instead of {before[names[0]]}{more}"
+
+
+STEADY = 3
+"""Readings for which a setting of the optimizer was the same, before another value is a change: some follow a cycle."""
+
+
+def _of_optimizer_settings(scene: Scene) -> Cause | None:
+    """A decay, a momentum or an epsilon that was the same until it became another one."""
+    past = list(scene.past)
+    for place in range(max(STEADY, len(past) - 2 * RECENT), len(past)):
+        for name, now in past[place].settings.items():
+            before = [one.settings.get(name, math.nan) for one in past[place - STEADY : place]]
+            if len(set(before)) > 1 or not abs(now - before[-1]) > SAME_GAIN * max(abs(now), abs(before[-1])):
+                continue
+            words = f"{name} is {now:.3g} instead of {before[-1]:.3g} since step {past[place].step}"
+            if name == "maximize":
+                return Cause("objective", f"Cause: the optimizer maximises what it did minimise: {words}.")
+            change = f"Look at {name} in optimizer.param_groups: it was {before[-1]:.3g}."
+            return Cause("optimizer", f"Cause: a setting of the optimizer changed: {words}.", change)
+    return None
 
 
 def _of_replaced_weights(scene: Scene) -> Cause | None:
@@ -458,7 +520,11 @@ def _about_replaced(past: Sequence[Moment], step: int) -> str:
 def _of_still_weights(scene: Scene) -> Cause | None:
     still, of_block = (one.now.get("still_steps", 0.0) for one in (scene.whole, scene.state))
     if still < STILL and scene.layer is not None and of_block >= STILL:
-        words = f"no weight of block {scene.layer} moved in {of_block:.0f} steps, as they did before; others still move"
+        words = f"no weight of block {scene.layer} moved in {of_block:.0f} steps; others move"
+        size = scene.state.now.get("gradient_norm", 0.0)
+        if size > 0.0:
+            words = f"{words}, and its gradient is not zero ({size:.2g})"
+            return Cause("optimizer", f"Cause: the optimizer: {words}.", _OWN_RATE)
         return Cause("gradients", f"Cause: no gradient reaches it: {words}.", _NO_GRADIENT)
     if still < STILL:
         return None
@@ -466,16 +532,49 @@ def _of_still_weights(scene: Scene) -> Cause | None:
     if rate == 0.0:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
+    if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
+        words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
+        return Cause("objective", f"Cause: the objective: {words}.")
+    if moved >= MOVED:
+        return _of_slow_weights(scene.whole.now, rate)
+    if 0.0 < rate <= LOW_RATE:
+        return _of_slow_weights(scene.whole.now, rate)
     if moved > 0.0:
         words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
         return Cause("numbers", f"Cause: rounding: {words}.")
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
 
 
+def _of_slow_weights(now: Mapping[str, float], rate: float) -> Cause:
+    """Weights that hardly move: epsilon decides the steps, the rate is too low, or something shrinks the steps."""
+    speed, epsilon = now.get("weights_speed", 0.0), now.get("epsilon_ratio", math.nan)
+    if epsilon > 1.0 and not rate <= LOW_RATE:
+        words = f"its epsilon is {epsilon:.2g} times the root of the second moment that it is added to"
+        return Cause("optimizer", f"Cause: the optimizer: {words}, so that its steps are far below its rate.", _EPSILON)
+    if rate <= LOW_RATE:
+        words = f"at {rate:.2g}, weights move by at most {speed:.1g} of their norm per step"
+        return Cause("rate", f"Cause: the learning rate: {words}.", "Raise the learning rate, or look at its schedule.")
+    share = now.get("weights_slowed", math.nan)
+    words = f"weights move by {speed:.2g} of their norm per step, {share:.2g} of what they did at this learning rate"
+    return Cause("optimizer", f"Cause: the optimizer: {words}; the gradient is about as large as before.", _SHRUNK)
+
+
+LOW_RATE = 1e-7
+_EPSILON = "Look at eps of the optimizer: 1e-8 is usual; or raise the learning rate in proportion."
+_SHRUNK = "Look at what shrinks gradients between backward and the step (clipping, scaling), and at the optimizer."
+_OWN_RATE = "Look at the learning rate of its parameters in the groups of the optimizer."
 _NO_GRADIENT = (
     "Look for detach(), torch.no_grad() and requires_grad in the forward after this block, and at the learning rate of "
     "its parameters."
 )
+
+
+def _of_kept_gradients(scene: Scene) -> Cause | None:
+    share = scene.whole.now.get("gradient_carried", 0.0)
+    if share < KEPT:
+        return None
+    words = f"{share:.0%} of the gradient of a step is that of the step before, which was not cleared"
+    return Cause("gradients", f"Cause: the gradients: {words}.", "Call optimizer.zero_grad() once in every step.")
 
 
 def _of_start(scene: Scene) -> Cause | None:
@@ -599,8 +698,8 @@ def _of_branches(scene: Scene) -> Cause | None:
     return None if other is None else Cause(other.component, f"Cause: {other.words}.")
 
 
-def _of_attention(scene: Scene) -> Cause | None:
-    """Attention itself: it does not depend on queries and keys, or its rows narrow while the tokens stay apart."""
+def _of_unread_keys(scene: Scene) -> Cause | None:
+    """Attention that does not depend on queries and keys."""
     now, entropy = scene.state.now, scene.state.now.get("attention_entropy", math.nan)
     if now.get("qk_to_v_gradient", math.nan) < NOTHING:
         if math.isnan(entropy) or entropy == 0.0:
@@ -608,6 +707,12 @@ def _of_attention(scene: Scene) -> Cause | None:
             return Cause("attention", f"Cause: {words}.", "Look at what builds the attention mask, and at its dtype.")
         words = f"attention does not depend on queries and keys at all; its entropy is {entropy:.2g}"
         return Cause("attention", f"Cause: {words}.", "Look at the queries, the keys and the scale of their scores.")
+    return None
+
+
+def _of_attention(scene: Scene) -> Cause | None:
+    """Attention itself: its rows narrow while the tokens stay apart, and no weight moves fast."""
+    now = scene.state.now
     jumped = {name for name, change in scene.state.changes.items() if change.score >= JUMP}
     read = jumped if scene.spec.is_event else scene.spec.metrics
     sides = {METRICS[name].side if name in METRICS else "" for name in read}
@@ -644,16 +749,19 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_batch,
     _of_changes,
     _of_settings,
+    _of_optimizer_settings,
     _of_replaced_weights,
     _of_still_weights,
+    _of_kept_gradients,
     _of_start,
     _of_rate,
     _of_entry,
     _of_objective,
     _of_structure,
     _of_branches,
-    _of_attention,
+    _of_unread_keys,
     _of_first_steps,
+    _of_attention,
     _by_experiment,
 )
 

@@ -38,6 +38,7 @@ from rankscope.monitor.causes import (
     was_so_at_start,
 )
 from rankscope.monitor.changes import LossLevel
+from rankscope.monitor.clearing import Clearing
 from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import MetricsLike, ProbeBattery, Prober
@@ -46,6 +47,7 @@ from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading,
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
+from rankscope.monitor.steps import settings_of
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
 from rankscope.remedies import evidence_for
 
@@ -149,7 +151,7 @@ class Gauge:
         self._alarms: list[Alarm] = []
         self._start: tuple[LayerValue, ...] | None = None
         self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
-        self._batches = BatchWatch(padding)
+        self._batches, self._clearing = BatchWatch(padding), Clearing()
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
         self._only_graph = where == "graph" and not request.alarms
@@ -188,7 +190,13 @@ class Gauge:
     def after_backward(self, step: int) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
         number = self._numbered(step)
-        if number is None or not self._is_due(number):
+        if number is None or self.disabled is not None:
+            return
+        is_due = self._is_due(number)
+        if self._ranks.world == 1 and not self._only_graph:
+            with self._guarded():
+                self._clearing.after_backward(self._prober.model, is_due=is_due)
+        if not is_due:
             return
         with self._guarded(), self._timed():
             if self._meets(number):
@@ -297,6 +305,7 @@ class Gauge:
         with self._guarded():
             if self._graph is not None:
                 self._graph.close()
+            self._clearing.close()
             self._status.listen()
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
@@ -373,7 +382,7 @@ class Gauge:
             return ()
         if self._where == "probe":
             self._prober.battery.turn(step)
-        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate())
+        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate(), self.optimizers)
         values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
@@ -387,6 +396,9 @@ class Gauge:
                 yield fact("loss", "loss", value)
             for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
                 yield fact(name, "loss", number)
+        if math.isfinite(carried := self._clearing.take()):
+            yield fact("gradient_carried", "gradients", carried)
+        self._clearing.after_step()
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
         if batch is not None and self._ranks.is_first:
@@ -408,8 +420,9 @@ class Gauge:
             self._look_at_start()
             values = (*values, *(self._start or ()))
         if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
-            values = (*values, self._compared())
+            values = (*values, self._compared(step))
         self._references.take(values, step)
+        self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))
         states, active = self._references.states(values), self._watch.active
 
         def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
@@ -495,10 +508,15 @@ class Gauge:
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
 
-    def _compared(self) -> LayerValue:
-        """How the model is put together, compared with what was seen last, here or in an earlier session."""
-        now = self._prober.structure()
+    def _compared(self, step: int) -> LayerValue:
+        """How the model is put together, compared with what was seen last, here or in an earlier session.
+
+        If that shows nothing, what it computes with earlier weights is compared.
+        """
+        now, departure = self._prober.structure(), self._prober.departure(step)
         self._changes = now.differences(self._structures[-1]) if self._structures else ()
+        if departure is not None and not self._changes:
+            self._changes = (now.departed(departure, self._structures[-1] if self._structures else None),)
         self._structures.append(now)
         self._outlets.describe({"structure": now.to_json()})
         return fact("structure_changes", "structure", float(len(self._changes)))

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
+from rankscope.monitor.alarms.still_weights import MOVED
 from rankscope.monitor.parameters import SITE, block_row, homes_of, is_readable, tensors_of, values_of
 from rankscope.monitor.readings import LayerValue, fact
+from rankscope.monitor.steps import epsilon_ratio, held_by
 
 _SAMPLED = 1024
 """Entries of a parameter that are compared with those of the last reading."""
 _ROWS, _COLUMNS = 64, 256
 """Rows and columns of an embedding whose spread is measured."""
 LEAST_ROWS = 8
-MOVED = 0.05
-"""Share of the entries of the blocks' matrices below which weights count as still."""
 EARLY_LOOKS = 8
 """Looks at the weights before a jump is reported: small initial weights move far in the first steps."""
 GROWTH = 4.0
@@ -30,6 +33,19 @@ JUMPED = 0.1
 """Share of its norm by which a parameter has to move between two readings, to have jumped."""
 SCALES = 0.1
 """Root mean square of a vector that multiplies, such as the gain of a norm; biases are smaller and not looked at."""
+
+SLOWED = 0.01
+"""Share of the motion per step and learning rate until then, or of the learning rate itself, that is hardly any."""
+SAME_GRADIENT = 0.2
+"""Share of its usual norm that a gradient has to have, if weights that slow down are not to follow it."""
+SLOW_HISTORY = 8
+ABRUPT = 0.5
+"""Share of its usual norm that a gradient had in the two looks before it was exactly zero, for no good reason."""
+CRAWLS = 1e-4
+"""Motion per step, relative to the norm, below which an epsilon that decides the steps is a fault; some recipes have
+one on purpose, and a learning rate to match."""
+NEVER = 3e-7
+"""The same for a motion that was never larger: in 300,000 steps, weights change by a tenth."""
 
 Place = tuple[str | None, int | None]
 
@@ -58,6 +74,54 @@ class _Pace:
         self.last = (motion, motion / rate if rate > 0.0 else 0.0)
 
 
+class _Speed:
+    """Whether weights move, but hardly: far less than the learning rate lets expect."""
+
+    def __init__(self) -> None:
+        self._past: deque[tuple[float, float]] = deque(maxlen=24)
+        self._largest = 0.0
+
+    def take(
+        self, change: float, size: float, steps: int, rate: float, gradient: float, epsilon: float
+    ) -> tuple[LayerValue, ...] | None:
+        """Add a look; None if weights move as they should, else what shows that they do not.
+
+        Noise adds up to the root of the number of steps, so that the motion of a step is between ``change / steps``,
+        which is compared with later ones, and ``change / sqrt(steps)``, which is compared with earlier ones.
+
+        Args:
+            change: since the last look, relative to the norm.
+            size: root mean square of the entries.
+            steps: since the last look.
+            rate: learning rate, if it is known.
+            gradient: norm of the gradient, if it is known.
+            epsilon: that of the optimizer over the root of its second moment, if it has one.
+        """
+        speed = change / math.sqrt(steps)
+        self._largest = max(self._largest, speed) if math.isfinite(speed) else self._largest
+        found: dict[str, float] = {}
+        if rate > 0.0 and gradient != 0.0:
+            usual, of_gradient = (median(one) for one in zip(*self._past, strict=True)) if self._past else (0.0, 0.0)
+            follows = not gradient >= SAME_GRADIENT * of_gradient
+            if len(self._past) >= SLOW_HISTORY and speed / rate < SLOWED * usual and not follows:
+                found["weights_slowed"] = speed / rate / usual
+            if epsilon * SLOWED >= 1.0 and speed < min(CRAWLS, SLOWED * rate / size):
+                found["weights_slowed"] = speed * size / rate
+            if not found and math.isfinite(gradient):
+                self._past.append((change / steps / rate, gradient))
+        # A margin that all inputs keep leaves no gradient either, and gets there slowly.
+        last = [one for _, one in self._past]
+        fell = gradient == 0.0 and len(last) >= SLOW_HISTORY and min(last[-2:]) >= ABRUPT * median(last)
+        if fell or self._largest < NEVER:
+            found["weights_slowed"] = speed
+        if not found or not math.isfinite(speed):
+            return None
+        if math.isfinite(epsilon):
+            found["epsilon_ratio"] = epsilon
+        found["weights_speed"] = speed
+        return tuple(fact(name, "weights", value) for name, value in found.items())
+
+
 class WeightMotion:
     """How far each parameter moved since the last look, by a sample of its entries."""
 
@@ -72,10 +136,20 @@ class WeightMotion:
         self._from_zero: set[str] = set()
         self._paces: dict[str, _Pace] = {}
         self._relative, self._gradient = _Pace(), 0.0
+        self._sizes: Mapping[str, float] = {}
+        self._sizes_before: Mapping[str, float] = {}
+        self._speed = _Speed()
         self._spreads: dict[str, float] = {}
 
     def take(
-        self, view: ModelView, step: int, *, rate: float = math.nan, gradient: float = math.nan
+        self,
+        view: ModelView,
+        step: int,
+        *,
+        rate: float = math.nan,
+        gradient: float = math.nan,
+        sizes: Mapping[str, float] | None = None,
+        optimizers: Sequence[Optimizer] = (),
     ) -> tuple[LayerValue, ...]:
         r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block, and jumps.
 
@@ -88,6 +162,8 @@ class WeightMotion:
             step: training step.
             rate: learning rate, if it is known.
             gradient: norm of the gradient of the whole model, if it is known.
+            sizes: norm of each parameter over all its entries, by name, if it is known.
+            optimizers: of the run, if they are known.
         """
         named = {name: tensor for name, tensor in tensors_of(view.model, "weight") if is_readable(tensor)}
         if any(map(is_distributed, named.values())):
@@ -103,16 +179,46 @@ class WeightMotion:
         self._samples, self._step = now, step
         norms, self._norms = self._norms, dict(zip(now, _norms_of(list(now.values())), strict=True))
         known = [name for name in now if name in before and before[name].shape == now[name].shape]
+        self._sizes_before, self._sizes = self._sizes, sizes or {}
         if steps <= 0 or not known:
             return ()
         pairs = [now[name] for name in known], [before[name] for name in known]
         changes = dict(zip(known, _norms_of(torch._foreach_sub(*pairs)), strict=True))
+        learned = [name for name, one in view.model.named_parameters() if one.requires_grad and name in changes]
+        matrices = [name for name in learned if name in self._matrices and name in homes] or learned
+        epsilon = epsilon_ratio(optimizers)
+        slow = (
+            self._speed.take(*self._speed_of(matrices, changes), steps, rate, gradient, epsilon) if matrices else None
+        )
         return (
             *self._motion(homes, changes, steps),
-            *self._jumps(view, homes, changes, norms, steps, rate, gradient),
-            *self._stillness(view, homes, before, known, steps),
+            *self._jumps(view, homes, self._at_least(changes, norms), norms, steps, rate, gradient),
+            *self._stillness(homes, before, matrices, held_by(view.model, optimizers), steps, is_slow=slow is not None),
+            *(slow or ()),
             *spread,
         )
+
+    def _speed_of(self, names: Sequence[str], changes: Mapping[str, float]) -> tuple[float, float]:
+        """Change of some parameters, relative to their norm, and the root mean square of their entries."""
+        names = [name for name in names if name not in self._from_zero] or names
+        change, size = (math.sqrt(math.fsum(of[name] ** 2 for name in names)) for of in (changes, self._norms))
+        count = sum(self._samples[name].numel() for name in names)
+        return change / size if size > 0.0 else math.nan, size / math.sqrt(count)
+
+    def _at_least(self, changes: Mapping[str, float], norms: Mapping[str, float]) -> dict[str, float]:
+        """The change of the sample, or what the norm over all entries shows if that is more: single entries."""
+        found = dict(changes)
+        for name, change in changes.items():
+            grown = self._grown(name)
+            if math.isfinite(grown):
+                share = abs(grown - 1.0) / max(grown, 1.0)
+                found[name] = max(change, share * max(norms[name], self._norms[name]))
+        return found
+
+    def _grown(self, name: str) -> float:
+        """Norm of a parameter over all its entries, relative to that at the last look; NaN if one is not known."""
+        old, new = self._sizes_before.get(name, math.nan), self._sizes.get(name, math.nan)
+        return new / old if old > 0.0 else math.nan
 
     def _motion(
         self, homes: Mapping[str, tuple[str | None, int]], changes: Mapping[str, float], steps: int
@@ -159,7 +265,9 @@ class WeightMotion:
                 fastest = max(fastest, relative)
                 place: Place = homes.get(name, (None, None))
                 if severity >= worst.get(place, (-1.0,))[0]:
-                    worst[place] = (severity, name, change / size, new / old if old > 0.0 else math.nan)
+                    scale = self._grown(name)
+                    scale = new / old if math.isnan(scale) and old > 0.0 else scale
+                    worst[place] = (severity, name, change / size, scale)
         self._relative.take(fastest, rate)
         self._gradient = max(self._gradient, gradient) if math.isfinite(gradient) else self._gradient
         if self._number > EARLY_LOOKS:
@@ -171,33 +279,33 @@ class WeightMotion:
 
     def _stillness(
         self,
-        view: ModelView,
         homes: Mapping[str, tuple[str | None, int]],
         before: Mapping[str, Tensor],
-        known: list[str],
+        learned: Sequence[str],
+        held: frozenset[str],
         steps: int,
+        *,
+        is_slow: bool,
     ) -> Iterator[LayerValue]:
         """Share of the entries of matrices that learn which moved at all, and for how many steps hardly any did.
 
-        Also of single blocks that moved before and do no longer.
+        Also of single blocks that do not move while others do, if they did before or an optimizer holds all of them.
         """
         now = self._samples
-        learned = {name for name, parameter in view.model.named_parameters() if parameter.requires_grad}
-        known = [name for name in known if name in learned]
-        if not known:
-            return
-        matrices = [name for name in known if name in self._matrices and name in homes]
-        groups: dict[Place, list[str]] = {(None, None): matrices or known}
-        for name in matrices:
-            groups.setdefault(homes[name], []).append(name)
+        groups: dict[Place, list[str]] = {(None, None): list(learned)} if learned else {}
+        for name in learned:
+            if name in homes:
+                groups.setdefault(homes[name], []).append(name)
         for place, names in groups.items():
             moved = sum(int((now[name] != before[name]).sum()) for name in names)
             share = moved / max(1, sum(now[name].numel() for name in names))
-            still = self._still[place] = self._still.get(place, 0) + steps if share < MOVED else 0
-            if place == (None, None):
+            is_whole = place == (None, None)
+            is_still = share < MOVED or (is_slow and is_whole)
+            still = self._still[place] = self._still.get(place, 0) + steps if is_still else 0
+            if is_whole:
                 yield fact("weights_moved", "weights", share)
                 yield fact("still_steps", "weights", float(still))
-            elif still and place in self._has_moved:
+            elif still and (place in self._has_moved or held.issuperset(names)):
                 yield LayerValue("weights_moved", SITE, *place, share, share, share)
                 yield LayerValue("still_steps", SITE, *place, still, still, still)
             if share >= MOVED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,12 +34,14 @@ class ParameterNorms:
         total: the norm over the whole model.
         number: how many parameters were looked at.
         bad: names of the parameters with a NaN or an infinity, in the order of the model.
+        of: the norm of each parameter, by name.
     """
 
     rows: tuple[LayerValue, ...]
     total: float
     number: int
     bad: tuple[str, ...]
+    of: Mapping[str, float]
 
 
 def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
@@ -56,7 +58,7 @@ def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
         squares[home] = squares.get(home, 0.0) + norms[name] ** 2
     rows = [block_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
     total = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
-    return ParameterNorms(tuple(rows), total, len(norms), bad)
+    return ParameterNorms(tuple(rows), total, len(norms), bad, norms)
 
 
 def homes_of(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None, int]]:

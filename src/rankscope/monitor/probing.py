@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rankscope._types import Status
 from rankscope.causes import Finding, cloned, examine, find
@@ -29,6 +30,7 @@ from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
+from rankscope.monitor.replay import Departure, Replay
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import RowWriter, only
@@ -280,7 +282,7 @@ class Prober:
         self.all_weights_bad, self.is_renewed = False, False
         self._renewals = 0
         self._watched, self._probe = watched, probe
-        self._motion = WeightMotion()
+        self._motion, self._replay = WeightMotion(), Replay()
         self._gradient = math.nan
         self.before_update: tuple[str, str] | None = None
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
@@ -369,20 +371,23 @@ class Prober:
                 LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
         return found
 
-    def look_at_weights(self, step: int, rate: float = math.nan) -> tuple[LayerValue, ...]:
+    def look_at_weights(
+        self, step: int, rate: float = math.nan, optimizers: Sequence[Optimizer] = ()
+    ) -> tuple[LayerValue, ...]:
         """Current norms of the weights, and how far they moved since the last look, at this learning rate."""
         view, _, _ = self.set_up()
         norms, gradient = parameter_norms(view, "weight"), self._gradient
         self._gradient = math.nan
         self.all_weights_bad = len(norms.bad) == norms.number > 0
         self.not_finite["weights"] = self._bad_weights(norms)
-        return (*_rows(norms, "weights"), *self._motion.take(view, step, rate=rate, gradient=gradient))
+        moved = self._motion.take(view, step, rate=rate, gradient=gradient, sizes=norms.of, optimizers=optimizers)
+        return (*_rows(norms, "weights"), *moved)
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
         """Current norms of the gradients; if they are not finite, also whether the weights and the probe still are."""
         view, _, projections = self.set_up()
         norms = parameter_norms(view, "gradient")
-        self._gradient, self.before_update = norms.total, None
+        self._gradient, self.before_update = norms.total if norms.number else math.nan, None
         self.not_finite["gradients"] = bad_entries(self.model, "gradient", norms.bad) if norms.bad else ""
         if norms.bad:
             weights = parameter_norms(view, "weight")
@@ -391,7 +396,8 @@ class Prober:
                 self.before_update = ("", "") if place is None else ("activations", place)
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
-        total = (fact("total_gradient_norm", "gradients", norms.total),) if math.isfinite(norms.total) else ()
+        known = norms.number > 0 and math.isfinite(norms.total)
+        total = (fact("total_gradient_norm", "gradients", norms.total),) if known else ()
         return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total)
 
     def _bad_weights(self, norms: ParameterNorms) -> str:
@@ -419,6 +425,11 @@ class Prober:
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
             return read_structure(view, prepared[0])
+
+    def departure(self, step: int) -> Departure | None:
+        """Where the model no longer computes what it did with the same weights; None where ranks share them."""
+        view, prepared, _ = self.set_up()
+        return None if self.needs_all_ranks else self._replay.take(view, prepared[0], step)
 
     def arrangement(self, stack: str | None) -> Arrangement | None:
         """How norms and skips are arranged in a stack, as the model runs now."""

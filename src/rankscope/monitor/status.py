@@ -38,12 +38,13 @@ _OF_SIDE = {
     "update": "no block was seen that takes the residual stream and returns it",
 }
 _OF_ALARMS = {
+    "gradient_carried": "several processes add to the gradients",
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
     "weight_motion": "the weights are sharded over processes",
     "still_steps": "the weights are sharded over processes",
     "weight_jump": "the weights are sharded over processes",
     _BETWEEN_INPUTS: f"the probe needs at least {LEAST_INPUTS} different inputs, with finite values",
-    "batch_copies": "the batch has a single sequence, or no tensor of tokens or features",
+    "batch_copies": "the batch has no tensor of tokens or features",
     "batch_padding": "the batch has no tensor of tokens and no labels",
     "batch_surprise": "the batch has no tensor of tokens or features",
 }
@@ -258,6 +259,8 @@ class StatusWatch:
             read |= {"weight_motion", "weight_jump", "still_steps"}  # from the second reading on
         if "loss_not_finite" in read:
             read.add("loss_now")  # after enough steps
+        if "gradients_not_finite" in read and self._ranks.world == 1:
+            read.add("gradient_carried")  # after the next step
         if not self._ranks.is_first:
             read |= {metric for alarm in self._request.alarms for metric in alarm.metrics if "batch_" in metric}
         self._unmet = self._request.unmet(read, why, has_batch=has_batch)

@@ -7,7 +7,7 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, largest
 LIMIT = 3.0
 """Times the largest change that the same value made before: batches are independent draws, so that the largest of many
 is seldom exceeded by far, and two in a row seldom at all."""
-WATCHED = ("batch_surprise", "batch_padding", "batch_size")
+WATCHED = ("batch_surprise", "batch_padding", "batch_size", "batch_order", "batch_labels")
 
 
 @alarm(
@@ -19,7 +19,7 @@ WATCHED = ("batch_surprise", "batch_padding", "batch_size")
     jumps=True,
 )
 def data_shift(layer: LayerState) -> Judgement | None:
-    """The tokens of two batches in a row are more surprising, or more of them padding, than of any batch before.
+    """Tokens, their order or the labels are more surprising in two batches in a row than ever, or more are padding.
 
     **Heuristic.** Severity is a third of the score of :class:`rankscope.monitor.changes.Series`.
     """

@@ -13,12 +13,15 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
     is_event=True,
 )
 def model_changed(layer: LayerState) -> Judgement | None:
-    """**Exact**: shapes, gains of skips or masks differ from those seen last, also in an earlier session of the run."""
+    """**Exact**: shapes, skips, masks, or what the same weights give on the probe, differ from what was seen last.
+
+    Shapes, skips and masks are also compared with those of an earlier session of the run.
+    """
     if not layer.has("structure_changes"):
         return None
     number = layer.now["structure_changes"]
     return Judgement(
         2.0 * number,
         {"structure_changes": number},
-        f"{number:.0f} of skips, masks and shapes differ" if number else "nothing differs",
+        f"{number:.0f} of skips, masks, shapes and what weights compute differ" if number else "nothing differs",
     )

@@ -9,18 +9,26 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
 GROWTH = 0.5
 """Share of the sequences that were different at the start of the run and are copies now."""
 
+STUCK = 3
+"""Readings whose batch equals the one before."""
+
 
 @alarm(
-    metrics=("batch_copies",),
+    metrics=("batch_copies", "batch_stuck"),
     title="The batch repeats itself",
     to_do="Look at the sampler and at what collates a batch.",
 )
 def repeated_sequences(layer: LayerState) -> Judgement | None:
-    """All sequences of the batch are the same, or half of those that were different at the start are copies now.
+    """All sequences of the batch are the same, half of those that differed at the start are, or all batches are.
 
     **Exact.** Two views of each input, or several answers to one prompt, are copies from the start and not reported,
-    unless nothing else is in the batch.
+    unless nothing else is in the batch. The batch has to be the same in four readings in a row, after eight in which
+    it was not; a run that has a single batch from the start is not reported.
     """
+    if layer.now.get("batch_stuck", 0.0) >= STUCK:
+        number = layer.now["batch_stuck"]
+        words = f"the batch is the same as in each of the {number:.0f} readings before"
+        return Judgement(number / STUCK, {"batch_stuck": number}, words)
     if not layer.has("batch_copies"):
         return None
     now, start = layer.now["batch_copies"], layer.start.get("batch_copies", math.nan)

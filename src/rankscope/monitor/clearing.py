@@ -1,0 +1,98 @@
+"""Whether the gradient of a step still contains that of the step before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.models.wrapping import is_compiled, is_distributed
+
+LEAST_ENTRIES = 16
+EXPLAINED = 0.01
+"""Share of a gradient that the new and the old one may leave unexplained; what else changes gradients leaves more."""
+SAME_DIRECTION = 0.99
+"""Cosine of the new and the old gradient from which on they cannot be told apart."""
+
+
+class Clearing:
+    r"""Fits the gradient of a step to what backward added since the last one and to what it was then.
+
+    With :math:`g` the gradient of one small parameter, :math:`h` the sum that backward added to it and :math:`g'` its
+    value after the last step of the optimizer, :math:`g = a h + b g'`. Clipping and loss scales change :math:`a` and
+    :math:`b`, and :math:`b = 0` if gradients were cleared. **Exact** up to rounding, for one process.
+    """
+
+    def __init__(self) -> None:
+        self._parameter: nn.Parameter | None = None
+        self._value: Tensor | None = None
+        self._old: Tensor | None = None
+        self._added: Tensor | None = None
+        self._handle: Any = None
+        self._share = math.nan
+
+    def after_backward(self, model: nn.Module, *, is_due: bool) -> None:
+        """Judge the step before, if it was read; and remember a parameter, if this one is."""
+        parameter, self._parameter = self._parameter, None
+        if self._handle is not None and parameter is not None and parameter.grad is not None:
+            self._share = self._carried(_flat(parameter.grad))
+        self.close()
+        self._old, self._added, self._value = None, None, None
+        if is_due and not is_compiled(model):
+            self._parameter = min(filter(_is_fit, model.parameters()), key=Tensor.numel, default=None)
+            self._value = None if self._parameter is None else _flat(self._parameter)
+
+    def after_step(self) -> None:
+        """Listen to what the next backward adds, if the optimizer made a step and left the gradient as it was."""
+        one = self._parameter
+        if one is None or self._value is None or one.grad is None or torch.equal(_flat(one), self._value):
+            return
+        self._old = _flat(one.grad)
+        if bool(self._old.any()):
+            self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
+        else:
+            self._share = 0.0
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def take(self) -> float:
+        """Share of the last gradient that was judged, that is the one before; NaN if none was since the last call."""
+        share, self._share = self._share, math.nan
+        return share
+
+    def _hear(self, gradient: Tensor) -> None:
+        added = _flat(gradient)
+        self._added = added if self._added is None else self._added + added
+
+    def _carried(self, now: Tensor) -> float:
+        old, added = self._old, self._added
+        if old is None or added is None:
+            return math.nan
+        new, old, size = added / added.norm(), old / old.norm(), float(now.norm())
+        cosine = float(old @ new)
+        if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
+            return math.nan
+        along, across = float(new @ now), float(old @ now)
+        share = (across - cosine * along) / (1.0 - cosine**2)
+        left = now - (along - cosine * share) * new - share * old
+        return abs(share) / size if float(left.norm()) <= EXPLAINED * size else math.nan
+
+
+def _is_fit(parameter: nn.Parameter) -> bool:
+    gradient = parameter.grad
+    return (
+        gradient is not None
+        and gradient.numel() >= LEAST_ENTRIES
+        and not (gradient.is_sparse or is_distributed(gradient) or parameter.is_meta)
+        and bool(gradient.any())
+    )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten().cpu().double()
