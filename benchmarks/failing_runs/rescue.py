@@ -156,6 +156,8 @@ def rescued(run: Stored, alarm: Alarm, before: Sequence[Checkpoint], steps: int)
     loads = any(words in said for words in LOADS)
     training = Training(healthy(declared) if found else declared, run.seed, "tiny")
     start = checkpoint if loads else now
+    if not found and declared.fault is not None and declared.fault not in ONCE and start.step > declared.sets_in:
+        FAULTS[declared.fault](training, 0)  # what it puts into the model at its first step is still there
     start.load(training)
     rate = re.search(r"learning rate to about ([\d.e+-]+)", said)
     train(

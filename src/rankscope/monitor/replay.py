@@ -17,7 +17,7 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
 
-MOST_HELD = 2**30
+MOST_HELD = 2**29
 """Bytes of weights that are held; a larger model is not replayed."""
 SEQUENCES = 2
 CALM = 2
