@@ -197,7 +197,7 @@ class ExitsEarly(Net):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.start(ids)
         for number, block in enumerate(self.blocks):
-            if number >= 2 and float(x.norm()) > 0.1:
+            if number >= 2 and float(x.detach().norm()) > 0.1:
                 break
             x = block(x)
         return self.close(x)

@@ -185,6 +185,19 @@ def test_alarm_is_raised_once_and_names_the_embedding() -> None:
         if step == 18:
             model.transformer.wpe.register_forward_hook(lambda module, args, out: out[:, :1].expand_as(out))
 
-    found = [alarm for alarm in alarms(gpt2(dropout=0.0), change) if alarm.name == "model_changed"]
+    raised = alarms(gpt2(dropout=0.0), change)
+    assert {alarm.component for alarm in raised if alarm.step >= 18} == {"embedding"}  # also of alarms before step 20
+    found = [alarm for alarm in raised if alarm.name == "model_changed"]
     assert [(alarm.step, alarm.component) for alarm in found] == [(20, "embedding")]
     assert math.isclose(found[0].evidence["structure_changes"], 1.0)
+
+
+def test_a_stream_of_another_shape_is_another_structure() -> None:
+    replay = Replay()
+    view, batch = given(gpt2())
+    replay.take(view, batch, 0)
+    turned = {place: (values.mT, eps) for place, (values, eps) in replay._seen.items()}
+    found = replay._departure(turned)
+    assert found is not None
+    assert found.component == "structure"
+    assert "instead of" in found.words

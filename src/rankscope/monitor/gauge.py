@@ -6,7 +6,7 @@ import math
 import operator
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -151,6 +151,7 @@ class Gauge:
         self._alarms: list[Alarm] = []
         self._start: tuple[LayerValue, ...] | None = None
         self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
+        self._departure: tuple[Cause, ...] = ()
         self._batches, self._clearing = BatchWatch(padding), Clearing()
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
@@ -452,7 +453,7 @@ class Gauge:
                     state=states[stack, layer],
                     whole=whole,
                     past=past,
-                    changes=self._changes,
+                    changes=() if of_batch else self._changes or self._departed(step, structure),
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
                     known=next(
@@ -508,15 +509,23 @@ class Gauge:
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
 
+    def _departed(self, step: int, structure: Callable[[], Structure]) -> tuple[Cause, ...]:
+        """What was found since the last look at the structure when earlier weights ran again."""
+        departure = None if self._only_graph else self._prober.departure(step)
+        if departure is not None:
+            before = self._structures[-1] if self._structures else None
+            self._departure = (structure().departed(departure, before),)
+        return self._departure
+
     def _compared(self, step: int) -> LayerValue:
         """How the model is put together, compared with what was seen last, here or in an earlier session.
 
         If that shows nothing, what it computes with earlier weights is compared.
         """
-        now, departure = self._prober.structure(), self._prober.departure(step)
-        self._changes = now.differences(self._structures[-1]) if self._structures else ()
-        if departure is not None and not self._changes:
-            self._changes = (now.departed(departure, self._structures[-1] if self._structures else None),)
+        now = self._prober.structure()
+        departed = self._departed(step, lambda: now)  # in every case: it also keeps the current weights
+        self._changes = (now.differences(self._structures[-1]) if self._structures else ()) or departed
+        self._departure = ()
         self._structures.append(now)
         self._outlets.describe({"structure": now.to_json()})
         return fact("structure_changes", "structure", float(len(self._changes)))

@@ -119,9 +119,13 @@ class Replay:
         before, missing = "", None
         for place, (old, eps) in self._seen.items():
             values = now.get(place)
-            if values is None or values[0].shape != old.shape:
+            if values is None:
                 missing = missing or place
                 continue
+            if values[0].shape != old.shape:
+                # Attention that acts over another axis changes which one counts as tokens, already at the entry.
+                words = f"{_where(place)} is {tuple(values[0].shape)} instead of {tuple(old.shape)}, tokens last"
+                return Departure("structure", f"{words}{before}", self._step)
             size = float(old.norm())
             distance = float((values[0] - old).norm()) / size if size > 0.0 else math.inf * bool(values[0].any())
             if distance > max(SAME, math.sqrt(eps)):

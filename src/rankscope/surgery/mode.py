@@ -365,8 +365,9 @@ class SurgeryMode(StreamMode):
     def _end_pass(self, output: Any) -> None:
         self._dispatcher.reset()
         self._states.clear()
+        was_awake = self._in_pass
         super()._end_pass(output)
-        for stack in self.view.stacks if output is not None and self._scales_long_skips() else ():
+        for stack in self.view.stacks if was_awake and output is not None and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,21 @@ MOST = 16
 """Sequences that are looked at."""
 
 
-def batch_for(subject: Model, given: Inputs, labels: Any = None) -> tuple[Batch, Tensor | None]:
+class Reached(NamedTuple):
+    """What the doctor looks at.
+
+    Attributes:
+        batch: at most 16 sequences.
+        labels: those that belong to it, if there are any.
+        unclear: why ``measure`` would refuse these inputs, although the model runs on them; empty if it would not.
+    """
+
+    batch: Batch
+    labels: Tensor | None
+    unclear: str
+
+
+def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
     """One batch of at most 16 sequences, and the labels that belong to it.
 
     Args:
@@ -52,14 +66,14 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> tuple[Batch,
     if told is not None and plan.axes is None and _counts(given.data, 0) == len(told) != _counts(given.data, 1):
         plan = replace(plan, axes="batch tokens")  # the labels say which axis counts sequences
     try:
-        batch = _prepared(subject, given, plan)
+        batch, unclear = _prepared(subject, given, plan)
     except (InputError, RuntimeError, IndexError, ValueError, TypeError) as error:
-        batch = _whole(subject, data, error)
+        batch, unclear = _whole(subject, data, error), ""
     if told is None:
-        return batch, None
+        return Reached(batch, None, unclear)
     if len(told) < batch.sequences:
         raise InputError(f"labels has {len(told)} entries for {batch.sequences} sequences.")
-    return batch, told[: batch.sequences]
+    return Reached(batch, told[: batch.sequences], unclear)
 
 
 def named_value(value: Any) -> Any:
@@ -99,15 +113,15 @@ def optimizer_for(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimiz
     return optimizer
 
 
-def _prepared(subject: Model, given: Inputs, plan: InputPlan) -> Batch:
+def _prepared(subject: Model, given: Inputs, plan: InputPlan) -> tuple[Batch, str]:
     """The first batch of the inputs; a padding mask that hides nothing is for a cause to find, not a reason to stop."""
     loaded = subject.loaded
     try:
-        return prepare_planned(loaded, given.data, plan)[0]
-    except InputError:
+        return prepare_planned(loaded, given.data, plan)[0], ""
+    except InputError as error:
         if plan.padding is not None or not isinstance(given.data, Mapping):
             raise
-        return prepare_planned(loaded, given.data, replace(plan, padding=NO_PADDING))[0]
+        return prepare_planned(loaded, given.data, replace(plan, padding=NO_PADDING))[0], str(error)
 
 
 def _counts(data: Any, axis: int) -> int | None:

@@ -99,7 +99,7 @@ def doctor(
         return shapes_of(subject.source)
     loaded = subject.loaded
     with passes_counted() as first:
-        batch, told = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
+        batch, told, unclear = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
     name = type(loaded.model).__name__
     why, view = "", None
     checks: tuple[Check, ...] = ()
@@ -121,6 +121,8 @@ def doctor(
                 opened.enter_context(operating(loaded.model, cut.operation, view=view))
             small = batch.taken(0, 2) if batch.sequences > 2 else batch
             checks = (*_structure(view), *_examine(loaded, view, small), *check_heads(loaded, view))
+    if unclear:
+        checks = (*checks, Check("inputs", "fail", f"measure refuses them: {unclear}"))
     report = DoctorReport(
         loaded.spec,
         name,
