@@ -50,13 +50,13 @@ BROKEN = """
 import os, sys
 from rankscope.errors import LoadError
 from rankscope.cli.app import main
-from rankscope.execution import ranks
+from rankscope.models import loading
 
 def fail(*_, **__):
     raise LoadError("a test broke this")
 
 if os.environ["RANK"] == sys.argv[1]:
-    ranks.load = fail
+    loading.load = fail
 main(["measure", "init:tiny-lama", "--quiet"] if sys.argv[1] == "2" else ["measure", "init:tiny-bert", "--quiet"])
 """
 

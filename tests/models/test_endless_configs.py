@@ -57,11 +57,11 @@ import json, pathlib, sys
 from rankscope import load
 from rankscope.errors import LoadError
 snapshot = pathlib.Path(sys.argv[1])
-whole = load("owner/name")
+whole = load("owner/name").loaded
 print(whole.origin, whole.tokenizer is not None, whole.notes)
 (snapshot / "special_tokens_map.json").write_text(json.dumps({"vocab_file": "/dev/zero"}))
 try:
-    load("owner/name")
+    load("owner/name").loaded
 except LoadError as error:
     print(error)
 """

@@ -25,15 +25,17 @@ def digest(run):
             found.update(repr(run.table[name].to_pylist()).encode())
     return found.hexdigest()
 
-small = {"sequences": 2, "tokens": 12}
+small = rs.Inputs(sequences=2, tokens=12)
+drawn = rs.Inputs(sequences=2, tokens=12, random_tokens=True)
 
 def all_verbs(seed):
+    bert, gpt2, llama = (rs.Model(f"init:tiny-{name}", seed=seed) for name in ("bert", "gpt2", "llama"))
     return {
-        "measure": rs.measure("init:tiny-bert", seed=seed, null=True, **small),
-        "measure, random tokens": rs.measure("init:tiny-llama", seed=seed, random_tokens=True, **small),
-        "ablate": rs.ablate("init:tiny-gpt2", seed=seed, variants=["pure", "+skip", "full"], **small),
-        "exact": rs.exact("init:tiny-bert", seed=seed, skip=0.0, **small),
-        "decompose": rs.decompose("init:tiny-bert", seed=seed, **small),
+        "measure": rs.measure(bert, small, null=True),
+        "measure, random tokens": rs.measure(llama, drawn),
+        "ablate": rs.ablate(gpt2, small, variants=["pure", "+skip", "full"]),
+        "exact": rs.exact(bert, small, {"skip": 0.0}),
+        "decompose": rs.decompose(bert, small),
         "predict": rs.predict("bert-base", {"depth": 3}, seed=seed, seeds=2, tokens=8, most_blocks=4),
     }
 

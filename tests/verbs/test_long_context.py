@@ -102,9 +102,9 @@ def test_eager_attention_cannot_go_by_tiles() -> None:
 
 _PEAK = """
 import resource, torch, rankscope as rs
-rs.measure("init:tiny-llama", random_tokens=True, sequences=1, tokens=64)
+rs.measure("init:tiny-llama", rs.Inputs(random_tokens=True, sequences=1, tokens=64))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-run = rs.measure("init:tiny-llama", random_tokens=True, sequences=1, tokens=8192)
+run = rs.measure("init:tiny-llama", rs.Inputs(random_tokens=True, sequences=1, tokens=8192))
 assert run.select(metric="attention_entropy", status="ok").num_rows > 0
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
