@@ -24,7 +24,7 @@ from rankscope.verbs.doctor.reaching import batch_for
 def diagnosed(case: Case) -> Diagnosis:
     given = case.arguments()
     inputs = Inputs(case.inputs, axes=given.pop("axes", None))
-    batch, labels = batch_for(as_model(case.model), inputs, given.pop("labels", None))
+    batch, labels, _ = batch_for(as_model(case.model), inputs, given.pop("labels", None))
     return find(examine(case.model, batch, labels=labels, **given))
 
 

@@ -109,7 +109,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", without_relatives(NAMES))
 def test_a_family_under_surgery(name: str) -> None:
     """Bit-equal under an operation that changes nothing, a cut that is undone, and half the stream plus the branch."""

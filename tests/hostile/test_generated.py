@@ -27,6 +27,7 @@ def failures(seeds: list[int]) -> list[str]:
     return failed
 
 
+@pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_150_networks_are_right_or_refused(part: int) -> None:
     failed = failures(SEEDS[part::PARTS])

@@ -47,7 +47,7 @@ ORDINARY = {
 """One verb of every other case: the ordinary suite also tries every edit on a third of them."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_every_edit_is_equal_or_refused(name: str) -> None:
     case = CASES[name]

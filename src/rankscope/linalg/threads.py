@@ -49,7 +49,7 @@ def over_threads(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
 
 
 @dataclass
-class _Pace:
+class _ThreadPace:
     """Seconds that a computation took last with all threads and with one, and seconds spent since both were tried."""
 
     shared: float = math.nan
@@ -73,7 +73,7 @@ class _Pace:
 
 
 _MOST_PACES = 1000
-_paces: dict[tuple[int, Hashable], _Pace] = {}
+_paces: dict[tuple[int, Hashable], _ThreadPace] = {}
 
 
 def paced(key: Hashable, function: Callable[[], R]) -> R:
@@ -87,7 +87,7 @@ def paced(key: Hashable, function: Callable[[], R]) -> R:
         return function()
     if len(_paces) >= _MOST_PACES:
         _paces.clear()
-    pace = _paces.setdefault((threads, key), _Pace())
+    pace = _paces.setdefault((threads, key), _ThreadPace())
     alone = pace.wants_alone()
     start = time.perf_counter()
     result = over_threads(lambda _: function(), (None,))[0] if alone else function()

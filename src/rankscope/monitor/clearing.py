@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from rankscope.models.wrapping import is_compiled, is_distributed
 
 LEAST_ENTRIES = 16
+MOST_TRIED = 3
+"""Smallest parameters of which one has to have a gradient that is not zero; on an accelerator every look waits."""
 EXPLAINED = 0.01
 """Share of a gradient that the new and the old one may leave unexplained; what else changes gradients leaves more."""
 SAME_DIRECTION = 0.99
@@ -41,7 +43,8 @@ class Clearing:
         self.close()
         self._old, self._added, self._value = None, None, None
         if is_due and not is_compiled(model):
-            self._parameter = min(filter(_is_fit, model.parameters()), key=Tensor.numel, default=None)
+            small = sorted(filter(_is_fit, model.parameters()), key=Tensor.numel)[:MOST_TRIED]
+            self._parameter = next((one for one in small if one.grad is not None and bool(one.grad.any())), None)
             self._value = None if self._parameter is None else _flat(self._parameter)
 
     def after_step(self) -> None:
@@ -90,7 +93,6 @@ def _is_fit(parameter: nn.Parameter) -> bool:
         gradient is not None
         and gradient.numel() >= LEAST_ENTRIES
         and not (gradient.is_sparse or is_distributed(gradient) or parameter.is_meta)
-        and bool(gradient.any())
     )
 
 
