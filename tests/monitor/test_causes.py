@@ -30,7 +30,7 @@ from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.readings import LayerValue
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
-from tests.monitor.trainings import batches, bert, gpt2, probe
+from tests.monitor.trainings import alarms_raised, bert, gpt2, probe
 
 
 def structure_of(model: Any, **operation: Any) -> Structure:
@@ -348,22 +348,8 @@ def test_resumed_run_keeps_its_history_and_a_halved_skip_is_named_at_once(tmp_pa
 
 
 def trained(change: Any, *, build: Any = gpt2, steps: int = 44, options: Any = None) -> list[Alarm]:
-    """The alarms of a small training, read at every second step, in which something is done before every step."""
-    model = build(dropout=0.0)
-    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **(options or {})})
-    found: list[Alarm] = []
-    with Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=2, actions=(), strict=True) as gauge:
-        gauge.optimizers = (optimizer,)
-        for step, given in enumerate(batches(steps)):
-            factor = change(model, optimizer, step)
-            optimizer.zero_grad()
-            loss = model(**given).loss * (1.0 if factor is None else factor)
-            loss.backward()
-            gauge.after_backward(step)
-            optimizer.step()
-            reading = gauge.step(step, loss=loss)
-            found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
-    return found
+    """The alarms of a small training, read at every second step."""
+    return alarms_raised(build(dropout=0.0), change, steps=steps, every=2, **(options or {}))
 
 
 def setting(name: str, value: Any) -> Any:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView
-from rankscope.monitor import Alarm, Gauge
+from rankscope.monitor import Alarm
 from rankscope.monitor import replay as replay_module
 from rankscope.monitor.replay import Departure, Replay
 from rankscope.stream.viewing import view_of
-from tests.monitor.trainings import batches, bert, gpt2, probe
+from tests.monitor.trainings import alarms_raised, batches, bert, gpt2, probe
 
 LOOKS, CHANGED = 8, 6
 Change = Callable[[Any, int], object]
@@ -152,21 +152,11 @@ def test_large_models_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     assert departures(gpt2(dropout=0.0), hooked("lm_head", lambda out: 2.0 * out)) == []
 
 
-def alarms(model: Any, change: Change, *, steps: int = 28) -> list[Alarm]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    found: list[Alarm] = []
-    with Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=1, actions=(), strict=True) as gauge:
-        gauge.optimizers = (optimizer,)
-        for step, one in enumerate(batches(steps)):
-            change(model, step)
-            optimizer.zero_grad()
-            loss = model(**one).loss
-            loss.backward()
-            gauge.after_backward(step)
-            optimizer.step()
-            reading = gauge.step(step, loss=loss)
-            found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
-    return found
+def alarms(model: Any, change: Change) -> list[Alarm]:
+    def act(model: Any, optimizer: Any, step: int) -> None:
+        change(model, step)
+
+    return alarms_raised(model, act, steps=28)
 
 
 def test_alarm_names_the_module_that_is_another_one() -> None:

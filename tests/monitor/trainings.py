@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.monitor import Gauge
+from rankscope.monitor import Alarm, Gauge
 
 VOCABULARY = 50
 Run = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -95,3 +95,23 @@ def assert_bit_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different
+
+
+def alarms_raised(
+    model: Any, change: Callable[[Any, Any, int], float | None], *, steps: int, every: int = 1, **options: Any
+) -> list[Alarm]:
+    """The alarms of a small training in which something is done before every step; it may scale the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **options})
+    found: list[Alarm] = []
+    with Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=every, actions=(), strict=True) as gauge:
+        gauge.optimizers = (optimizer,)
+        for step, given in enumerate(batches(steps)):
+            factor = change(model, optimizer, step)
+            optimizer.zero_grad()
+            loss = model(**given).loss * (1.0 if factor is None else factor)
+            loss.backward()
+            gauge.after_backward(step)
+            optimizer.step()
+            reading = gauge.step(step, loss=loss)
+            found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
+    return found

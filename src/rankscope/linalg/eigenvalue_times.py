@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rankscope._files import cache_folder, read_regular
+from rankscope.linalg.precision import device_name
 
 _FILE = "eigenvalues.json"
 _MOST_BYTES = 1 << 20
@@ -76,8 +77,7 @@ def _seconds(gram: Tensor, *, on_host: bool) -> float:
 
 
 def _key(device: torch.device) -> str:
-    named = getattr(torch.get_device_module(device), "get_device_name", lambda _: "")
-    return f"{device.type}, {named(device)}, torch {torch.__version__}"
+    return f"{device.type}, {device_name(device)}, torch {torch.__version__}"
 
 
 def _kept() -> dict[str, str]:

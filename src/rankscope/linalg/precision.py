@@ -125,6 +125,12 @@ def _full_products(setting: Any) -> Iterator[None]:
             setting.fp32_precision = before
 
 
+def device_name(device: torch.device) -> str:
+    """What its maker calls a device; empty if torch does not know."""
+    named = getattr(torch.get_device_module(device), "get_device_name", lambda _: "")
+    return str(named(device))
+
+
 def is_wide(dtype: torch.dtype) -> bool:
     """Whether squares of this format may exceed the range, and its digits the precision, of float64 arithmetic."""
     return dtype == torch.float64

@@ -426,6 +426,9 @@ class Gauge:
         self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))
         states, active = self._references.states(values), self._watch.active
 
+        # Once for all alarms of a reading: it is a pass of the probe.
+        departed = cache(partial(self._departed, step, self._prober.structure))
+
         def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
             structure = cache(self._prober.structure)
             whole, past = states.get((None, None), states[stack, layer]), tuple(self._references.past)
@@ -453,7 +456,7 @@ class Gauge:
                     state=states[stack, layer],
                     whole=whole,
                     past=past,
-                    changes=() if of_batch else self._changes or self._departed(step, structure),
+                    changes=() if of_batch else self._changes or departed(),
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
                     known=next(

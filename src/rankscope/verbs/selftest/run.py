@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope.linalg import eigenvalue_times
 from rankscope.linalg.eigenvalue_times import EigenvalueTimes
-from rankscope.linalg.precision import has_float64, widest
+from rankscope.linalg.precision import device_name, has_float64, widest
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading.devices import parse_device
@@ -187,8 +187,7 @@ def _verbs(result: SelfTest) -> Table:
 
 def _described(device: torch.device) -> str:
     """What a bug report must say about a device."""
-    named = getattr(torch.get_device_module(device), "get_device_name", lambda _: "")
-    words = [str(device), str(named(device)), f"torch {torch.__version__}"]
+    words = [str(device), device_name(device), f"torch {torch.__version__}"]
     words.append("has float64" if has_float64(device) else "no float64: statistics are computed on the processor")
     return ", ".join(word for word in words if word)
 
