@@ -48,6 +48,7 @@ def test_a_matrix_that_lapack_gives_up_on_falls_to_the_next_rung(monkeypatch: py
             raise LinAlgError("did not converge")
         return real(gram)
 
+    monkeypatch.setattr(spectrum, "available_threads", lambda: 1)
     monkeypatch.setattr(torch.linalg, "eigvalsh", failing)
     assert spectrum.gram_eigenvalues(grams).tolist() == [[1.0] * 3, [2.0] * 3]
     assert calls == [(2, 3, 3), (3, 3), (3, 3)]

@@ -140,6 +140,23 @@ def test_values_of_a_single_or_a_long_sequence_agree_to_rounding(threads, shape)
     torch.testing.assert_close(alone.values, shared.values, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("number", "side", "solved"), [(2, 40, [1, 1]), (2, 600, [1, 1]), (8, 40, [1, 1]), (8, 600, [1])]
+)
+def test_threads_without_a_sequence_solve_the_other_spectrum(threads, monkeypatch, number, side, solved):
+    X = torch.randn(1, side, 700, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    eigenvalues, calls = torch.linalg.eigvalsh, []
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda gram: calls.append(len(gram)) or eigenvalues(gram))
+    threads(number)
+    tokens = Tokens(X.float())
+    centred = tokens.centred_singular_values
+    assert calls == solved
+    for found, matrix in ((centred, X - X.mean(1, keepdim=True)), (tokens.singular_values, X)):
+        expected = torch.linalg.svdvals(matrix.float().double())
+        torch.testing.assert_close((found * tokens.scale)[:, : side - 1], expected[:, : side - 1], rtol=1e-6, atol=1e-9)
+    assert calls == [1, 1]
+
+
 def test_the_faster_of_all_threads_and_one_is_used_and_the_other_tried_again(threads, monkeypatch):
     threads(2)
     clock = [0.0]

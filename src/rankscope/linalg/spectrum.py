@@ -47,18 +47,23 @@ def gram_eigenvalues(gram: Tensor) -> Tensor:
     return values.flip(-1).clamp_min(0.0)
 
 
-# From this side on, the threads of LAPACK bring more than they cost.
-_SHARED_SIDE = 512
+# Up to this side, the threads of LAPACK cost more than they bring.
+_LARGEST_DIVIDED_SIDE = 512
+
+
+def are_divided(count: int, side: int) -> bool:
+    """Whether the threads of the CPU take these matrices one by one, instead of sharing each of them."""
+    threads = available_threads()
+    return threads > 1 and (side <= _LARGEST_DIVIDED_SIDE or count >= threads)
 
 
 def _eigenvalues(gram: Tensor) -> Tensor:
     """Eigenvalues, smallest first; on a CPU the matrices are divided among the threads."""
     if gram.device.type != "cpu":
         return _eigenvalues(gram.cpu()).to(gram.device) if is_faster_on_host(gram.device) else _of_stack(gram)
-    threads = available_threads()
-    if threads == 1 or (len(gram) < threads and gram.shape[-1] >= _SHARED_SIDE):
+    if not are_divided(len(gram), gram.shape[-1]):
         return _of_stack(gram)
-    return torch.cat(over_threads(_of_stack, gram.tensor_split(max(1, min(threads, len(gram))))))
+    return torch.cat(over_threads(_of_stack, gram.tensor_split(max(1, min(available_threads(), len(gram))))))
 
 
 def _of_stack(gram: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ def least_with_six_digits(dtype: torch.dtype) -> float:
 def direct_singular_values(matrix: Tensor, otherwise: Tensor) -> Tensor:
     """Singular values of one matrix without its Gram matrix; ``otherwise`` (those from the Gram) if LAPACK fails."""
     try:
-        if matrix.device.type == "cpu" and min(matrix.shape) < _SHARED_SIDE:
+        if matrix.device.type == "cpu" and min(matrix.shape) <= _LARGEST_DIVIDED_SIDE:
             return torch.cat(over_threads(torch.linalg.svdvals, (matrix,)))
         values: Tensor = torch.linalg.svdvals(matrix)
     except LinAlgError:

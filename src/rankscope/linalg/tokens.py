@@ -34,6 +34,7 @@ from rankscope.linalg.pairs import (
     without_outliers,
 )
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
+from rankscope.linalg.threads import available_threads
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
@@ -203,6 +204,11 @@ class Tokens(Joinable):
     def centred_singular_values(self) -> Float[Tensor, "sequences side"]:
         """Singular values of CX, largest first, zero beyond the rank its shape allows."""
         return singular_values(self, centred=True)
+
+    @cached_property
+    def _both_eigenvalues(self) -> Float[Tensor, "twice_sequences side"]:
+        """Eigenvalues of the Gram matrices of X and then of CX."""
+        return spectrum.gram_eigenvalues(torch.cat(self.kept_grams))
 
     @cached_property
     def rank_estimates(self) -> thin_spectrum.PlainAndCentred:
@@ -789,7 +795,7 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
     if tokens.tokens == 0:
         return found
     for block in _blocks(tokens):
-        values = spectrum.gram_eigenvalues(block.centred if centred else block.plain).sqrt_()
+        values = _eigenvalues(tokens, block, centred=centred).sqrt()
         found[block.group] = spectrum.without_structural_zeros(values, rank[block.group])
     if is_wide(tokens.dtype):
         lost = spectrum.is_lost_in_gram(found, rank) & tokens.finite
@@ -798,6 +804,19 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
             values = spectrum.direct_singular_values(_same_spectrum(tokens, group, centred=centred), otherwise=found[i])
             found[group] = spectrum.without_structural_zeros(values.unsqueeze(0), rank[group])
     return found
+
+
+def _eigenvalues(tokens: Tokens, block: GramBlock, *, centred: bool) -> Float[Tensor, "group side"]:
+    if _leave_threads_idle(tokens):
+        return tokens._both_eigenvalues[block.group.stop :] if centred else tokens._both_eigenvalues[block.group]
+    return spectrum.gram_eigenvalues(block.centred if centred else block.plain)
+
+
+def _leave_threads_idle(tokens: Tokens) -> bool:
+    """Whether there are threads for the other spectrum too: then X and CX are solved at the same time."""
+    on_cpu = tokens.device.type == "cpu"
+    divided = spectrum.are_divided(2 * tokens.sequences, _side(tokens))
+    return on_cpu and _are_kept(tokens) and divided and tokens.sequences < available_threads()
 
 
 def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
