@@ -207,7 +207,9 @@ class Training:
         if "tokens dropped" in options:
             assert isinstance(self.model, Net)
             self.model.embed.register_forward_hook(
-                lambda module, args, output: output * (torch.rand_like(output[..., :1]) > 0.15 * module.training)
+                lambda module, args, output: (
+                    output * (torch.rand_like(output[..., :1]) > 0.15) if module.training else output
+                )
             )
         if "distance" in options:
             self.each_block(slope=0.5)
@@ -251,7 +253,6 @@ class Training:
             assert isinstance(self.model, Net)
             with torch.no_grad():
                 self.model.embed.weight.copy_(torch.nn.functional.normalize(self.model.embed.weight, dim=-1))
-
         if "mean teacher" in options:
             for slow, weight in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 slow.lerp_(weight.detach(), 0.1)
@@ -270,14 +271,14 @@ class Training:
 
     def _sharpness(self) -> None:
         """Gradients where the weights are after a step uphill (SAM)."""
-        learned = [p for p in self.model.parameters() if p.grad is not None]
-        steps = torch._foreach_mul([p.grad for p in learned], 0.05 / nn.utils.get_total_norm([p.grad for p in learned]))
-        with torch.no_grad():
-            torch._foreach_add_(learned, steps)
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        uphill = [(p, 0.05 * p.grad / norm) for p in self.model.parameters() if p.grad is not None]
+        for parameter, way in uphill:
+            parameter.data += way
         self.optimizer.zero_grad()
         self.loss(self.seen).backward()
-        with torch.no_grad():
-            torch._foreach_sub_(learned, steps)
+        for parameter, way in uphill:
+            parameter.data -= way
 
     def _noise(self) -> None:
         """Noise as large as the gradient of each parameter, as for differential privacy."""
@@ -385,11 +386,8 @@ class Training:
             pairs = zip((self.predictor(one) for one in z), reversed(target), strict=True)
             return -torch.stack([torch.nn.functional.cosine_similarity(p, t).mean() for p, t in pairs]).mean()
         if "mixup" in declared.options:
-            pixels, labels, share = (
-                batch["pixel_values"],
-                batch["labels"],
-                float(torch.rand((), generator=self.generator)),
-            )
+            pixels, labels = batch["pixel_values"], batch["labels"]
+            share = float(torch.rand((), generator=self.generator))
             logits = self.logits(pixel_values=share * pixels + (1 - share) * pixels.roll(1, 0))
             return share * cross_entropy(logits, labels) + (1 - share) * cross_entropy(logits, labels.roll(1, 0))
         if declared.objective == "images":
@@ -823,39 +821,12 @@ def _transposed(model: Net) -> None:
             part.weight.copy_(part.weight.t().clone())
 
 
-def _before_modules(
-    name: str | tuple[str, ...], change: Callable[[Tensor], Tensor], training: Training, since: int
-) -> None:
-    """Change what modules are given, by the end of their names."""
-    if since == 0:
-        for place, module in training.model.named_modules():
-            if place.endswith(name):
-                module.register_forward_pre_hook(lambda module, args: (change(args[0]), *args[1:]))
-
-
-def _mixed_heads(x: Tensor) -> Tensor:
-    """Heads joined by a reshape, without the transpose that it needs."""
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2).reshape(x.shape)
-
-
-def _norm_over_tokens(training: Training, since: int) -> None:
-    def change(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        assert isinstance(module, nn.LayerNorm)
-        x = args[0].transpose(1, 2)
-        return nn.functional.layer_norm(x, x.shape[-1:]).transpose(1, 2) * module.weight + module.bias
-
-    if since == 0:
-        assert isinstance(training.model, Net)
-        for module in training.model.blocks.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.register_forward_hook(change)
-
-
 def _stale_cache(training: Training, since: int) -> None:
     """Keys and values are those of the first sequence that was seen, for good."""
 
     def change(kept: list[Tensor], module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        kept.append(output[:1].detach())
+        if not kept:
+            kept.append(output[:1].detach())
         return kept[0][:, : output.shape[1]].expand_as(output)
 
     if since == 0:
@@ -868,40 +839,9 @@ def _early_head(training: Training, since: int) -> None:
     """The head reads the state after the first block."""
     if since == 0:
         assert isinstance(training.model, Net)
-        kept: list[Tensor] = []
-        training.model.blocks[0].register_forward_hook(
-            lambda module, args, output: kept.__setitem__(slice(None), [output])
-        )
-        training.model.norm.register_forward_pre_hook(lambda module, args: (kept[0],))
-
-
-def _pads_moved(training: Training, since: int) -> None:
-    """Padding goes to the left, while the mask stays that of padding on the right."""
-
-    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        order = batch["attention_mask"].sort(dim=1, stable=True).indices
-        return {**batch, **{name: batch[name].gather(1, order) for name in ("input_ids", "labels")}}
-
-    training.change = change
-
-
-def _other_hidden(training: Training, since: int) -> None:
-    """What was to be hidden is shown, and the rest is hidden."""
-
-    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        shown = batch["labels"] == -100
-        ids = torch.where(shown, batch["input_ids"], batch["labels"])
-        return {"input_ids": torch.where(shown, HIDDEN, ids), "labels": torch.where(shown, ids, -100)}
-
-    training.change = change
-
-
-def _pieces(training: Training, since: int) -> None:
-    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        pieces = windows(training.text, batch["input_ids"].numel() // 2, training.generator, 2)
-        return {**batch, "input_ids": pieces.view_as(batch["input_ids"])}
-
-    training.change = change
+        kept: dict[str, Tensor] = {}
+        training.model.blocks[0].register_forward_hook(lambda module, args, output: kept.update(state=output))
+        training.model.norm.register_forward_pre_hook(lambda module, args: (kept["state"],))
 
 
 def _of_pixels(change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
@@ -921,10 +861,6 @@ def _uncertain(training: Training, since: int) -> None:
         return loss + 2.0 * (logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
 
     training.loss_change = change
-
-
-def _capped(training: Training, since: int) -> None:
-    training.loss_change = lambda loss, logits, ids: cross_entropy(logits[:, :-1].tanh(), ids[:, 1:])
 
 
 FAULTS: dict[str, Callable[[Training, int], None]] = {
@@ -1024,35 +960,25 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "rate runs out": lambda training, since: setattr(
         training, "rate", training.declared.rate * max(0.0, 1 - since / 20)
     ),
-    "gradients stay": lambda training, since: setattr(training.optimizer, "zero_grad", lambda: None),
     "swapped betas": _swapped_betas,
     "clipped scaled": _clipped_scaled,
     "own teacher": _own_teacher,
     "transposed": partial(_in_place, _transposed),
     "underflow": lambda training, since: setattr(training, "loss_scale", 1e-6),
-    "mixed heads": partial(_before_modules, ("out_proj", "o_proj"), _mixed_heads),
     "doubled": lambda training, since: training.each_block(doubled=True),
     "rotary of heads": partial(
         _of_modules, "rotary_emb", lambda args, output: tuple(one[:, :1].expand_as(one) for one in output)
     ),
     "embedding dropout": partial(_of_modules, "embed", lambda args, output: nn.functional.dropout(output, 0.8)),
-    "norm over tokens": _norm_over_tokens,
     "stale cache": _stale_cache,
-    "rectified": partial(
-        _of_modules, ("blocks.0", "blocks.1", "blocks.2", "blocks.3"), lambda args, output: output.relu()
-    ),
     "early head": _early_head,
     "truncated": partial(_of_ids, lambda ids: ids[:, : TOKENS // 4]),
-    "pads moved": _pads_moved,
-    "other hidden": _other_hidden,
-    "pieces": _pieces,
     "divided again": partial(_of_pixels, lambda pixels: pixels / 255.0),
     "cropped": partial(_of_pixels, lambda pixels: nn.functional.interpolate(pixels[..., :4, :4], size=16)),
     "first page": lambda training, since: setattr(training, "text", training.text[:100]),
     "spaced": partial(_of_ids, _spaced),
     "last only": _last_only,
     "uncertain": _uncertain,
-    "capped": _capped,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
