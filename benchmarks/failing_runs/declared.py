@@ -326,7 +326,6 @@ FRESH_HEALTHY: tuple[Declared, ...] = (
 )  # fmt: skip
 
 _EVERY = (*_MIXED_UP, "repeated_sequences", "padding_only", "not_finite", "not_finite_gradients")
-_IMAGES: dict[str, Any] = {"family": "vit", "objective": "images", "batch": 16}
 _TRAINED: dict[str, Any] = {"rate": 3e-4, "options": _PRETRAINED}
 
 FIFTH_FAULTY: tuple[Declared, ...] = (
@@ -348,8 +347,6 @@ FIFTH_FAULTY: tuple[Declared, ...] = (
     Declared("keys and values of the first batch", "stale cache", 60, _EVERY, ("attention", "structure"), **_TRAINED),
     Declared("head reads the first block", "early head", 60, _EVERY, ("structure", "head", "branches"), **_TRAINED),
     Declared("sequences cut to a quarter", "truncated", 40, _EVERY, _DATA, kind="data"),
-    Declared("pixels divided by 255 again", "divided again", 60, _EVERY, _DATA, kind="data", **_IMAGES),
-    Declared("images cropped to a quarter of their sides", "cropped", 60, _EVERY, _DATA, kind="data", **_IMAGES),
     Declared("loader returns to the first page", "first page", 60, _EVERY, _DATA, kind="data"),
     Declared("a space after each letter", "spaced", 60, _EVERY, _DATA, kind="data"),
     Declared("loss of the last token only", "last only", 60, _EVERY, ("objective", "loss", "data"), kind="loss"),
@@ -364,7 +361,7 @@ FIFTH_HEALTHY: tuple[Declared, ...] = (
     Declared("sharpness-aware", options=frozenset({"sharpness"})),
     Declared("mean teacher", options=frozenset({"mean teacher"})),
     Declared("tokens dropped", options=frozenset({"tokens dropped"})),
-    Declared("ViT, mixup", rate=2e-3, options=frozenset({"mixup"}), **_IMAGES),
+    Declared("ViT, mixup", rate=2e-3, family="vit", objective="images", batch=16, options=frozenset({"mixup"})),
     Declared("weights rounded to 8 bits", options=frozenset({"rounded weights"})),
     Declared("signs of the gradients", rate=0.05, options=frozenset({"signs", "sgd"})),
     Declared("one block at every depth", options=frozenset({"one block"})),

@@ -844,10 +844,6 @@ def _early_head(training: Training, since: int) -> None:
         training.model.norm.register_forward_pre_hook(lambda module, args: (kept["state"],))
 
 
-def _of_pixels(change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
-    training.change = lambda batch: {**batch, "pixel_values": change(batch["pixel_values"])}
-
-
 def _spaced(ids: Tensor) -> Tensor:
     return torch.stack([ids, torch.full_like(ids, SPECIAL + 1)], -1).flatten(1)[:, : ids.shape[1]]
 
@@ -973,8 +969,6 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "stale cache": _stale_cache,
     "early head": _early_head,
     "truncated": partial(_of_ids, lambda ids: ids[:, : TOKENS // 4]),
-    "divided again": partial(_of_pixels, lambda pixels: pixels / 255.0),
-    "cropped": partial(_of_pixels, lambda pixels: nn.functional.interpolate(pixels[..., :4, :4], size=16)),
     "first page": lambda training, since: setattr(training, "text", training.text[:100]),
     "spaced": partial(_of_ids, _spaced),
     "last only": _last_only,
