@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ONSET = 80
 Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy"]
@@ -325,6 +325,58 @@ FRESH_HEALTHY: tuple[Declared, ...] = (
     Declared("trained model learns to classify", objective="pooled", rate=5e-4, batch=16, options=_PRETRAINED),
 )  # fmt: skip
 
+_EVERY = (*_MIXED_UP, "repeated_sequences", "padding_only", "not_finite", "not_finite_gradients")
+_TRAINED: dict[str, Any] = {"rate": 3e-4, "options": _PRETRAINED}
+
+FIFTH_FAULTY: tuple[Declared, ...] = (
+    Declared("second moments lost at each restart", "moments lost", 60, _EVERY, ("optimizer", "rate", "weights")),
+    Declared("schedule counts micro-batches", "rate runs out", 0, _EVERY, _STILL),
+    Declared("betas of Adam swapped", "swapped betas", 0, _EVERY, _STILL),
+    Declared("clipped before the loss scale is removed", "clipped scaled", 0, _EVERY,
+             ("gradients", *_STILL), rate=0.05, options=frozenset({"sgd"})),
+    Declared("frozen as its own teacher", "own teacher", 30, _EVERY, ("gradients", "optimizer", "structure")),
+    Declared("square matrices loaded transposed", "transposed", 60, _EVERY, ("weights", "attention"), **_TRAINED),
+    Declared("gradients underflow float16", "underflow", 40, _EVERY, ("gradients", "numbers", "optimizer"),
+             kind="numbers"),
+    Declared("attention is added to itself", "doubled", 0, _EVERY, ("skip", "structure", "attention", "branches"),
+             layers=8),
+    Declared("rotary angles of the heads", "rotary of heads", 70, _EVERY, ("attention", "structure", "position"),
+             family="llama", **_TRAINED),
+    Declared("dropout of the embedding never ends", "embedding dropout", 50, _EVERY,
+             ("embedding", "dropout", "structure")),
+    Declared("keys and values of the first batch", "stale cache", 60, _EVERY, ("attention", "structure"), **_TRAINED),
+    Declared("head reads the first block", "early head", 60, _EVERY, ("structure", "head", "branches"), **_TRAINED),
+    Declared("sequences cut to a quarter", "truncated", 40, _EVERY, _DATA, kind="data"),
+    Declared("loader returns to the first page", "first page", 60, _EVERY, _DATA, kind="data"),
+    Declared("a space after each letter", "spaced", 60, _EVERY, _DATA, kind="data"),
+    Declared("loss of the last token only", "last only", 60, _EVERY, ("objective", "loss", "data"), kind="loss"),
+    Declared("entropy is rewarded twice as much as the labels", "uncertain", 60, _EVERY, ("objective", "loss"),
+             kind="loss"),
+)  # fmt: skip
+
+FIFTH_HEALTHY: tuple[Declared, ...] = (
+    Declared("rate falls by 0.7 per block towards the input", rate=2e-3, options=frozenset({"layerwise"})),
+    Declared("weight normalisation", options=frozenset({"weight norm"})),
+    Declared("spectral normalisation of the MLPs", options=frozenset({"spectral norm"})),
+    Declared("sharpness-aware", options=frozenset({"sharpness"})),
+    Declared("mean teacher", options=frozenset({"mean teacher"})),
+    Declared("tokens dropped", options=frozenset({"tokens dropped"})),
+    Declared("ViT, mixup", rate=2e-3, family="vit", objective="images", batch=16, options=frozenset({"mixup"})),
+    Declared("weights rounded to 8 bits", options=frozenset({"rounded weights"})),
+    Declared("signs of the gradients", rate=0.05, options=frozenset({"signs", "sgd"})),
+    Declared("one block at every depth", options=frozenset({"one block"})),
+    Declared("biases and gains of a trained model", rate=5e-3, options=frozenset({"biases", "pretrained", "reversed"})),
+    Declared("queries and keys normalised", options=frozenset({"query norm"})),
+    Declared("norms before and after the branches", options=frozenset({"branch norm"})),
+    Declared("activations computed again", options=frozenset({"computed again"})),
+    Declared("loss scale of 1024", options=frozenset({"loss scale"})),
+    Declared("half of the weights pruned", options=frozenset({"pruned"})),
+    Declared("each batch from one page", options=frozenset({"one page"})),
+    Declared("every sequence begins with the same token", options=frozenset({"same first"})),
+    Declared("fills in the middle", options=frozenset({"middle last"})),
+    Declared("Adafactor", rate=0.05, options=frozenset({"adafactor"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
@@ -332,8 +384,9 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "last": (*LAST_FAULTY, *LAST_HEALTHY),
     "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
     "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
+    "fifth": (*FIFTH_FAULTY, *FIFTH_HEALTHY),
 }
-"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``: declared after
-that, without knowledge of the alarms. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh`` and
+``fifth``: declared after that, each without knowledge of the alarms. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

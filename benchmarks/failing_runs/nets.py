@@ -58,6 +58,7 @@ class Block(nn.Module):
         visible: the keys that a token sees: "all" that the mask allows, the "first" one, or "itself".
         slope: what a score loses per position of distance (ALiBi).
         batch_first: whether attention takes the second axis for the tokens, and not the first.
+        doubled: whether what attention returns is added to itself, and not to the stream (pre-norm).
     """
 
     def __init__(self, width: int, place: Place, *, causal: bool, dropout: float) -> None:
@@ -65,7 +66,7 @@ class Block(nn.Module):
         self.place = place
         self.skip, self.branch, self.sharpness, self.causal, self.half = 1.0, 1.0, 1.0, causal, False
         self.visible, self.axis, self.most, self.levels = "all", -1, math.inf, 0
-        self.slope, self.batch_first = 0.0, True
+        self.slope, self.batch_first, self.doubled = 0.0, True, False
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
         self.out_proj = nn.Linear(width, width)
@@ -99,7 +100,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Two branches, each added to the stream."""
         if self.place == "pre":
-            x = self.skip * x + self.branch * self.dropout(self.attend(self.norm1(x), mask))
+            attended = self.branch * self.dropout(self.attend(self.norm1(x), mask))
+            x = (attended if self.doubled else self.skip * x) + attended
             x = self.skip * x + self.branch * self.dropout(self.mlp(self.norm2(x)))
         else:
             x = self.norm1(self.skip * x + self.branch * self.dropout(self.attend(x, mask)))

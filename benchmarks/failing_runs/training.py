@@ -15,9 +15,14 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.failing_runs.declared import Declared
 from benchmarks.failing_runs.nets import (
+    HEADS,
+    HIDDEN,
     PAD,
     SPECIAL,
     TOKENS,
@@ -61,6 +66,15 @@ class DropPath(nn.Module):
         return x * (torch.rand(len(x), 1, 1) < 0.7) / 0.7 if self.training else x
 
 
+class Rounded(nn.Module):
+    """Weights rounded to 8 bits, with the gradient of weights that are not (quantisation-aware training)."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Multiples of a 127th of the largest."""
+        scale = weight.detach().abs().max() / 127
+        return weight + ((weight / scale).round() * scale - weight).detach()
+
+
 class Training:
     """A run in progress; faults change it.
 
@@ -82,7 +96,7 @@ class Training:
         self.predictor = nn.Sequential(
             nn.Linear(width, width // 2), nn.BatchNorm1d(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
         )
-        self.rate, self.loss_scale = declared.rate, 1.0
+        self.rate, self.loss_scale = declared.rate, 1024.0 if "loss scale" in declared.options else 1.0
         self.decay = 0.5 if "decay 0.5" in declared.options else 0.01
         self.loss_change: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda loss, hidden, ids: loss
         self.label_change: Callable[[Tensor], Tensor] = lambda labels: labels
@@ -124,6 +138,11 @@ class Training:
             assert isinstance(self.model, Net)
             self.model.embed.requires_grad_(False)
             self.model.positions.requires_grad_(False)
+        if "biases" in declared.options:
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(parameter.dim() == 1)
+        if "mean teacher" in declared.options:
+            self.teacher = copy.deepcopy(self.model).requires_grad_(False)
         if "adapters" in declared.options:
             self.model.requires_grad_(False)
             add_adapters(self.model)
@@ -143,19 +162,29 @@ class Training:
             {"params": [p for p in learned if id(p) not in queries]},
             {"params": [p for p in learned if id(p) in queries]},
         ]
+        if "layerwise" in declared.options:
+            assert isinstance(self.model, Net)
+            net = self.model
+            parts = [(net.embed, net.positions), *((block,) for block in net.blocks), (net.norm, net.head)]
+            groups = [{"params": [p for part in depth for p in part.parameters()]} for depth in parts]
+            self.group_factors = [0.7**depth for depth in reversed(range(len(parts)))]
         if "sgd" in declared.options:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(learned, lr=self.rate, momentum=0.9)
         elif "rmsprop" in declared.options:
             self.optimizer = torch.optim.RMSprop(learned, lr=self.rate)
         elif "adagrad" in declared.options:
             self.optimizer = torch.optim.Adagrad(learned, lr=self.rate)
+        elif "adafactor" in declared.options:
+            self.optimizer = torch.optim.Adafactor(learned, lr=self.rate)
         else:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.slow = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        self.gradient_change: Callable[[], None] = (
-            self._noise if "noisy gradients" in declared.options else lambda: None
+        changes = {"noisy gradients": self._noise, "signs": self._signs, "sharpness": self._sharpness}
+        self.gradient_change: Callable[[], None] = next(
+            (change for name, change in changes.items() if name in declared.options), lambda: None
         )
+        self.seen: dict[str, Tensor] = {}
         self._plan(0)
 
     def _shape_branches(self) -> None:
@@ -168,6 +197,20 @@ class Training:
                 last.bias.data.mul_(small)
             if "stochastic depth" in options:
                 block.dropout = DropPath()
+            for name, module in block.named_modules():
+                self._shape_module(name, module)
+            if "computed again" in options:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        if "one block" in options:
+            assert isinstance(self.model, Net)
+            self.model.blocks = nn.ModuleList([blocks[0]] * len(blocks))
+        if "tokens dropped" in options:
+            assert isinstance(self.model, Net)
+            self.model.embed.register_forward_hook(
+                lambda module, args, output: (
+                    output * (torch.rand_like(output[..., :1]) > 0.15) if module.training else output
+                )
+            )
         if "distance" in options:
             self.each_block(slope=0.5)
         if "no positions" in options:
@@ -178,6 +221,26 @@ class Training:
             self.model.embed.register_forward_hook(
                 lambda module, args, output: output + 0.3 * torch.randn_like(output) if module.training else output
             )
+
+    def _shape_module(self, name: str, module: nn.Module) -> None:
+        """Options that change a module of a block."""
+        options = self.declared.options
+        if "query norm" in options and name in ("q_proj", "k_proj"):
+            module.register_forward_hook(
+                lambda module, args, output: nn.functional.rms_norm(
+                    output.unflatten(-1, (HEADS, -1)), (output.shape[-1] // HEADS,)
+                ).flatten(-2)
+            )
+        if "branch norm" in options and name in ("out_proj", "mlp.2"):
+            module.register_forward_hook(
+                lambda module, args, output: nn.functional.layer_norm(output, output.shape[-1:])
+            )
+        if isinstance(module, nn.Linear) and "weight norm" in options:
+            parametrizations.weight_norm(module)
+        if name in ("mlp.0", "mlp.2") and "spectral norm" in options:
+            parametrizations.spectral_norm(module)
+        if isinstance(module, nn.Linear) and "rounded weights" in options:
+            register_parametrization(module, "weight", Rounded())
 
     def _plan(self, step: int) -> None:
         """Options that act before each step."""
@@ -190,6 +253,32 @@ class Training:
             assert isinstance(self.model, Net)
             with torch.no_grad():
                 self.model.embed.weight.copy_(torch.nn.functional.normalize(self.model.embed.weight, dim=-1))
+        if "mean teacher" in options:
+            for slow, weight in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
+                slow.lerp_(weight.detach(), 0.1)
+        if "pruned" in options:
+            for block in self.model.modules():
+                for part in block.modules() if isinstance(block, Block) else ():
+                    if isinstance(part, nn.Linear):
+                        size = part.weight.data.abs()
+                        part.weight.data[size < size.quantile(0.5 * step / self.size["steps"])] = 0.0
+
+    def _signs(self) -> None:
+        """Each gradient is its sign, as in signSGD."""
+        for parameter in parameters_of(self.model):
+            if parameter.grad is not None:
+                parameter.grad.sign_()
+
+    def _sharpness(self) -> None:
+        """Gradients where the weights are after a step uphill (SAM)."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        uphill = [(p, 0.05 * p.grad / norm) for p in self.model.parameters() if p.grad is not None]
+        for parameter, way in uphill:
+            parameter.data += way
+        self.optimizer.zero_grad()
+        self.loss(self.seen).backward()
+        for parameter, way in uphill:
+            parameter.data -= way
 
     def _noise(self) -> None:
         """Noise as large as the gradient of each parameter, as for differential privacy."""
@@ -216,6 +305,9 @@ class Training:
                 pixels = pixels * (0.7 * contrast).exp() + brightness
             return self.change({"pixel_values": pixels, "labels": labels})
         text = self.text
+        if "one page" in declared.options:
+            start = int(torch.randint(len(text) - 300, (), generator=self.generator))
+            text = text[start : start + 300]
         if "reversed" in declared.options:
             text = text.flip(0)
         if "domains" in declared.options:
@@ -245,6 +337,11 @@ class Training:
             ids = torch.cat([ids[:, : TOKENS // 2], ids[:, : TOKENS // 2]], 1)
         if "some copies" in declared.options:
             ids[::2, TOKENS // 2 :] = ids[::2, : TOKENS // 2]
+        if "middle last" in declared.options:
+            third = TOKENS // 3
+            ids[::2] = torch.cat([ids[::2, :third], ids[::2, 2 * third :], ids[::2, third : 2 * third]], 1)
+        if "same first" in declared.options:
+            ids[:, 0] = HIDDEN
         if "counts" in declared.options:
             ids = SPECIAL + (ids[:, :1] + torch.arange(tokens)) % (self.vocabulary - SPECIAL)
         if "twice" in declared.options:
@@ -288,6 +385,11 @@ class Training:
             target = z if "no stop" in declared.options else [one.detach() for one in z]
             pairs = zip((self.predictor(one) for one in z), reversed(target), strict=True)
             return -torch.stack([torch.nn.functional.cosine_similarity(p, t).mean() for p, t in pairs]).mean()
+        if "mixup" in declared.options:
+            pixels, labels = batch["pixel_values"], batch["labels"]
+            share = float(torch.rand((), generator=self.generator))
+            logits = self.logits(pixel_values=share * pixels + (1 - share) * pixels.roll(1, 0))
+            return share * cross_entropy(logits, labels) + (1 - share) * cross_entropy(logits, labels.roll(1, 0))
         if declared.objective == "images":
             return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
         if declared.objective in CLASSIFIED:
@@ -296,8 +398,7 @@ class Training:
                 self.classes(hidden.mean(1) if declared.objective == "pooled" else hidden[:, 0]), batch["labels"]
             )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        out = self.model(**inputs)
-        logits = (out if isinstance(out, Tensor) else out.logits).float()
+        logits = self.logits(**inputs).float()
         if declared.objective == "masked":
             return cross_entropy(logits, batch["labels"])
         labels = self.label_change(batch["input_ids"])[:, 1:]
@@ -312,14 +413,22 @@ class Training:
         if "distilled" in declared.options:
             taught = self.teacher(batch["input_ids"])[:, :-1].softmax(-1)
             loss = -(taught * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
+        if "mean teacher" in declared.options:
+            taught = self.teacher(batch["input_ids"])[:, :-1].softmax(-1)
+            loss = loss - 0.5 * (taught * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
         return self.loss_change(loss, logits, batch["input_ids"])
+
+    def logits(self, **inputs: Tensor) -> Tensor:
+        """What the model returns, whatever its family."""
+        out = self.model(**inputs)
+        return out if isinstance(out, Tensor) else out.logits
 
     def _pretrain(self) -> None:
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
         for _ in range(300):
             ids = windows(self.text, 8, self.generator)
             optimizer.zero_grad()
-            cross_entropy(self.model(ids)[:, :-1], ids[:, 1:]).backward()
+            cross_entropy(self.logits(input_ids=ids)[:, :-1], ids[:, 1:]).backward()
             optimizer.step()
 
     def learning_rate(self, step: int) -> float:
@@ -679,6 +788,77 @@ def _raw_pixels(training: Training, since: int) -> None:
     training.change = lambda batch: {**batch, "pixel_values": 64.0 * batch["pixel_values"] + 128.0}
 
 
+def _moments_lost(training: Training, since: int) -> None:
+    """As after each restart of a run whose checkpoints hold the weights and the first moments only."""
+    for state in training.optimizer.state.values() if since % 20 == 0 else ():
+        state["exp_avg_sq"].zero_()
+
+
+def _swapped_betas(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["betas"] = (0.999, 0.9)
+
+
+def _clipped_scaled(training: Training, since: int) -> None:
+    """Gradients that carry a loss scale of 65536 are clipped at 1, and the scale is removed after that."""
+    training.gradient_change = lambda: _clip(training.model, 2.0**-16)
+
+
+def _clip(model: nn.Module, most: float) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), most)
+
+
+def _own_teacher(training: Training, since: int) -> None:
+    """The teacher is the model by reference, and is frozen; a head is not part of it."""
+    assert isinstance(training.model, Net)
+    training.model.requires_grad_(False)
+    training.model.head.requires_grad_(True)
+
+
+def _transposed(model: Net) -> None:
+    for block in model.blocks:
+        for part in (block.q_proj, block.k_proj, block.v_proj, block.out_proj):
+            part.weight.copy_(part.weight.t().clone())
+
+
+def _stale_cache(training: Training, since: int) -> None:
+    """Keys and values are those of the first sequence that was seen, for good."""
+
+    def change(kept: list[Tensor], module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if not kept:
+            kept.append(output[:1].detach())
+        return kept[0][:, : output.shape[1]].expand_as(output)
+
+    if since == 0:
+        for place, module in training.model.named_modules():
+            if place.endswith(("k_proj", "v_proj")):
+                module.register_forward_hook(partial(change, []))
+
+
+def _early_head(training: Training, since: int) -> None:
+    """The head reads the state after the first block."""
+    if since == 0:
+        assert isinstance(training.model, Net)
+        kept: dict[str, Tensor] = {}
+        training.model.blocks[0].register_forward_hook(lambda module, args, output: kept.update(state=output))
+        training.model.norm.register_forward_pre_hook(lambda module, args: (kept["state"],))
+
+
+def _spaced(ids: Tensor) -> Tensor:
+    return torch.stack([ids, torch.full_like(ids, SPECIAL + 1)], -1).flatten(1)[:, : ids.shape[1]]
+
+
+def _last_only(training: Training, since: int) -> None:
+    training.loss_change = lambda loss, logits, ids: cross_entropy(logits[:, -2:-1], ids[:, -1:])
+
+
+def _uncertain(training: Training, since: int) -> None:
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        return loss + 2.0 * (logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+
+    training.loss_change = change
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -772,6 +952,27 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "no spaces": _without_spaces,
     "one batch": lambda training, since: training.generator.manual_seed(1),
     "raw pixels": _raw_pixels,
+    "moments lost": _moments_lost,
+    "rate runs out": lambda training, since: setattr(
+        training, "rate", training.declared.rate * max(0.0, 1 - since / 20)
+    ),
+    "swapped betas": _swapped_betas,
+    "clipped scaled": _clipped_scaled,
+    "own teacher": _own_teacher,
+    "transposed": partial(_in_place, _transposed),
+    "underflow": lambda training, since: setattr(training, "loss_scale", 1e-6),
+    "doubled": lambda training, since: training.each_block(doubled=True),
+    "rotary of heads": partial(
+        _of_modules, "rotary_emb", lambda args, output: tuple(one[:, :1].expand_as(one) for one in output)
+    ),
+    "embedding dropout": partial(_of_modules, "embed", lambda args, output: nn.functional.dropout(output, 0.8)),
+    "stale cache": _stale_cache,
+    "early head": _early_head,
+    "truncated": partial(_of_ids, lambda ids: ids[:, : TOKENS // 4]),
+    "first page": lambda training, since: setattr(training, "text", training.text[:100]),
+    "spaced": partial(_of_ids, _spaced),
+    "last only": _last_only,
+    "uncertain": _uncertain,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
@@ -830,7 +1031,7 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     """One step of training: loss, norm of the gradient, and the batch."""
     for number, group in enumerate(training.optimizer.param_groups):
         group["lr"] = training.learning_rate(step) * training.group_factors[number]
-    batch = training.batch(step)
+    batch = training.seen = training.batch(step)
     held = "accumulate" in training.declared.options and step % 4 < 3
     if not ("accumulate" in training.declared.options and step % 4):
         training.optimizer.zero_grad()
