@@ -2,7 +2,8 @@
 
 On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
 until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
-them, up to :data:`HELD_BYTES`. On a CPU very small views wait too, because there the calls themselves are most of the
+them, up to :data:`HELD_BYTES`. If the host solves its eigenvalue problems, Gram matrices are copied there while the
+device evaluates other views. On a CPU very small views wait too, because there the calls themselves are most of the
 work, and with several threads so do views whose spectra are asked for, with their Gram matrices. All others are
 evaluated at once.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rankscope.linalg.eigenvalue_times import is_faster_on_host
 from rankscope.linalg.joining import ActivationsGoneError, Joinable, at_best_pace
 from rankscope.linalg.threads import available_threads
 from rankscope.linalg.to_host import to_host
@@ -53,6 +55,7 @@ class _Group:
     views: list[Joinable] = field(default_factory=list)
     owed: list[_Owed] = field(default_factory=list)
     size: int = 0
+    joined: Any = None
 
     def add(self, view: Joinable, owed: _Owed, size: int) -> None:
         """Have a view wait here; its size is in the units of the limit of the group."""
@@ -60,9 +63,19 @@ class _Group:
         self.owed.append(owed)
         self.size += size
 
+    def start(self) -> bool:
+        """Start to copy Gram matrices to the host; False if their eigenvalues are not computed there."""
+        first = self.views[0]
+        if first.home.type == "cpu" or not isinstance(first, Tokens) or first.has_estimated_spectra:
+            return False
+        if not is_faster_on_host(first.device) or all(spec.needs != "spectrum" for spec in self.specs):
+            return False
+        self.joined = Tokens.joined(self.views)
+        return self.joined.grams_on_host is not None
+
     def evaluate(self) -> None:
         """All metrics of all views."""
-        joined: Any = type(self.views[0]).joined(self.views)
+        joined: Any = type(self.views[0]).joined(self.views) if self.joined is None else self.joined
         tensors = _tensors_of(evaluate(self.specs, joined, self.floor))  # the same objects for all, so copied once
         start = 0
         for view, owed in zip(self.views, self.owed, strict=True):
@@ -128,7 +141,8 @@ class PendingReadings:
 
     def settle(self) -> None:
         """Copy everything to the CPU, once, and deliver it."""
-        for group in self._groups.values():
+        # All copies are started first. The device evaluates the other groups while they are on their way.
+        for group in sorted(self._groups.values(), key=_Group.start):
             group.evaluate()
         owed, self._owed, self._groups = self._owed, [], {}
         tensors = {id(tensor): tensor for one in owed for tensor in one.tensors}
