@@ -34,6 +34,10 @@ HELD_CPU_BYTES = 1 << 24
 # A view waits with its activations if at least this many like it fit.
 _FEWEST_HELD = 4
 
+# What was learnt about views of each kind, for later passes too: a gauge makes many, of a few kinds.
+_MOST_KINDS = 1000
+_reductions: dict[Any, frozenset[str] | None] = {}
+
 Deliver = Callable[..., None]
 
 
@@ -90,7 +94,6 @@ class PendingReadings:
     def __init__(self) -> None:
         self._owed: list[_Owed] = []
         self._groups: dict[Any, _Group] = {}
-        self._reductions: dict[Any, frozenset[str] | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._owed)
@@ -116,13 +119,16 @@ class PendingReadings:
     def _evaluate_large(self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver) -> None:
         """Reduce a view whose activations cannot wait: the first of its kind is evaluated at once, to learn how."""
         # By shape too, because a metric may read other reductions of an empty or a large sequence.
-        kind = (tuple(spec.name for spec in specs), type(view), view.stripped(frozenset()).likeness)
-        reductions = self._reductions.get(kind)
+        on_host = view.home.type != "cpu" and is_faster_on_host(view.home)
+        kind = (tuple(specs), type(view), view.stripped(frozenset()).likeness, on_host)
+        reductions = _reductions.get(kind)
         if reductions is None:
             whole: Any = view
             self.add(_tensors_of(evaluate(specs, whole, floor)), deliver)
-            if kind not in self._reductions:
-                self._reductions[kind] = _reductions_read(specs, view, floor)
+            if kind not in _reductions:
+                if len(_reductions) >= _MOST_KINDS:
+                    _reductions.clear()
+                _reductions[kind] = _reductions_read(specs, view, floor)
             return
         stripped = at_best_pace(view, ("reductions", len(specs)), lambda: _stripped(view, reductions, floor))
         most = HELD_CPU_BYTES if stripped.home.type == "cpu" else HELD_BYTES
