@@ -21,7 +21,8 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         >>> to_host([torch.ones(2), torch.tensor(True)])
         [tensor([1., 1.]), tensor(True)]
     """
-    return _packed([tensor.detach() for tensor in tensors], lambda packed: packed.cpu)()
+    found = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+    return _packed(found, lambda packed: packed.cpu)()
 
 
 def start_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
