@@ -185,8 +185,8 @@ class ProbeBattery:
         rows: dict[tuple[str | None, int], list[tuple[int, float]]] = {}
         for piece in pieces:
             if (piece.metric, piece.site) == (RESIDUAL, SITE):
-                own = enumerate(piece.values.tolist(), piece.first_sequence)
-                rows.setdefault((piece.stack, piece.layer), []).extend(own)
+                numbered = enumerate(piece.values.tolist(), piece.first_sequence)
+                rows.setdefault((piece.stack, piece.layer), []).extend(numbered)
         for (stack, layer), residual in residuals.items():
             lengths, own = self._reader.lengths.get(stack, {}), rows.get((stack, layer), [])
             counts = np.array([lengths.get(number, math.nan) for number, _ in own])

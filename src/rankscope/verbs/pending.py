@@ -74,7 +74,7 @@ class _Group:
             return False
         if not is_faster_on_host(first.device) or all(spec.needs != "spectrum" for spec in self.specs):
             return False
-        self.joined = Tokens.joined(self.views)
+        self.joined = type(first).joined([view for view in self.views if isinstance(view, Tokens)])
         return self.joined.grams_on_host is not None
 
     def evaluate(self) -> None:
