@@ -13,13 +13,18 @@ import os
 import shutil
 import subprocess
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import cpp_extension
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankscope.linalg import to_host
 
 SOURCE = Path(__file__).with_name("simulated_device.cpp")
 _DEVICES = 2
@@ -75,8 +80,74 @@ class SimulatedDevice:
         finally:
             torch.ops.simulated_device.refuse_float64(False)
 
+    @contextmanager
+    def with_streams(self) -> Iterator[list[str]]:
+        """Have streams inside the block, as CUDA: a copy of a side stream is made when its event is waited for.
+
+        The list says when the host waited for an event (``"wait"``), and when a copy was started (``"copy"``).
+        """
+        module, done = getattr(torch, self.name), list[str]()
+        fakes = {
+            "Stream": partial(_Stream, done),
+            "current_stream": lambda device=None: None,
+            "stream": lambda stream: _Inside(stream),
+        }
+        for name, fake in fakes.items():
+            setattr(module, name, fake)
+        to_host._side_stream.cache_clear()
+        try:
+            yield done
+        finally:
+            to_host._side_stream.cache_clear()
+            for name in fakes:
+                delattr(module, name)
+
     def __str__(self) -> str:
         return self.name
+
+
+class _Stream:
+    """Copies that were asked for and not made yet."""
+
+    def __init__(self, done: list[str], device: torch.device) -> None:
+        self.done, self.copies, self.has_waited = done, list[Callable[[], object]](), False
+
+    def wait_stream(self, other: object) -> None:
+        self.has_waited = True
+
+    def record_event(self) -> _Event:
+        return _Event(self, len(self.copies))
+
+
+@dataclass
+class _Event:
+    stream: _Stream
+    number: int
+
+    def synchronize(self) -> None:
+        self.stream.done.append("wait")
+        for place in range(self.number):
+            self.stream.copies[place]()
+            self.stream.copies[place] = lambda: None
+
+
+class _Inside(TorchDispatchMode):
+    """Puts copies off that do not block, and leaves another number where they will be."""
+
+    def __init__(self, stream: _Stream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.ops.aten.copy_.default or len(args) < 3 or not args[2]:
+            return function(*args, **(kwargs or {}))
+        assert self._stream.has_waited, "the copy may come before what it copies"
+        target, source = args[:2]
+        target.fill_(0xFF)
+        self._stream.done.append("copy")
+        self._stream.copies.append(lambda: target.copy_(source, non_blocking=True))
+        self._stream.has_waited = False
+        return target
 
 
 def compiler() -> str | None:

@@ -22,7 +22,7 @@ from rankscope.metrics import METRICS, evaluate
 from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.probing import layer_values
 from rankscope.monitor.readings import LayerValue
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import STATUSES, Piece, RowWriter
 from rankscope.verbs.ablate.judge import judge_ablation
 from rankscope.verbs.exact.judge import judge_exact
 from rankscope.verdicts import judge_rows
@@ -205,7 +205,12 @@ def severity(values: dict[str, float], undefined: frozenset[str]) -> float:
 def gauge_layers(table: pa.Table) -> Iterator[tuple[dict[str, float], frozenset[str]]]:
     """Each layer as the gauge's rules see it, with the typical residual among its metrics."""
     layers: dict[int, dict[str, LayerValue]] = {}
-    for value in layer_values(table):
+    columns = (table[name].to_pylist() for name in ("metric", "site", "stack", "layer", "sequence", "value", "status"))
+    pieces = [
+        Piece(*place, np.array([value]), np.array([STATUSES.index(status)], dtype=np.int8), ())
+        for *place, value, status in zip(*columns, strict=True)
+    ]
+    for value in layer_values(pieces):
         layers.setdefault(value.layer, {})[value.metric] = value
     for values in layers.values():
         means = {metric: value.mean for metric, value in values.items()}

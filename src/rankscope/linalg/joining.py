@@ -124,8 +124,13 @@ def _is_cached(kind: type, name: str) -> bool:
     return isinstance(getattr(kind, name, None), cached_property)
 
 
+_WHOLE = (Tensor, int, float, str, torch.dtype, torch.device)
+
+
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
     """The named parts of a view, a dataclass or a tuple of tensors; None for anything else."""
+    if value is None or isinstance(value, _WHOLE):  # most values, for which the questions below take longer
+        return None
     if isinstance(value, Joinable):
         return sorted(value.__dict__.items())
     if is_dataclass(value):

@@ -39,6 +39,8 @@ def gram_eigenvalues(gram: Tensor) -> Tensor:
     Raises:
         UnsupportedOperationError: no solver returns eigenvalues with the trace and the norm of the matrix.
     """
+    if gram.device.type != "cpu" and is_faster_on_host(gram.device):
+        return gram_eigenvalues(gram.cpu()).to(gram.device, non_blocking=True)
     values = _eigenvalues(gram)
     right = _have_moments_of(gram, values)
     if not bool(right.all()):
@@ -59,9 +61,7 @@ def are_divided(count: int, side: int) -> bool:
 
 def _eigenvalues(gram: Tensor) -> Tensor:
     """Eigenvalues, smallest first; on a CPU the matrices are divided among the threads."""
-    if gram.device.type != "cpu":
-        return _eigenvalues(gram.cpu()).to(gram.device) if is_faster_on_host(gram.device) else _of_stack(gram)
-    if not are_divided(len(gram), gram.shape[-1]):
+    if gram.device.type != "cpu" or not are_divided(len(gram), gram.shape[-1]):
         return _of_stack(gram)
     return torch.cat(over_threads(_of_stack, gram.tensor_split(max(1, min(available_threads(), len(gram))))))
 

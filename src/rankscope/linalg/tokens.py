@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg import spectrum, thin_spectrum, tiles
+from rankscope.linalg.eigenvalue_times import is_faster_on_host
 from rankscope.linalg.joining import Joinable
 from rankscope.linalg.pairs import (
     MOST_TOKENS,
@@ -35,6 +36,7 @@ from rankscope.linalg.pairs import (
 )
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.threads import available_threads
+from rankscope.linalg.to_host import start_to_host
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
@@ -226,6 +228,12 @@ class Tokens(Joinable):
         return all_grams(self)
 
     @cached_property
+    def grams_on_host(self) -> Callable[[], list[Tensor]] | None:
+        """Copies of the Gram matrices of X and of CX, on their way; None if spectra are not computed on the host."""
+        on_host = self.device.type != "cpu" and is_faster_on_host(self.device)
+        return start_to_host(self.kept_grams) if on_host and self.tokens and _are_kept(self) else None
+
+    @cached_property
     def pair_distances(self) -> PairDistances:
         """Distances of all pairs of tokens, on an accelerator; on a CPU they leave the cache with each group."""
         return pair_distances(self)
@@ -238,13 +246,14 @@ class Tokens(Joinable):
     def taken(self) -> frozenset[str]:
         """The reductions that were computed so far, without those that follow from others.
 
-        :attr:`pairs` follow from their distances. On a CPU, spectra follow from Gram matrices, except for float64
-        tokens: threads share the eigenvalues of several sites better than those of one.
+        :attr:`pairs` follow from their distances. If they are computed on the CPU, spectra follow from Gram matrices,
+        except for float64 tokens: threads share the eigenvalues of several sites better than those of one.
         """
         names = self.computed()
         if "pair_distances" in names:
             names -= {"pairs"}
-        if "kept_grams" in names and self.device.type == "cpu" and not is_wide(self.dtype):
+        on_cpu = self.device.type == "cpu" or is_faster_on_host(self.device)
+        if "kept_grams" in names and on_cpu and not is_wide(self.dtype):
             return names - {"singular_values", "centred_singular_values", "gram_energies"}
         return names - {"kept_grams"}
 
@@ -807,6 +816,8 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
 
 
 def _eigenvalues(tokens: Tokens, block: GramBlock, *, centred: bool) -> Float[Tensor, "group side"]:
+    if tokens.grams_on_host is not None:
+        return spectrum.gram_eigenvalues(tokens.grams_on_host()[centred]).to(tokens.device, non_blocking=True)
     if _leave_threads_idle(tokens):
         return tokens._both_eigenvalues[block.group.stop :] if centred else tokens._both_eigenvalues[block.group]
     return spectrum.gram_eigenvalues(block.centred if centred else block.plain)

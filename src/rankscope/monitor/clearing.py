@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankscope.linalg.to_host import start_to_host
 from rankscope.models.wrapping import is_compiled, is_distributed
 
 LEAST_ENTRIES = 16
@@ -31,17 +33,19 @@ class Clearing:
         self._parameter: nn.Parameter | None = None
         self._value: Tensor | None = None
         self._old: Tensor | None = None
-        self._added: Tensor | None = None
+        self._added: list[Tensor] = []
         self._handle: Any = None
+        self._judged: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
         self._share = math.nan
 
     def after_backward(self, model: nn.Module, *, is_due: bool) -> None:
         """Judge the step before, if it was read; and remember a parameter, if this one is."""
         parameter, self._parameter = self._parameter, None
-        if self._handle is not None and parameter is not None and parameter.grad is not None:
-            self._share = self._carried(_flat(parameter.grad))
+        if self._handle is not None and self._old is not None and parameter is not None and parameter.grad is not None:
+            # An accelerator is not waited for in a step that is not read.
+            self._judged = self._old, start_to_host([parameter.grad, *self._added])
         self.close()
-        self._old, self._added, self._value = None, None, None
+        self._old, self._added, self._value = None, [], None
         if is_due and not is_compiled(model):
             small = sorted(filter(_is_fit, model.parameters()), key=Tensor.numel)[:MOST_TRIED]
             self._parameter = next((one for one in small if one.grad is not None and bool(one.grad.any())), None)
@@ -66,25 +70,30 @@ class Clearing:
 
     def take(self) -> float:
         """Share of the last gradient that was judged, that is the one before; NaN if none was since the last call."""
+        judged, self._judged = self._judged, None
         share, self._share = self._share, math.nan
+        if judged is not None:
+            now, *added = map(_flat, judged[1]())
+            share = _carried(now, judged[0], added)
         return share
 
     def _hear(self, gradient: Tensor) -> None:
-        added = _flat(gradient)
-        self._added = added if self._added is None else self._added + added
+        self._added.append(gradient.detach().clone())
 
-    def _carried(self, now: Tensor) -> float:
-        old, added = self._old, self._added
-        if old is None or added is None:
-            return math.nan
-        new, old, size = added / added.norm(), old / old.norm(), float(now.norm())
-        cosine = float(old @ new)
-        if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
-            return math.nan
-        along, across = float(new @ now), float(old @ now)
-        share = (across - cosine * along) / (1.0 - cosine**2)
-        left = now - (along - cosine * share) * new - share * old
-        return abs(share) / size if float(left.norm()) <= EXPLAINED * size else math.nan
+
+def _carried(now: Tensor, old: Tensor, added: Sequence[Tensor]) -> float:
+    """The share of ``old`` in ``now``; NaN if it cannot be told from what was added, or if neither explains it."""
+    if not added:
+        return math.nan
+    new = torch.stack(list(added)).sum(0)
+    new, old, size = new / new.norm(), old / old.norm(), float(now.norm())
+    cosine = float(old @ new)
+    if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
+        return math.nan
+    along, across = float(new @ now), float(old @ now)
+    share = (across - cosine * along) / (1.0 - cosine**2)
+    left = now - (along - cosine * share) * new - share * old
+    return abs(share) / size if float(left.norm()) <= EXPLAINED * size else math.nan
 
 
 def _is_fit(parameter: nn.Parameter) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rankscope.errors import InputError, ReadingError, ResultError
+from rankscope.linalg.to_host import start_to_host
 from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
@@ -141,7 +142,7 @@ class Gauge:
         self.optimizers: tuple[Optimizer, ...] = ()  # set those of the run: their learning rates are evidence
         self._loss_level = LossLevel()
         self._raw: int | None = None
-        self._unseen: dict[str, tuple[int, float | Tensor]] = {}
+        self._unseen: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {}
         self._before, self._closed = 0, False
         self._offset = 0
         # The last but one as well: an alarm that needs two readings may follow a look that has seen the change already.
@@ -265,21 +266,24 @@ class Gauge:
         """Show the schedule a value of a step that costs nothing: the loss, or the norm of the gradient.
 
         After a jump of it the default schedule reads the next steps. On an accelerator, a value is looked at one step
-        later, when it has been computed anyway.
+        later: with streams (CUDA), the host waits neither for the device nor for what that step has queued there.
         """
         if self.disabled is not None:
             return
         with self._guarded():
-            late, self._unseen[name] = self._unseen.get(name), (step, value)
-            if not (isinstance(value, Tensor) and value.device.type != "cpu"):
-                late = self._unseen.pop(name)
-            if late is not None:
-                number = _plain(late[1])
-                if not math.isfinite(number):
-                    self._first_bad.setdefault(name, late[0])
-                self._schedule.notice(late[0], name, number)
-                if name == "loss":
-                    self._loss_level.take(number)
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                late, self._unseen[name] = self._unseen.get(name), (step, start_to_host([value]))
+                if late is not None:
+                    self._look_at_value(late[0], name, float(late[1]()[0]))
+            else:
+                self._look_at_value(step, name, _plain(value))
+
+    def _look_at_value(self, step: int, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            self._first_bad.setdefault(name, step)
+        self._schedule.notice(step, name, value)
+        if name == "loss":
+            self._loss_level.take(value)
 
     def silence(self, *names: str) -> None:
         """Never raise these alarms again.

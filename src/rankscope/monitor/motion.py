@@ -296,8 +296,9 @@ class WeightMotion:
         for name in learned:
             if name in homes:
                 groups.setdefault(homes[name], []).append(name)
+        differ = {name: int((now[name] != before[name]).sum()) for name in learned}
         for place, names in groups.items():
-            moved = sum(int((now[name] != before[name]).sum()) for name in names)
+            moved = sum(differ[name] for name in names)
             share = moved / max(1, sum(now[name].numel() for name in names))
             is_whole = place == (None, None)
             is_still = share < MOVED or (is_slow and is_whole)

@@ -147,6 +147,11 @@ def is_readable(tensor: Tensor) -> bool:
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """Frobenius norms, with one transfer per device."""
+    kinds = {(type(tensor), tensor.layout, tensor.dtype) for tensor in tensors}
+    if kinds == {(Tensor, torch.strided, torch.float32)} and len({tensor.device for tensor in tensors}) == 1:
+        # The same in fewer calls, which are most of the work for small tensors.
+        found: list[float] = torch.stack(torch._foreach_norm(list(tensors))).tolist()
+        return found
     norms = (whole(torch.linalg.vector_norm(values_of(tensor), dtype=_wide(tensor))) for tensor in tensors)
     return [float(norm) for norm in to_host([norm.float() for norm in norms])]
 

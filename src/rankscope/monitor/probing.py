@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -33,7 +32,7 @@ from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.replay import Departure, Replay
 from rankscope.monitor.schedules import Linear
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
-from rankscope.runs.rows import RowWriter, only
+from rankscope.runs.rows import STATUS_CODE, STATUSES, Piece, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
 from rankscope.stream.tracer import Observed, Unreadable, trace
@@ -166,14 +165,14 @@ class ProbeBattery:
 
     def values(self) -> tuple[LayerValue, ...]:
         """The values read since the last call, per metric and layer."""
-        table = self._writer.table()
+        pieces = self._writer.pieces
         self.shapes |= self._reader.shapes
         self.notes = tuple(self._reader.notes())
-        compared = tuple(self._between_inputs(table))
+        compared = tuple(self._between_inputs(pieces))
         self._start_over()
-        return (*layer_values(table), *not_finite_values(table), *compared)
+        return (*layer_values(pieces), *not_finite_values(pieces), *compared)
 
-    def _between_inputs(self, table: pa.Table) -> Iterator[LayerValue]:
+    def _between_inputs(self, pieces: Sequence[Piece]) -> Iterator[LayerValue]:
         """How far the inputs differ, and what averaging over tokens alone would leave; of eight inputs or more."""
         known = all(batch.sequences for batch in self._batches)
         if known and distinct_in(self._batches) < LEAST_INPUTS:
@@ -184,9 +183,10 @@ class ProbeBattery:
         }
         residuals = _residuals(pooled)
         rows: dict[tuple[str | None, int], list[tuple[int, float]]] = {}
-        read = only(table, metric=RESIDUAL, site=SITE)
-        for stack, layer, *row in zip(*(read[name].to_pylist() for name in _ROW), strict=True):
-            rows.setdefault((stack, layer), []).append((row[0], row[1]))
+        for piece in pieces:
+            if (piece.metric, piece.site) == (RESIDUAL, SITE):
+                numbered = enumerate(piece.values.tolist(), piece.first_sequence)
+                rows.setdefault((piece.stack, piece.layer), []).extend(numbered)
         for (stack, layer), residual in residuals.items():
             lengths, own = self._reader.lengths.get(stack, {}), rows.get((stack, layer), [])
             counts = np.array([lengths.get(number, math.nan) for number, _ in own])
@@ -194,9 +194,6 @@ class ProbeBattery:
             for name, value in (("inputs_relative_residual", residual), ("inputs_averaging_residual", averaging)):
                 status = str(Status.UNDEFINED if math.isnan(value) else Status.OK)
                 yield LayerValue(name, Pooling("mean").site, stack, layer, value, value, value, status)
-
-
-_ROW = ("stack", "layer", "sequence", "value")
 
 
 def _residuals(pooled: Mapping[tuple[str | None, int], Tensor]) -> dict[tuple[str | None, int], float]:
@@ -219,32 +216,37 @@ def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:
     return seen[0] if isinstance(seen, tuple) else seen
 
 
-def layer_values(table: pa.Table) -> tuple[LayerValue, ...]:
+def layer_values(pieces: Sequence[Piece]) -> tuple[LayerValue, ...]:
     """Mean, smallest and largest value over sequences and heads, for each metric, site and layer."""
-    groups: dict[tuple[str, str, str | None, int], list[tuple[float, str]]] = {}
-    columns = [table[name].to_pylist() for name in ("metric", "site", "stack", "layer", "value", "status")]
-    for metric, site, stack, layer, value, status in zip(*columns, strict=True):
-        groups.setdefault((metric, site, stack, layer), []).append((value, status))
-    return tuple(_summary(key, entries) for key, entries in groups.items())
+    groups: dict[tuple[str, str, str | None, int], list[Piece]] = {}
+    for piece in pieces:
+        if piece.values.size:
+            groups.setdefault((piece.metric, piece.site, piece.stack, piece.layer), []).append(piece)
+    return tuple(_summary(key, own) for key, own in groups.items())
 
 
-def not_finite_values(table: pa.Table) -> Iterator[LayerValue]:
+def not_finite_values(pieces: Sequence[Piece]) -> Iterator[LayerValue]:
     """The share of sequences whose stream is not finite after a block, for blocks where it is not zero."""
     groups: dict[tuple[str | None, int], dict[int, bool]] = {}
-    columns = [only(table, site=SITE)[name].to_pylist() for name in ("stack", "layer", "sequence", "status")]
-    for stack, layer, sequence, status in zip(*columns, strict=True):
-        seen = groups.setdefault((stack, layer), {})
-        seen[sequence] = seen.get(sequence, False) or status == Status.NOT_FINITE
+    for piece in pieces:
+        if piece.site == SITE and piece.values.size:
+            seen = groups.setdefault((piece.stack, piece.layer), {})
+            bad = (piece.statuses == STATUS_CODE[Status.NOT_FINITE]).reshape(len(piece.statuses), -1).any(-1)
+            for sequence, is_bad in enumerate(bad.tolist(), piece.first_sequence):
+                seen[sequence] = seen.get(sequence, False) or is_bad
     for (stack, layer), seen in groups.items():
         if any(seen.values()):
             share = sum(seen.values()) / len(seen)
             yield LayerValue("not_finite", SITE, stack, layer, share, share, share)
 
 
-def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, str]]) -> LayerValue:
-    statuses = [status for _, status in entries]
-    status = max(dict.fromkeys(statuses), key=statuses.count)
-    worth = np.array([value for value, status in entries if status in _WORTH], dtype=np.float64)
+def _summary(key: tuple[str, str, str | None, int], pieces: Sequence[Piece]) -> LayerValue:
+    codes = np.concatenate([piece.statuses.ravel() for piece in pieces])
+    values = np.concatenate([piece.values.ravel() for piece in pieces])
+    counts = np.bincount(codes, minlength=len(STATUSES))
+    # Of statuses that are equally common, the one that comes first.
+    status = STATUSES[codes[(counts == counts.max())[codes].argmax()]]
+    worth = values[(codes == STATUS_CODE[Status.OK]) | (codes == STATUS_CODE[Status.FLOOR])]
     if worth.size == 0:
         return LayerValue(*key, np.nan, np.nan, np.nan, status)
     if status not in _WORTH:

@@ -2,7 +2,8 @@
 
 On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
 until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
-them, up to :data:`HELD_BYTES`. On a CPU very small views wait too, because there the calls themselves are most of the
+them, up to :data:`HELD_BYTES`. If the host solves its eigenvalue problems, Gram matrices are copied there while the
+device evaluates other views. On a CPU very small views wait too, because there the calls themselves are most of the
 work, and with several threads so do views whose spectra are asked for, with their Gram matrices. All others are
 evaluated at once.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rankscope.linalg.eigenvalue_times import is_faster_on_host
 from rankscope.linalg.joining import ActivationsGoneError, Joinable, at_best_pace
 from rankscope.linalg.threads import available_threads
 from rankscope.linalg.to_host import to_host
@@ -31,6 +33,10 @@ HELD_CPU_BYTES = 1 << 24
 """The same for reductions, most of them Gram matrices whose eigenvalues the threads of the CPU share."""
 # A view waits with its activations if at least this many like it fit.
 _FEWEST_HELD = 4
+
+# What was learnt about views of each kind, for later passes too: a gauge makes many, of a few kinds.
+_MOST_KINDS = 1000
+_reductions: dict[Any, frozenset[str] | None] = {}
 
 Deliver = Callable[..., None]
 
@@ -53,6 +59,7 @@ class _Group:
     views: list[Joinable] = field(default_factory=list)
     owed: list[_Owed] = field(default_factory=list)
     size: int = 0
+    joined: Any = None
 
     def add(self, view: Joinable, owed: _Owed, size: int) -> None:
         """Have a view wait here; its size is in the units of the limit of the group."""
@@ -60,9 +67,19 @@ class _Group:
         self.owed.append(owed)
         self.size += size
 
+    def start(self) -> bool:
+        """Start to copy Gram matrices to the host; False if their eigenvalues are not computed there."""
+        first = self.views[0]
+        if first.home.type == "cpu" or not isinstance(first, Tokens) or first.has_estimated_spectra:
+            return False
+        if not is_faster_on_host(first.device) or all(spec.needs != "spectrum" for spec in self.specs):
+            return False
+        self.joined = type(first).joined([view for view in self.views if isinstance(view, Tokens)])
+        return self.joined.grams_on_host is not None
+
     def evaluate(self) -> None:
         """All metrics of all views."""
-        joined: Any = type(self.views[0]).joined(self.views)
+        joined: Any = type(self.views[0]).joined(self.views) if self.joined is None else self.joined
         tensors = _tensors_of(evaluate(self.specs, joined, self.floor))  # the same objects for all, so copied once
         start = 0
         for view, owed in zip(self.views, self.owed, strict=True):
@@ -77,7 +94,6 @@ class PendingReadings:
     def __init__(self) -> None:
         self._owed: list[_Owed] = []
         self._groups: dict[Any, _Group] = {}
-        self._reductions: dict[Any, frozenset[str] | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._owed)
@@ -103,13 +119,16 @@ class PendingReadings:
     def _evaluate_large(self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver) -> None:
         """Reduce a view whose activations cannot wait: the first of its kind is evaluated at once, to learn how."""
         # By shape too, because a metric may read other reductions of an empty or a large sequence.
-        kind = (tuple(spec.name for spec in specs), type(view), view.stripped(frozenset()).likeness)
-        reductions = self._reductions.get(kind)
+        on_host = view.home.type != "cpu" and is_faster_on_host(view.home)
+        kind = (tuple(specs), type(view), view.stripped(frozenset()).likeness, on_host)
+        reductions = _reductions.get(kind)
         if reductions is None:
             whole: Any = view
             self.add(_tensors_of(evaluate(specs, whole, floor)), deliver)
-            if kind not in self._reductions:
-                self._reductions[kind] = _reductions_read(specs, view, floor)
+            if kind not in _reductions:
+                if len(_reductions) >= _MOST_KINDS:
+                    _reductions.clear()
+                _reductions[kind] = _reductions_read(specs, view, floor)
             return
         stripped = at_best_pace(view, ("reductions", len(specs)), lambda: _stripped(view, reductions, floor))
         most = HELD_CPU_BYTES if stripped.home.type == "cpu" else HELD_BYTES
@@ -128,7 +147,8 @@ class PendingReadings:
 
     def settle(self) -> None:
         """Copy everything to the CPU, once, and deliver it."""
-        for group in self._groups.values():
+        # All copies are started first. The device evaluates the other groups while they are on their way.
+        for group in sorted(self._groups.values(), key=_Group.start):
             group.evaluate()
         owed, self._owed, self._groups = self._owed, [], {}
         tensors = {id(tensor): tensor for one in owed for tensor in one.tensors}

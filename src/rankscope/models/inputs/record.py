@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -285,10 +286,13 @@ def distinct_in(batches: Sequence[Batch]) -> int:
             return sum(part.sequences for part in batches)
         keep = None if part.keep is None else part.keep.cpu()
         for value in rows:
-            padded = keep is not None and value.shape == keep.shape
-            for row, one in enumerate(hashes):
+            if keep is not None and value.shape == keep.shape:
                 # Without padding: how long it is depends on the other inputs of the batch.
-                entry = value[row][keep[row]] if keep is not None and padded else value[row]
-                one.update(entry.reshape(-1).view(torch.uint8).numpy().tobytes())
+                entries = [value[row][keep[row]].view(torch.uint8).numpy() for row in range(part.sequences)]
+            else:
+                flat = value.reshape(part.sequences, math.prod(value.shape[1:]))
+                entries = list(flat.view(torch.uint8).numpy())
+            for one, entry in zip(hashes, entries, strict=True):
+                one.update(entry.tobytes())
         digests |= {one.digest() for one in hashes}
     return len(digests)
