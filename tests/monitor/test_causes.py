@@ -130,7 +130,7 @@ def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) ->
     empty = LayerState({}, {}, {}, {})
     facts: dict[str, Any] = {
         "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
-        "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None,
+        "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None, "begun": {},
         "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
     }  # fmt: skip
     return Scene(ALARMS[alarm], None, layer, **{**facts, **given})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.causes import Finding, cloned, examine, find
+from rankscope.causes import Finding, cloned, equal_units, examine, find
 from rankscope.errors import InputError, RankscopeError, SiteError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
@@ -71,6 +71,10 @@ GAUGE_SITES = (
 
 MOST_RENEWALS = 3
 """Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
+
+MOST_EQUAL = 0.5
+"""Share of the matrices of a block in which units may be copies of each other: some are made so, as the decay rates of
+a state space model."""
 
 RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
@@ -349,7 +353,7 @@ class Prober:
         return self.battery.values()
 
     def look_at_start(self) -> Iterator[LayerValue]:
-        """What is only looked at once: how many blocks begin as copies of the first one of their stack."""
+        """What is only looked at once: blocks that begin as copies of the first one of their stack, and equal units."""
         view, _, _ = self.set_up()
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
@@ -357,6 +361,9 @@ class Prober:
             number = sum(len(cloned(blocks)) for blocks in stacks)
             if number:
                 yield fact("cloned_blocks", "structure", float(number))
+            share = max((equal_units(block) for blocks in stacks for block in blocks), default=0.0)
+            if share >= MOST_EQUAL:
+                yield fact("equal_units", "structure", share)
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""
