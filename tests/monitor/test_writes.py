@@ -1,4 +1,4 @@
-"""What is written between two steps: averages that stay, merges, loads and hooks are found; what belongs there is not."""
+"""Writes between two steps: averages that stay, merges, loads and hooks are found; what belongs there is not."""
 
 from __future__ import annotations
 

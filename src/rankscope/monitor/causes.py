@@ -173,11 +173,16 @@ class Structure:
 
     def _other_sharing(self, before: Structure) -> Iterator[Cause]:
         """Parameters that were separate and are one now, or the other way round."""
-        for one, other, words in ((self, before, "were two parameters and are one"), (before, self, "were one parameter and are two")):
+        for one, other, words in (
+            (self, before, "were two parameters and are one"),
+            (before, self, "were one parameter and are two"),
+        ):
             pairs = [(name, of) for name, of in one.shared.items() if name in other.dtypes and name not in other.shared]
             if pairs:
                 more = f", and so did {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
-                change = f"Look at what assigned {pairs[0][0]}: tie weights before the optimizer is built, or not at all."
+                change = (
+                    f"Look at what assigned {pairs[0][0]}: tie weights before the optimizer is built, or not at all."
+                )
                 yield Cause("weights", f"{pairs[0][0]} and {pairs[0][1]} {words} now{more}", change)
 
     def departed(self, departure: Departure, before: Structure | None) -> Cause:
@@ -646,7 +651,8 @@ def _of_start(scene: Scene) -> Cause | None:
     number, share = (scene.begun.get(name, 0.0) for name in ("cloned_blocks", "equal_units"))
     if share > 0.0:
         words = f"in {share:.0%} of the matrices of a block, units began as copies of each other"
-        return Cause("initialisation", f"Cause: the initialisation: {words}, and get the same gradients.")
+        change = _INITIALISE.format("the model", "model")
+        return Cause("initialisation", f"Cause: the initialisation: {words}, and get the same gradients.", change)
     if number > 0.0:
         return Cause("initialisation", f"Cause: the initialisation: {number:.0f} blocks are copies of the first one.")
     return None
@@ -884,6 +890,11 @@ RELOAD = (
 
 _COMPARE = "Compare what was loaded, re-initialised or decayed then."
 
+_INITIALISE = (
+    "Initialise {} anew, before the optimizer is built: for m in the modules() of {}, call m.reset_parameters() where "
+    "there is one."
+)
+
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
     "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
@@ -891,8 +902,7 @@ TO_DO: Mapping[str, str] = {
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
     "weights": f"{RELOAD} {_COMPARE}",
-    "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
-    "m.reset_parameters() where there is one.",
+    "initialisation": _INITIALISE.format("each block", "the blocks"),
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
     "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
     "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",

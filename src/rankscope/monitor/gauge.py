@@ -176,7 +176,7 @@ class Gauge:
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """Those of the run, if they are set: their learning rates, and what is written between their steps, are read."""
+        """Those of the run, if they are set: their rates, and what is written between their steps, are evidence."""
         return self._optimizers
 
     @optimizers.setter

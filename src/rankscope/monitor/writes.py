@@ -25,8 +25,8 @@ RESOLVED = 1e-3
 """Share of its norm by which a parameter has to change to be written; in half precision, more: an adapter that is
 merged for an evaluation and taken out again leaves its rounding behind."""
 FAR = 8.0
-"""Times the largest step of the optimizer of late, and the largest earlier write, that is a jump. An average that replaces the
-weights by half of ten steps, as lookahead does, is at most five steps long."""
+"""Times the largest step of the optimizer of late, and the largest earlier write, that is a jump. Lookahead, which goes
+back by half of ten steps, is at most five steps long."""
 BACK = 0.3
 """Share of the distance since the last write that is left by a write that undoes the training in between."""
 APART = 4
@@ -125,9 +125,10 @@ class _Samples:
 
 
 FACTS = ("most", "step", "total", "writes", "undone", "restored", "first", "fastest", "before", "usual")
-"""Of each parameter: the largest write since the last reading and the step before it; the sum and number of all writes,
-how many of them undid the training since the write before, or put the weights back, the step of the first; the largest step of the optimizer
-since the last reading, and before; and the largest write until the last reading. Sizes are relative to its norm."""
+"""Of each parameter, with sizes relative to its norm: the largest write since the last reading, and the step before it;
+of all writes the sum, the number, how many undid the training since the write before, how many put the weights back,
+and the first step; the largest step of the optimizer since the last reading, and between the two readings before that;
+and the largest write until the last reading."""
 
 
 class Writes:
@@ -182,7 +183,9 @@ class Writes:
             yield
         except Exception as error:  # noqa: BLE001
             self.model, self._groups = None, []
-            LOGGER.warning("What is written between steps is no longer read. Cause: %s: %s", type(error).__name__, error)
+            LOGGER.warning(
+                "What is written between steps is no longer read. Cause: %s: %s", type(error).__name__, error
+            )
 
     def _follow(self, model: nn.Module) -> dict[str, Tensor]:
         """Begin anew, with the parameters that the model has now."""
@@ -197,11 +200,11 @@ class Writes:
     def take(self, view: ModelView) -> Iterator[LayerValue]:
         """What was written since the last reading, as no step explains it: the worst parameter of each block.
 
-        ``weights_written`` is 1 if a parameter was written by a tenth of its norm, eight times as far as any step of
-        the optimizer of late or earlier write; or one that no step moves, by a tenth in all, several times and not regularly.
-        ``weights_undone`` is 1 if all matrices that learn were written back twice, after four steps or more, or all
-        parameters that learn were put back eight times, as if a hook does it after every step. ``least`` is the size of
-        the write, ``most`` the step before it.
+        ``weights_written`` is 1 if a parameter was written by a tenth of its norm, and eight times as far as any step
+        of the optimizer of late or earlier write; or one that no step moves by a tenth in all, several times and not
+        regularly. ``weights_undone`` is 1 if all matrices of a block that learn were written back twice, after four
+        steps or more, or all its parameters that learn eight times, as a hook does after every step. ``least`` is the
+        size of the write, ``most`` the step before it.
         """
         now = {} if self.model is None else dict(self.model.named_parameters())
         facts = {name: one for group in self._groups for name, one in group.take().items()}

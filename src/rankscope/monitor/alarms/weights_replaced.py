@@ -23,6 +23,7 @@ def weights_replaced(layer: LayerState) -> Judgement | None:
 
 _WORDS = {
     "weight_jump": "{:.2g} times as far as a step of the optimizer could explain",
-    "weights_written": "written between two steps of the optimizer, {:.2g} times as far as is taken for harmless",
-    "weights_undone": "what the optimizer did was undone between two of its steps, {:.2g} times as often as is harmless",
+    "weights_written": "written between two steps of the optimizer, {:.2g} times as far as steps and earlier writes "
+    "explain",
+    "weights_undone": "written back between two steps of the optimizer, {:.2g} times as often as may happen",
 }
