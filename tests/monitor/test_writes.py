@@ -15,7 +15,7 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.causes import WRITTEN
 from rankscope.monitor.readings import LayerValue
-from rankscope.monitor.writes import FAR, Writes
+from rankscope.monitor.writes import FAR, Writes, _severity
 from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import alarms_raised, batches, gpt2, probe
 
@@ -124,6 +124,17 @@ def clipped(model: Any, step: int) -> None:
         one.data.clamp_(-0.03, 0.03)
 
 
+def rounded(to: float) -> Act:
+    """Matrices on a grid after every step, as if they were stored in few bits."""
+
+    def act(model: Any, step: int) -> None:
+        for one in model.parameters():
+            if one.ndim > 1:
+                one.data.copy_((one.data / to).round() * to)
+
+    return act
+
+
 def merged(model: Any, step: int) -> None:
     for block in model.transformer.h:
         if step > 20 and step % 2 == 0:
@@ -178,8 +189,9 @@ class Restored:
         (lambda model, step: None, {"rate": 0.1}),
         (unit_rows, {}),
         (clipped, {}),
-        (clipped, {"rate": 0.02}),
-        (clipped, {"rate": 0.02, "kind": torch.optim.RMSprop}),
+        (clipped, {"rate": 5e-3}),
+        (clipped, {"kind": torch.optim.RMSprop}),
+        (rounded(2.0**-10), {}),
         (Lookahead(), {}),
         (Lookahead(), {"rate": 0.02}),
         (Averaged(stays=False), {}),
@@ -197,8 +209,9 @@ def test_what_belongs_between_two_steps_is_not_reported(act: Act, options: dict[
 @pytest.mark.parametrize(
     ("act", "options", "metric", "where", "step"),
     [
-        (Averaged(stays=True), {}, "weights_undone", "other parameters", 23),
-        (Restored(), {}, "weights_undone", "other parameters", 29),
+        (Averaged(stays=True), {}, "weights_undone", "other matrices", 23),
+        (Restored(), {}, "weights_undone", "other matrices", 17),
+        (rounded(0.05), {}, "weights_undone", "other matrices", 10),
         (merged, {"build": adapted}, "weights_written", "c_attn.base.weight (block 0)", 24),
         (partly_loaded, {}, "weights_written", "h.1.mlp", 29),
         (swapped_storage, {}, "weights_written", "wte.weight (embedding)", 29),
@@ -225,7 +238,13 @@ def test_a_write_is_far_if_it_is_eight_times_the_largest_step() -> None:
     (row,) = rows_of(scaled(2.0), rate=3e-4)
     assert row.least == pytest.approx(0.5), "relative to the larger norm"
     assert row.mean <= row.least / 0.1
-    assert rows_of(scaled(2.0), rate=1.0 / FAR) == [], "steps of the optimizer are as large"
+    facts = {"most": 0.5, "steps": 30.0, "first": 30.0, "writes": 1.0, "total": 0.5}
+    facts |= {"fastest": 0.01, "before": 0.1, "usual": 0.0}
+    assert _severity(facts) == pytest.approx(0.5 / 0.1 / FAR), "against the largest step of late"
+    assert _severity({**facts, "usual": 0.5}) == pytest.approx(1.0 / FAR), "and the largest earlier write"
+    frozen = {**facts, "fastest": 0.0, "before": 0.0, "usual": 0.5, "writes": 3.0, "first": 20.0, "total": 1.5}
+    assert _severity(frozen) == pytest.approx(15.0), "no step moves it: all writes count"
+    assert _severity({**frozen, "writes": 11.0}) < 1.0, "hostile: written at every step, as an average is"
 
 
 def test_the_alarm_says_what_to_look_for_and_not_to_lower_the_rate() -> None:

@@ -48,8 +48,6 @@ class _Samples:
         self.names, self._parameters = list(named), list(named.values())
         self._device = self._parameters[0].device
         self._view()
-        sizes = torch.tensor([len(view) for view in self._views])
-        self._segment = torch.arange(len(sizes)).repeat_interleave(sizes).to(self._device)
         resolved = [max(RESOLVED, 4.0 * torch.finfo(one.dtype).eps) for one in self._parameters]
         self._resolved = torch.tensor(resolved, device=self._device)
         self._before: Tensor | None = None
@@ -62,19 +60,18 @@ class _Samples:
         """Views are kept, so that a step costs one copy; they are renewed if ``parameter.data`` was replaced."""
         self._places = [one.data_ptr() for one in self._parameters]
         self._views = []
+        nothing = torch.zeros(_SAMPLED, device=self._device, dtype=self._parameters[0].dtype)
         for one in self._parameters:
             flat = one.detach().view(-1)
             # An odd stride does not stay in one column.
-            self._views.append(flat[:: max(1, len(flat) // _SAMPLED) | 1][:_SAMPLED])
+            view = flat[:: max(1, len(flat) // _SAMPLED) | 1][:_SAMPLED]
+            self._views += [view] if len(view) == _SAMPLED else [view, nothing[len(view) :]]
 
     def _read(self) -> Tensor:
         if [one.data_ptr() for one in self._parameters] != self._places:
             self._view()
-        found = torch.cat(self._views)
+        found = torch.cat(self._views).view(-1, _SAMPLED)
         return found if found.dtype is torch.float64 else found.float()
-
-    def _sums(self, entries: Tensor) -> Tensor:
-        return torch.zeros_like(self._resolved, dtype=entries.dtype).index_add_(0, self._segment, entries)
 
     def before(self, step: int) -> None:
         """A step of the optimizer begins; ``step`` is the last one that is done."""
@@ -86,20 +83,20 @@ class _Samples:
     def _compare(self, now: Tensor, after: Tensor, step: int) -> None:
         assert self._base is not None
         facts = self.facts
-        size = torch.maximum(self._sums(now.square()), self._sums(after.square())).sqrt()
-        out = (self._sums((now - after).square()).sqrt() / size).nan_to_num(0.0, 0.0)
+        size = torch.maximum(now.norm(dim=1), after.norm(dim=1))
+        out = ((now - after).norm(dim=1) / size).nan_to_num(0.0, 0.0)
         written = out > self._resolved
         facts["first"] = torch.where(written & (facts["writes"] == 0.0), float(self._steps), facts["first"])
         facts["writes"] = facts["writes"] + written
         is_rare = self._steps - self._last >= APART
         self._last = torch.where(written, float(self._steps), self._last)
-        net, rest = self._sums((after - self._base).square()), self._sums((now - self._base).square())
-        facts["undone"] = facts["undone"] + (written & is_rare & (rest <= BACK**2 * net))
-        facts["restored"] = facts["restored"] + (written & (rest <= RESTORED**2 * net))
+        net, rest = (after - self._base).norm(dim=1), (now - self._base).norm(dim=1)
+        facts["undone"] = facts["undone"] + (written & is_rare & (rest <= BACK * net))
+        facts["restored"] = facts["restored"] + (written & (rest <= RESTORED * net))
         facts["step"] = torch.where(out > facts["most"], float(step), facts["step"])
         facts["most"] = torch.maximum(facts["most"], out * written)
         facts["total"] = facts["total"] + out * written
-        self._base = torch.where(written[self._segment], now, self._base)
+        self._base = torch.where(written[:, None], now, self._base)
 
     def after(self) -> None:
         """A step of the optimizer has ended."""
@@ -107,8 +104,8 @@ class _Samples:
         if self._base is None:
             self._base = self._after
         if self._before is not None:
-            change, size = self._sums((self._after - self._before).square()), self._sums(self._after.square())
-            moved = (change / size).sqrt().nan_to_num(0.0, 0.0)
+            moved = (self._after - self._before).norm(dim=1) / self._after.norm(dim=1)
+            moved = moved.nan_to_num(0.0, 0.0)
             self.facts["fastest"] = torch.maximum(self.facts["fastest"], moved)
 
     def take(self) -> dict[str, dict[str, float]]:
@@ -203,8 +200,8 @@ class Writes:
         ``weights_written`` is 1 if a parameter was written by a tenth of its norm, and eight times as far as any step
         of the optimizer of late or earlier write; or one that no step moves by a tenth in all, several times and not
         regularly. ``weights_undone`` is 1 if all matrices of a block that learn were written back twice, after four
-        steps or more, or all its parameters that learn eight times, as a hook does after every step. ``least`` is the
-        size of the write, ``most`` the step before it.
+        steps or more, or eight times exactly, as a hook or a rounding does after every step. ``least`` is the size of
+        the write, ``most`` the step before it.
         """
         now = {} if self.model is None else dict(self.model.named_parameters())
         facts = {name: one for group in self._groups for name, one in group.take().items()}
@@ -223,12 +220,12 @@ class Writes:
                 yield LayerValue("weights_written", described(view, name, homes), *place, *found)
             learned = [name for name in names if facts[name]["fastest"] + facts[name]["before"] > 0.0]
             matrices = [name for name in learned if followed[name].ndim > 1] or learned
-            for kind, of, often in (("undone", matrices, TWICE), ("restored", learned, EARLY)):
-                count = min((facts[name][kind] for name in of), default=0.0)
+            for kind, often in (("undone", TWICE), ("restored", EARLY)):
+                count = min((facts[name][kind] for name in matrices), default=0.0)
                 name = max(matrices, key=lambda name: facts[name]["most"], default="")
                 if count > 0.0 < facts[name]["most"]:
                     found = count / often, facts[name]["most"], facts[name]["step"]
-                    site = f"{described(view, name, homes)} and {len(of) - 1} other parameters of its place"
+                    site = f"{described(view, name, homes)} and {len(matrices) - 1} other matrices of its place"
                     yield LayerValue("weights_undone", site, *place, *found)
                     break
 
