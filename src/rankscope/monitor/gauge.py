@@ -445,7 +445,11 @@ class Gauge:
         if self._outlets.count == 0 and self._before == 0:
             self._look_at_start()
             values = (*values, *(self._start or ()))
-        if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
+        if self._prober.unread:
+            words = f"it can no longer be read as before: {self._prober.unread}"
+            self._changes = (Cause("structure", words),)
+            values = (*values, fact("structure_changes", "structure", 1.0))
+        elif (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
             values = (*values, self._compared(step))
         self._references.take(values, step)
         self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))

@@ -276,6 +276,7 @@ class Prober:
             them, as a component and words; empty words if neither weights nor the activations of the probe are to
             blame. None if that is not known.
         is_renewed: whether the last look found the model on another path than before.
+        unread: why a model that was read before cannot be any more; empty while it can.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
@@ -284,7 +285,7 @@ class Prober:
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
         self.all_weights_bad, self.is_renewed = False, False
-        self._renewals = 0
+        self._renewals, self.unread = 0, ""
         self._watched, self._probe = watched, probe
         self._motion, self._replay = WeightMotion(), Replay()
         self._gradient = math.nan
@@ -330,17 +331,25 @@ class Prober:
         """Run the probe and compute the metrics.
 
         A model that takes another path than at the last look, as if its code was changed while it runs, is set up anew;
-        :attr:`is_renewed` is then true until the next look.
+        :attr:`is_renewed` is then true until the next look. If it cannot be, nothing is read, and :attr:`unread` says
+        why.
         """
-        known, self.is_renewed = self._ready is not None, False
+        before, self.is_renewed = self._ready, False
         try:
             return self._look()
         except SiteError:
-            if not known or self._renewals >= MOST_RENEWALS:
+            if before is None or self._renewals >= MOST_RENEWALS:
                 raise
             self.battery.values()  # discard what was read before
+        if self.unread:
+            return ()
         self._ready, self.is_renewed, self._renewals = None, True, self._renewals + 1
-        return self._look()
+        try:
+            return self._look()
+        except RankscopeError as error:
+            self.battery.values()
+            self._ready, self.is_renewed, self.unread = before, False, str(error).partition(". ")[0]
+            return ()
 
     def _look(self) -> tuple[LayerValue, ...]:
         view, prepared, _ = self.set_up()
