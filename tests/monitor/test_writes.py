@@ -135,6 +135,30 @@ def rounded(to: float) -> Act:
     return act
 
 
+def pruned(model: Any, step: int) -> None:
+    """The smaller half of each matrix is set to zero, and kept there, from step 4 on."""
+    for one in model.parameters():
+        if one.ndim > 1 and step >= 4:
+            if step == 4:
+                one.mask = one.data.abs() > one.data.abs().median()
+            one.data.mul_(one.mask)
+
+
+def one_length(model: Any, step: int) -> None:
+    for one in model.transformer.h.parameters():
+        if one.ndim > 1:
+            one.data.mul_(3.0 / one.data.norm())
+
+
+def noisy(model: Any, step: int) -> None:
+    for one in model.transformer.h[1].parameters() if step > 20 else ():
+        one.data.add_(0.05 * one.data.norm() / one.numel() ** 0.5 * torch.randn_like(one))
+
+
+def shrinking(model: Any, step: int) -> None:
+    model.transformer.h[0].mlp.c_fc.weight.data.mul_(0.95 if step > 20 else 1.0 - 1e-4)
+
+
 def merged(model: Any, step: int) -> None:
     for block in model.transformer.h:
         if step > 20 and step % 2 == 0:
@@ -192,6 +216,9 @@ class Restored:
         (clipped, {"rate": 5e-3}),
         (clipped, {"kind": torch.optim.RMSprop}),
         (rounded(2.0**-10), {}),
+        (pruned, {}),
+        (one_length, {}),
+        (lambda model, step: [one.data.mul_(1.0 - 1e-4) for one in model.parameters()] and None, {}),
         (Lookahead(), {}),
         (Lookahead(), {"rate": 0.02}),
         (Averaged(stays=False), {}),
@@ -214,6 +241,8 @@ def test_what_belongs_between_two_steps_is_not_reported(act: Act, options: dict[
         (rounded(0.05), {}, "weights_undone", "other matrices", 10),
         (merged, {"build": adapted}, "weights_written", "c_attn.base.weight (block 0)", 24),
         (partly_loaded, {}, "weights_written", "h.1.mlp", 29),
+        (noisy, {"rate": 3e-4}, "weights_written", "(block 1)", 28),
+        (shrinking, {"rate": 3e-4}, "weights_written", "h.0.mlp.c_fc.weight (block 0)", 28),
         (swapped_storage, {}, "weights_written", "wte.weight (embedding)", 29),
     ],
 )  # fmt: skip
@@ -239,7 +268,7 @@ def test_a_write_is_far_if_it_is_eight_times_the_largest_step() -> None:
     assert row.least == pytest.approx(0.5), "relative to the larger norm"
     assert row.mean <= row.least / 0.1
     facts = {"most": 0.5, "steps": 30.0, "first": 30.0, "writes": 1.0, "total": 0.5}
-    facts |= {"fastest": 0.01, "before": 0.1, "usual": 0.0}
+    facts |= {"large": 1.0, "fastest": 0.01, "before": 0.1, "usual": 0.0}
     assert _severity(facts) == pytest.approx(0.5 / 0.1 / FAR), "against the largest step of late"
     assert _severity({**facts, "usual": 0.5}) == pytest.approx(1.0 / FAR), "and the largest earlier write"
     frozen = {**facts, "fastest": 0.0, "before": 0.0, "usual": 0.5, "writes": 3.0, "first": 20.0, "total": 1.5}

@@ -36,6 +36,9 @@ RESTORED = 0.01
 REGULAR = 0.75
 """Share of the steps since its first write, from which on a parameter is written regularly: scaled to a length,
 clipped, or the average of another one."""
+LARGE = 2.0
+"""Times the step just made. What keeps weights in a set after each step (clipping, scaling to a length, a mask, a grid)
+moves them by no more than the step did, because they were in the set before it."""
 EARLY = 8
 """Steps before a write is reported: what is set up at the start. Also how often weights have to be put back."""
 TWICE = 2
@@ -53,6 +56,7 @@ class _Samples:
         self._before: Tensor | None = None
         self._after: Tensor | None = None
         self._base: Tensor | None = None
+        self._moved: Tensor | None = None
         self._steps, self._last = 0, torch.zeros_like(self._resolved)
         self.facts = {name: torch.zeros_like(self._resolved) for name in FACTS}
 
@@ -93,6 +97,8 @@ class _Samples:
         net, rest = (after - self._base).norm(dim=1), (now - self._base).norm(dim=1)
         facts["undone"] = facts["undone"] + (written & is_rare & (rest <= BACK * net))
         facts["restored"] = facts["restored"] + (written & (rest <= RESTORED * net))
+        if self._moved is not None:
+            facts["large"] = facts["large"] + (written & (self._moved > 0.0) & (out > LARGE * self._moved))
         facts["step"] = torch.where(out > facts["most"], float(step), facts["step"])
         facts["most"] = torch.maximum(facts["most"], out * written)
         facts["total"] = facts["total"] + out * written
@@ -105,8 +111,8 @@ class _Samples:
             self._base = self._after
         if self._before is not None:
             moved = (self._after - self._before).norm(dim=1) / self._after.norm(dim=1)
-            moved = moved.nan_to_num(0.0, 0.0)
-            self.facts["fastest"] = torch.maximum(self.facts["fastest"], moved)
+            self._moved = moved.nan_to_num(0.0, 0.0)
+            self.facts["fastest"] = torch.maximum(self.facts["fastest"], self._moved)
 
     def take(self) -> dict[str, dict[str, float]]:
         """The facts of each parameter that was written since the last call, by name."""
@@ -121,11 +127,11 @@ class _Samples:
         return {name: {**one, "steps": float(self._steps)} for name, one in found.items()}
 
 
-FACTS = ("most", "step", "total", "writes", "undone", "restored", "first", "fastest", "before", "usual")
+FACTS = ("most", "step", "total", "writes", "large", "undone", "restored", "first", "fastest", "before", "usual")
 """Of each parameter, with sizes relative to its norm: the largest write since the last reading, and the step before it;
-of all writes the sum, the number, how many undid the training since the write before, how many put the weights back,
-and the first step; the largest step of the optimizer since the last reading, and between the two readings before that;
-and the largest write until the last reading."""
+of all writes the sum, the number, how many were larger than the step before, how many undid the training since the
+write before, how many put the weights back, and the first step; the largest step of the optimizer since the last
+reading, and between the two readings before that; and the largest write until the last reading."""
 
 
 class Writes:
@@ -198,10 +204,11 @@ class Writes:
         """What was written since the last reading, as no step explains it: the worst parameter of each block.
 
         ``weights_written`` is 1 if a parameter was written by a tenth of its norm, and eight times as far as any step
-        of the optimizer of late or earlier write; or one that no step moves by a tenth in all, several times and not
-        regularly. ``weights_undone`` is 1 if all matrices of a block that learn were written back twice, after four
-        steps or more, or eight times exactly, as a hook or a rounding does after every step. ``least`` is the size of
-        the write, ``most`` the step before it.
+        of the optimizer of late or earlier write; if it is written in most steps, by a tenth in all, further than the
+        steps themselves; or if no step moves it, by a tenth in all, several times and not in most steps.
+        ``weights_undone`` is 1 if all matrices of a block that learn were written back twice, after four steps or more,
+        or eight times exactly, as a hook or a rounding does after every step. ``least`` is the size of the write,
+        ``most`` the step before it.
         """
         now = {} if self.model is None else dict(self.model.named_parameters())
         facts = {name: one for group in self._groups for name, one in group.take().items()}
@@ -240,7 +247,10 @@ def _severity(one: Mapping[str, float]) -> float:
     steps = max(one["fastest"], one["before"])
     usual = max(steps, one["usual"])
     far = min(one["most"] / JUMPED, one["most"] / usual / FAR if usual > 0.0 else math.inf)
-    is_regular = one["writes"] > REGULAR * (one["steps"] - one["first"] + 1.0)
+    often = REGULAR * (one["steps"] - one["first"] + 1.0)
+    is_regular = one["writes"] > often
+    if one["large"] > max(often, EARLY - 1.0):
+        far = max(far, min(one["large"] / EARLY, one["total"] / JUMPED))
     if steps == 0.0 and one["writes"] >= TWICE and not is_regular:
         far = max(far, one["total"] / JUMPED)
     return far
