@@ -12,7 +12,8 @@ eight steps. Then one of these is done:
 - "Look at ...", "Look for ...", "Check ..." and "Compare ...": if the cause that the alarm names is where the fault is,
   it is found and removed. If it is elsewhere, nothing is found, and nothing changes. Without a checkpoint that is to be
   loaded, training goes on with the weights as they are.
-- Neither: there is no suggestion.
+- "Initialise ...": training goes on at this step with the weights of the run without the fault before its first step.
+- None of these: there is no suggestion.
 
 An alarm may say both. A fault that overwrites weights once does not happen again after a checkpoint was loaded; every
 other fault that is not removed goes on. The loss is that of the undisturbed objective on held-out batches, at the last
@@ -52,6 +53,7 @@ ONCE = frozenset(
 """Faults that overwrite weights at one step."""
 GOOD_RATE = {True: 0.02, False: 1e-3}
 """Learning rate of the run without a fault, with momentum and with AdamW."""
+INITIALISES = "Initialise "
 LOADS = ("Return to a checkpoint", "Reload the weights", "Restart from a checkpoint")
 LOOKS = (
     "Look at",
@@ -143,7 +145,7 @@ def told(run: Stored) -> Alarm | None:
 
 def suggestion(sentence: str) -> str:
     """What the alarm says to do; empty if it suggests nothing."""
-    places = [sentence.find(words) for words in (*LOADS, *LOOKS) if words in sentence]
+    places = [sentence.find(words) for words in (*LOADS, *LOOKS, INITIALISES) if words in sentence]
     return sentence[min(places) :] if places else ""
 
 
@@ -160,6 +162,10 @@ def rescued(run: Stored, alarm: Alarm, before: Sequence[Checkpoint], steps: int)
     if not found and declared.fault is not None and declared.fault not in ONCE and start.step > declared.sets_in:
         FAULTS[declared.fault](training, 0)  # what it puts into the model at its first step is still there
     start.load(training)
+    if INITIALISES in said:
+        begin = Training(healthy(declared), run.seed, "tiny")
+        training.model.load_state_dict(begin.model.state_dict())
+        training.optimizer.load_state_dict(begin.optimizer.state_dict())
     rate = re.search(r"learning rate to about ([\d.e+-]+)", said)
     train(
         training,

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from rankscope.errors import UnknownNameError
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import DEEP, JUMP, TRANSIENT, TRANSIENT_STEPS
+from rankscope.monitor.alarms._spec import DEEP, JUMP, TRANSIENT, TRANSIENT_STEPS, Judgement
 from rankscope.monitor.probing import chosen_metrics
 from rankscope.monitor.readings import Alarm, LayerValue
 from rankscope.monitor.watching import START_READINGS, Advice, AlarmWatch, Cause, References, chosen_alarms, random_null
@@ -131,6 +132,23 @@ def test_inputs_that_agree_because_they_are_long_means_are_no_alarm() -> None:
     assert severity(spec, {"inputs_relative_residual": 0.02, "inputs_averaging_residual": math.nan}) > 1.0
     fallen = {"inputs_relative_residual": 0.09, "inputs_averaging_residual": math.nan}
     assert severity(spec, fallen, {"inputs_relative_residual": 0.95}) > 1.0
+
+
+def test_inputs_as_far_apart_as_ever_beside_a_common_vector_that_grows_need_patience() -> None:
+    """Hostile healthy case, with the numbers of a run whose embeddings are scaled to length one after every step."""
+    start = {"inputs_relative_residual": 0.109, "relative_residual": 0.931, "stream_rms": 1.11}
+    now = {"inputs_relative_residual": 0.011, "relative_residual": 0.247, "stream_rms": 3.73}
+
+    def judged(now: Mapping[str, float], *, settled: bool = False) -> Judgement:
+        given = {**HEALTHY, "inputs_averaging_residual": 0.052, **now}
+        found = ALARMS["input_collapse"].rule(replace(state(given, {**HEALTHY, **start}), settled=settled))
+        assert found is not None
+        assert found.severity > 1.0
+        return found
+
+    assert judged(now).may_pass
+    assert not judged(now, settled=True).may_pass, "the gradient has vanished: it does not pass"
+    assert not judged({**now, "stream_rms": 1.11}).may_pass, "a stream of the same size: the inputs themselves meet"
 
 
 def test_inputs_that_begin_alike_and_tokens_that_pass_through_a_common_vector_need_patience() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope import Surgery
+from rankscope.causes import equal_units
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record
@@ -121,6 +122,7 @@ def test_learned_gain_that_moves_a_little_is_no_difference() -> None:
 
 
 JUMP = LayerValue("weight_jump", "head.weight (head)", None, None, 4.0, 0.9, 30.0)
+WRITE = LayerValue("weights_written", "head.weight (head)", None, None, 4.0, 0.9, 187.0)
 ENTERED = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.5}, entry_size={"": 1.0}, settings={"drop": "p=0.1"})
 ROOM = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.5})
 
@@ -131,7 +133,7 @@ def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) ->
     facts: dict[str, Any] = {
         "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
         "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None,
-        "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
+        "begun": {}, "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
     }  # fmt: skip
     return Scene(ALARMS[alarm], None, layer, **{**facts, **given})
 
@@ -158,6 +160,10 @@ def past(
         ({"past": past(motion=lambda step: 0.05)}, "rate"),
         ({"past": past(motion=lambda s: 0.02 if s > 150 else 1e-3, rate=lambda s: 0.1 if s > 150 else 1e-3)}, "rate"),
         ({"past": [*past()[:-1], Moment(200, {}, 1e-3, jumped=(JUMP,))]}, "weights"),
+        ({"past": [*past(motion=lambda step: 0.05)[:-1], Moment(200, {}, 1e-3, written=(WRITE,))],
+          "changes": (Cause("mlp", "the mlp branch adds at most 0.01"),)}, "weights"),
+        ({"begun": {"equal_units": 1.0}, "structure": lambda: Structure("x", {}, {}, {"": 0.01})}, "initialisation"),
+        ({"begun": {"cloned_blocks": 3.0}, "past": past(motion=lambda step: 0.05)}, "rate"),
         ({"past": [*past()[:-1], Moment(200, {}, spread=LayerValue("embedding_spread", "e", None, None, *3 * [0.1]))]},
          "embedding"),
         ({"before": ENTERED, "structure": lambda: replace(ENTERED, entry_size={"": 50.0})}, "embedding"),
@@ -184,6 +190,76 @@ def test_first_steps_are_the_fault_of_the_rate_only_if_weights_move_fast_and_the
     was_so = LayerState({"relative_residual": 0.01}, {"relative_residual": 0.01}, {}, {})
     assert find_cause(scene(past=past(motion=lambda step: 0.04)[:2], state=was_so)).component == "mlp"
     assert find_cause(scene(past=past(motion=lambda step: 0.04)[:2])).component == "rate"
+
+
+def test_the_rate_is_to_blame_only_if_weights_follow_it() -> None:
+    def late(motion: float, rate: float) -> str:
+        moments = past(motion=lambda s: motion if s > 100 else 2e-3, rate=lambda s: rate if s > 100 else 1e-3)
+        return find_cause(scene(past=moments)).component
+
+    assert late(0.05, 1e-2) == "rate"
+    assert late(0.016, 3e-3) == "rate", "not raised fourfold, and weights move in proportion"
+    assert late(0.05, 1e-3) == "mlp", "hostile: at the same rate, something else moves them"
+    assert late(0.05, math.nan) == "rate", "a rate that is not known is not cleared"
+
+
+def test_parameters_that_become_one_or_two_are_named() -> None:
+    model = bert()
+    before, word = structure_of(model), model.bert.embeddings.word_embeddings
+    decoder, kept = model.cls.predictions.decoder, model.cls.predictions.decoder.weight
+    assert before.shared["cls.predictions.decoder.weight"] == "bert.embeddings.word_embeddings.weight"
+    assert structure_of(model).differences(before) == (), "hostile: tied from the start"
+    decoder.weight = nn.Parameter(kept.detach().clone())
+    (untied,) = structure_of(model).differences(before)
+    assert untied.component == "weights"
+    names = "cls.predictions.decoder.weight and bert.embeddings.word_embeddings.weight"
+    assert untied.words == f"{names} were one parameter and are two now"
+    apart = structure_of(model)
+    decoder.weight.data = word.weight.data  # two objects in one memory
+    (tied,) = structure_of(model).differences(apart)
+    assert tied.words == f"{names} were two parameters and are one now"
+    decoder.weight = word.weight
+    (tied,) = structure_of(model).differences(apart)
+    assert tied.words == f"{names} were two parameters and are one now", "and no other shapes"
+    found = find_cause(scene("loss_shift", None, before=apart, structure=lambda: structure_of(model)))
+    assert found.component == "weights"
+    assert "Look at what assigned cls.predictions.decoder.weight" in found.change
+
+
+class _StateSpace(nn.Module):
+    """Decay rates that are the same in all channels, as those of Mamba, beside matrices that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = nn.Parameter(torch.arange(1.0, 9.0).log().repeat(16, 1))
+        self.parts = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 8)])
+
+
+def test_units_that_begin_as_copies_are_counted() -> None:
+    torch.manual_seed(0)
+    block, copies, zero = (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3))
+    assert equal_units(block) == 0.0
+    for one in copies.parameters():
+        nn.init.constant_(one, 0.1)
+    assert equal_units(copies) == 1.0
+    with torch.no_grad():
+        block[0].weight[1::2] = block[0].weight[::2]
+    assert equal_units(block) == 0.5, "each unit twice, in one of two matrices"
+    nn.init.zeros_(zero[2].weight)
+    assert equal_units(zero) == 0.0, "hostile: a branch that begins at zero"
+    assert equal_units(_StateSpace()) == 0.25
+
+
+def test_matrices_that_begin_constant_are_the_initialisation_in_every_early_alarm() -> None:
+    model = gpt2(dropout=0.0)
+    with torch.no_grad():
+        for one in model.parameters():
+            if one.ndim > 1:
+                one.fill_(0.1)
+    alarms = alarms_raised(model, lambda model, optimizer, step: None, steps=12)
+    assert {alarm.name for alarm in alarms} >= {"cloned_blocks", "token_collapse"}
+    assert {alarm.component for alarm in alarms} == {"initialisation"}
+    assert all("Initialise the model anew" in alarm.sentence for alarm in alarms)
 
 
 def test_loss_that_moved_after_a_fault_was_found_follows_it() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.failing_runs import evaluating, training
 from benchmarks.failing_runs.declared import FAULTY, HEALTHY, RUNS, SETS
+from benchmarks.failing_runs.nets import Net
 
-from rankscope.monitor import ALARMS, read_record
+from rankscope.monitor import ALARMS, Gauge, read_record
 
 
 def test_what_is_declared_exists() -> None:
@@ -43,3 +45,24 @@ def test_stored_readings_give_the_alarms_of_the_run_and_a_stored_run_is_kept(
     assert (facts["right"], facts["cause"]) == (True, "gradients")
     # zero false alarms in 100 readings: 1 - 0.025^(1/100)
     assert evaluating.upper_limit(0, 100) == pytest.approx(1 - 0.025**0.01)
+
+
+def test_a_model_that_can_no_longer_be_read_is_an_alarm_and_the_run_is_read_on() -> None:
+    """Rounded with one scale for the whole batch, sequences act on each other: there is no stream of one sequence."""
+    torch.manual_seed(0)
+    model = Net(40, 2, 16, "pre", causal=True)
+    ids = torch.randint(5, 40, (8, 12))
+    with Gauge(model, {"input_ids": ids}, schedule=1, actions=(), strict=True) as gauge:
+        for step in range(6):
+            if step == 3:
+                for block in model.blocks:
+                    block.levels = 3
+            reading = gauge.step(step, loss=1.0)
+            assert reading is not None
+            assert [alarm.name for alarm in reading.alarms] == (["model_changed"] if step == 3 else [])
+            if step == 3:
+                (alarm,) = reading.alarms
+                assert alarm.component == "structure"
+                assert "it can no longer be read as before: Which axis" in alarm.sentence
+                assert "Compare the code" in alarm.sentence
+            assert bool(reading.values("relative_residual")) == (step < 3)

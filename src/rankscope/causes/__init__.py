@@ -3,7 +3,7 @@
 from rankscope.causes._engine import Diagnosis, examine, find
 from rankscope.causes._examination import AttentionSeen, Examination, ModuleCall
 from rankscope.causes._spec import CAUSES, CauseSpec, Finding, cause
-from rankscope.causes._tensors import cloned
+from rankscope.causes._tensors import cloned, equal_units
 
 __all__ = [
     "CAUSES",
@@ -15,6 +15,7 @@ __all__ = [
     "ModuleCall",
     "cause",
     "cloned",
+    "equal_units",
     "examine",
     "find",
 ]

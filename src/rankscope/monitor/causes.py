@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.causes import Finding
 from rankscope.errors import RankscopeError
@@ -19,6 +19,7 @@ from rankscope.linalg.update import skip_gain
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
+from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.alarms._spec import JUMP
 from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
@@ -106,6 +107,7 @@ class Structure:
         dtypes: the dtype of each parameter, by name.
         sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
             branch shrinks.
+        shared: parameters whose memory is that of another one, and the first name of that.
     """
 
     shapes: str
@@ -118,6 +120,7 @@ class Structure:
     settings: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -136,8 +139,8 @@ class Structure:
 
     def differences(self, before: Structure) -> tuple[Cause, ...]:
         """How this model differs from the one before."""
-        found = []
-        if self.shapes != before.shapes:
+        found = list(self._other_sharing(before))
+        if self.shapes != before.shapes and not found:
             found.append(Cause("shapes", "names or shapes of parameters are others"))
         cast = [name for name, dtype in self.dtypes.items() if before.dtypes.get(name, dtype) != dtype]
         if cast:
@@ -167,6 +170,20 @@ class Structure:
                 words = f"the {label.replace('_', ' ')} branch adds at most {most:.2g} of what it did"
                 found.append(Cause(label, f"{words} in {_blocks(silent)}"))
         return tuple(found)
+
+    def _other_sharing(self, before: Structure) -> Iterator[Cause]:
+        """Parameters that were separate and are one now, or the other way round."""
+        for one, other, words in (
+            (self, before, "were two parameters and are one"),
+            (before, self, "were one parameter and are two"),
+        ):
+            pairs = [(name, of) for name, of in one.shared.items() if name in other.dtypes and name not in other.shared]
+            if pairs:
+                more = f", and so did {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+                change = (
+                    f"Look at what assigned {pairs[0][0]}: tie weights before the optimizer is built, or not at all."
+                )
+                yield Cause("weights", f"{pairs[0][0]} and {pairs[0][1]} {words} now{more}", change)
 
     def departed(self, departure: Departure, before: Structure | None) -> Cause:
         """Why the same weights give other values: a setting that matters in evaluation mode, or the first place."""
@@ -208,6 +225,10 @@ class Structure:
             return None
         carried = max(abs(known[name]) for name in lost)
         return Cause("skip", f"the skips carry at most {carried:.2g} of the stream in {_blocks(lost)}")
+
+
+def _depth(layer: int | None) -> int:
+    return -1 if layer is None else layer
 
 
 def _stack_of(name: str) -> str:
@@ -300,7 +321,20 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in leaves.items()},
         reader.sizes,
         {name: str(one.dtype).removeprefix("torch.") for name, one in view.model.named_parameters()},
+        _shared(view.model),
     )
+
+
+def _shared(model: nn.Module) -> dict[str, str]:
+    """Parameters in the memory of another one, as one object or as two, and the first name of that."""
+    first: dict[object, str] = {}
+    found = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        place = 0 if is_distributed(one) or one.is_meta else one.data_ptr()
+        of = first.setdefault((place, one.shape) if place else id(one), name)
+        if of != name:
+            found[name] = of
+    return found
 
 
 Severity = Callable[[Sequence[LayerValue]], "tuple[float, float] | None"]
@@ -318,6 +352,7 @@ class Moment:
         loss: NaN if it is not known.
         data: whether the batch was unlike those before.
         jumped: the parameters that moved as no step of the optimizer moves them, the furthest one of each block.
+        written: those that something else wrote between two of its steps, one of each block; see :class:`Writes`.
         spread: how far the rows of an embedding are from their mean, relative to the start of the run.
         settings: of the optimizers besides the learning rate, by name.
     """
@@ -328,6 +363,7 @@ class Moment:
     loss: float = math.nan
     data: bool = False
     jumped: tuple[LayerValue, ...] = ()
+    written: tuple[LayerValue, ...] = ()
     spread: LayerValue | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
 
@@ -357,6 +393,7 @@ class Scene:
         before: how the model was put together before.
         structure: how it is put together now.
         not_finite: the first number that is not finite; None if all are finite.
+        begun: what the initial weights showed, if the alarm is about the first steps or what is so since then.
         known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
         structural: the seam to causes in the structure of the model alone; see :func:`structural_cause`.
         experiment: switches branches off, one kind after the other.
@@ -372,6 +409,7 @@ class Scene:
     before: Structure | None
     structure: Callable[[], Structure]
     not_finite: Callable[[], Cause | None]
+    begun: Mapping[str, float]
     known: Cause | None
     structural: Callable[[], Cause | None]
     experiment: Callable[[], Cause]
@@ -447,7 +485,11 @@ def _of_changes(scene: Scene) -> Cause | None:
     if not changes:
         return None
     words = f"Cause: {'; '.join(change.words for change in changes)}."
-    return Cause(changes[0].component, words, changes[0].change)
+    first = changes[0]
+    if first.component == "weights" and scene.past:  # weights that are one now: those of the other are lost
+        since = scene.past[max(0, len(scene.past) - RECENT)].step
+        first = replace(first, change=_about_replaced(scene.past, since, first.change))
+    return Cause(first.component, words, first.change)
 
 
 def _of_settings(scene: Scene) -> Cause | None:
@@ -488,13 +530,41 @@ def _of_optimizer_settings(scene: Scene) -> Cause | None:
     return None
 
 
+WRITTEN = ("weights_undone", "weights_written")
+"""What is read between two steps, in the order in which it is named."""
+
+
+def _of_writes(scene: Scene) -> Cause | None:
+    """Weights that changed between two steps of the optimizer."""
+    found = [(moment, row) for moment in scene.past[-RECENT:] for row in moment.written]
+    if not found:
+        return None
+    moment, first = min(found, key=lambda one: (WRITTEN.index(one[1].metric), one[0].step, _depth(one[1].layer)))
+    places = [f"{row.stack or ''}/{row.layer}" for row in moment.written if row is not first and row.layer is not None]
+    others = f", and more in {_blocks(places)}" if places else ""
+    words = (
+        f"something other than the optimizer wrote {first.site} between steps {first.most:.0f} and "
+        f"{first.most + 1:.0f}, by {first.least:.2g} of its norm{others}"
+    )
+    if first.metric == "weights_undone":
+        words = f"{words}: back to about where they were, not for the first time"
+        return Cause("weights", f"Cause: the weights: {words}.", LOOK_FOR_WRITES)
+    return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step, LOOK_FOR_WRITES))
+
+
+LOOK_FOR_WRITES = (
+    "Look for what writes weights between two steps: averaged weights that are copied in and stay, an adapter that is "
+    "merged again, a checkpoint or a part of one that is loaded, a hook."
+)
+
+
 def _of_replaced_weights(scene: Scene) -> Cause | None:
     """Parameters that moved as no step of the optimizer does, in a block or outside: written by something else."""
     rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
     for moment in reversed(scene.past[-RECENT:]):
         # Without a known rate, weights that jump everywhere may follow it.
         if moment.jumped and (rates or len(moment.jumped) <= len(moment.motion) / 2):
-            first = min(moment.jumped, key=lambda row: -1 if row.layer is None else row.layer)
+            first = min(moment.jumped, key=lambda row: _depth(row.layer))
             grown = max(first.most, 1.0 / first.most) >= OTHER_BRANCH if first.most > 0.0 else first.most == 0.0
             scale = f", and its norm is {first.most:.2g} times that before" if grown else ""
             places = [f"{row.stack or ''}/{row.layer}" for row in moment.jumped if row.layer is not None]
@@ -503,18 +573,18 @@ def _of_replaced_weights(scene: Scene) -> Cause | None:
                 f"{first.site} was replaced at step {moment.step} or before: it moved by {first.least:.2g} of its "
                 f"norm{scale}, which the optimizer does not explain{others}"
             )
-            return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step))
+            return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step, _COMPARE))
     return None
 
 
-def _about_replaced(past: Sequence[Moment], step: int) -> str:
+def _about_replaced(past: Sequence[Moment], step: int, look: str) -> str:
     """What to do about weights that were replaced: go back only if the loss is above all of the readings before."""
     before = [one.loss for one in past if one.step < step and math.isfinite(one.loss)][-RECENT:]
     after = [one.loss for one in past if one.step >= step and math.isfinite(one.loss)]
     if not before or not after or after[-1] > max(before):
-        return TO_DO["weights"]
+        return f"{RELOAD} {look}"
     known = f"the loss did not rise with it ({after[-1]:.3g}, at most {max(before):.3g} before)"
-    return f"{_COMPARE} Do not go back to a checkpoint for this alone: {known}."
+    return f"{look} Do not go back to a checkpoint for this alone: {known}."
 
 
 def _of_still_weights(scene: Scene) -> Cause | None:
@@ -578,10 +648,14 @@ def _of_kept_gradients(scene: Scene) -> Cause | None:
 
 
 def _of_start(scene: Scene) -> Cause | None:
-    number = scene.whole.now.get("cloned_blocks", 0.0)
-    if number == 0.0:
-        return None
-    return Cause("initialisation", f"Cause: the initialisation: {number:.0f} blocks are copies of the first one.")
+    number, share = (scene.begun.get(name, 0.0) for name in ("cloned_blocks", "equal_units"))
+    if share > 0.0:
+        words = f"in {share:.0%} of the matrices of a block, units began as copies of each other"
+        change = _INITIALISE.format("the model", "model")
+        return Cause("initialisation", f"Cause: the initialisation: {words}, and get the same gradients.", change)
+    if number > 0.0:
+        return Cause("initialisation", f"Cause: the initialisation: {number:.0f} blocks are copies of the first one.")
+    return None
 
 
 def _of_rate(scene: Scene) -> Cause | None:
@@ -602,13 +676,22 @@ def _of_rate(scene: Scene) -> Cause | None:
         moved = max((one.fastest for one in scene.past if one.step >= step and math.isfinite(one.fastest)), default=0.0)
         if step - first >= SETTLES and after >= RAISED * before and moved >= FAST / 3:
             return Cause("rate", f"Cause: the learning rate went from {before:.2g} to {after:.2g} at step {step}.")
-    if fastest >= FAST:
-        # Each motion is that since the reading before: the last step at which weights did not move fast yet.
-        fast = next(one.step for one in scene.past if one.fastest >= min(FAST, fastest))
-        begin = max((one.step for one in scene.past if one.step < fast), default=first)
+    # Each motion is that since the reading before: the last step at which weights did not move fast yet.
+    fast = next((one for one in scene.past if one.fastest >= min(FAST, fastest)), last)
+    if fastest >= FAST and _follows_rate(scene.past, fast):
+        begin = max((one.step for one in scene.past if one.step < fast.step), default=first)
         words = f"weights changed by up to {fastest:.2g} of their norm per step, from step {begin} on"
         return Cause("rate", f"Cause: the learning rate: {words}{known}.")
     return None
+
+
+def _follows_rate(past: Sequence[Moment], fast: Moment) -> bool:
+    """Whether weights move fast since the first steps, or as the learning rate rose; else something else moves them."""
+    if fast.step - past[0].step <= 2 * SETTLES:
+        return True
+    known = [one.fastest / one.rate for one in past if one.step < fast.step and one.rate > 0.0]
+    usual = [share for share in known if math.isfinite(share)]
+    return not usual or not fast.fastest / fast.rate > RAISED * max(usual)
 
 
 def _of_entry(scene: Scene) -> Cause | None:
@@ -747,14 +830,15 @@ def _by_experiment(scene: Scene) -> Cause | None:
 _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_numbers,
     _of_batch,
+    _of_writes,
     _of_changes,
     _of_settings,
     _of_optimizer_settings,
     _of_replaced_weights,
     _of_still_weights,
     _of_kept_gradients,
-    _of_start,
     _of_rate,
+    _of_start,
     _of_entry,
     _of_objective,
     _of_structure,
@@ -806,6 +890,11 @@ RELOAD = (
 
 _COMPARE = "Compare what was loaded, re-initialised or decayed then."
 
+_INITIALISE = (
+    "Initialise {} anew, before the optimizer is built: for m in the modules() of {}, call m.reset_parameters() where "
+    "there is one."
+)
+
 TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
     "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
@@ -813,8 +902,7 @@ TO_DO: Mapping[str, str] = {
     "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
     "weights": f"{RELOAD} {_COMPARE}",
-    "initialisation": "Initialise each block anew, before the optimizer is built: for m in the blocks' modules(), call "
-    "m.reset_parameters() where there is one.",
+    "initialisation": _INITIALISE.format("each block", "the blocks"),
     "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
     "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
     "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",

@@ -29,6 +29,7 @@ from rankscope.monitor.causes import (
     CERTAIN,
     RECENT,
     RELOAD,
+    SETTLES,
     TO_DO,
     Cause,
     Scene,
@@ -50,6 +51,7 @@ from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
 from rankscope.monitor.steps import settings_of
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
+from rankscope.monitor.writes import Writes
 from rankscope.remedies import evidence_for
 
 STRUCTURE_EVERY = 4
@@ -139,7 +141,8 @@ class Gauge:
         self._inside = InsideReader(self._prober, policy, padding)
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
-        self.optimizers: tuple[Optimizer, ...] = ()  # set those of the run: their learning rates are evidence
+        self._optimizers: tuple[Optimizer, ...] = ()
+        self.writes: Writes | None = None
         self._loss_level = LossLevel()
         self._raw: int | None = None
         self._unseen: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {}
@@ -171,6 +174,18 @@ class Gauge:
             with self._guarded():
                 self._prober.look()  # the shapes of the random baseline
                 self._graph = GraphReader(self._prober)
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """Those of the run, if they are set: their rates, and what is written between their steps, are evidence."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: tuple[Optimizer, ...]) -> None:
+        self._optimizers = optimizers
+        if self._ranks.world == 1 and not self._only_graph:
+            self.writes = self.writes or Writes(optimizers)
+            self.writes.model = self._prober.model
 
     @property
     def should_stop(self) -> bool:
@@ -235,6 +250,8 @@ class Gauge:
         number = self._numbered(step)
         if number is None:
             return None
+        if self.writes is not None:
+            self.writes.step = number
         if loss is not None:
             self.notice(number, "loss", loss)
         if not self._is_due(number):
@@ -311,6 +328,8 @@ class Gauge:
             if self._graph is not None:
                 self._graph.close()
             self._clearing.close()
+            if self.writes is not None:
+                self.writes.close()
             self._status.listen()
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
@@ -360,6 +379,11 @@ class Gauge:
         if self._start is None:
             self._start = tuple(self._prober.look_at_start())
 
+    def _begun(self, step: int, lasts: bool) -> Mapping[str, float]:
+        """What the initial weights showed, for an alarm of the first steps or about what is so since then."""
+        is_early = step - self._references.past[0].step <= 2 * SETTLES
+        return {row.metric: row.mean for row in self._start or ()} if lasts or is_early else {}
+
     def _meets(self, step: int) -> bool:
         """Whether every rank is here, if a reading needs all of them."""
         if not self._prober.needs_all_ranks:
@@ -388,7 +412,8 @@ class Gauge:
         if self._where == "probe":
             self._prober.battery.turn(step)
         weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate(), self.optimizers)
-        values = (*(read or self._prober.look()), *weights, *gradients)
+        written = () if self.writes is None else self.writes.take(self._prober.view)
+        values = (*(read or self._prober.look()), *weights, *written, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
 
@@ -424,7 +449,11 @@ class Gauge:
         if self._outlets.count == 0 and self._before == 0:
             self._look_at_start()
             values = (*values, *(self._start or ()))
-        if (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
+        if self._prober.unread:
+            words = f"it can no longer be read as before: {self._prober.unread}"
+            self._changes = (Cause("structure", words),)
+            values = (*values, fact("structure_changes", "structure", 1.0))
+        elif (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
             values = (*values, self._compared(step))
         self._references.take(values, step)
         self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))
@@ -463,6 +492,7 @@ class Gauge:
                     changes=() if of_batch else self._changes or departed(),
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
+                    begun=self._begun(step, was_so_at_start(spec, states[stack, layer])),
                     known=next(
                         (
                             self._causes[name].following(name)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.causes import Finding, cloned, examine, find
+from rankscope.causes import Finding, cloned, equal_units, examine, find
 from rankscope.errors import InputError, RankscopeError, SiteError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
@@ -70,6 +70,10 @@ GAUGE_SITES = (
 
 MOST_RENEWALS = 3
 """Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
+
+MOST_EQUAL = 0.5
+"""Share of the matrices of a block in which units may be copies of each other: some are made so, as the decay rates of
+a state space model."""
 
 RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
@@ -274,6 +278,7 @@ class Prober:
             them, as a component and words; empty words if neither weights nor the activations of the probe are to
             blame. None if that is not known.
         is_renewed: whether the last look found the model on another path than before.
+        unread: why a model that was read before cannot be any more; empty while it can.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
@@ -282,7 +287,7 @@ class Prober:
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
         self.all_weights_bad, self.is_renewed = False, False
-        self._renewals = 0
+        self._renewals, self.unread = 0, ""
         self._watched, self._probe = watched, probe
         self._motion, self._replay = WeightMotion(), Replay()
         self._gradient = math.nan
@@ -328,17 +333,25 @@ class Prober:
         """Run the probe and compute the metrics.
 
         A model that takes another path than at the last look, as if its code was changed while it runs, is set up anew;
-        :attr:`is_renewed` is then true until the next look.
+        :attr:`is_renewed` is then true until the next look. If it cannot be, nothing is read, and :attr:`unread` says
+        why.
         """
-        known, self.is_renewed = self._ready is not None, False
+        before, self.is_renewed = self._ready, False
         try:
             return self._look()
         except SiteError:
-            if not known or self._renewals >= MOST_RENEWALS:
+            if before is None or self._renewals >= MOST_RENEWALS:
                 raise
             self.battery.values()  # discard what was read before
+        if self.unread:
+            return ()
         self._ready, self.is_renewed, self._renewals = None, True, self._renewals + 1
-        return self._look()
+        try:
+            return self._look()
+        except RankscopeError as error:
+            self.battery.values()
+            self._ready, self.is_renewed, self.unread = before, False, str(error).partition(". ")[0]
+            return ()
 
     def _look(self) -> tuple[LayerValue, ...]:
         view, prepared, _ = self.set_up()
@@ -351,7 +364,7 @@ class Prober:
         return self.battery.values()
 
     def look_at_start(self) -> Iterator[LayerValue]:
-        """What is only looked at once: how many blocks begin as copies of the first one of their stack."""
+        """What is only looked at once: blocks that begin as copies of the first one of their stack, and equal units."""
         view, _, _ = self.set_up()
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
@@ -359,6 +372,9 @@ class Prober:
             number = sum(len(cloned(blocks)) for blocks in stacks)
             if number:
                 yield fact("cloned_blocks", "structure", float(number))
+            share = max((equal_units(block) for blocks in stacks for block in blocks), default=0.0)
+            if share >= MOST_EQUAL:
+                yield fact("equal_units", "structure", share)
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""

@@ -27,6 +27,7 @@ from rankscope.monitor.probing import MetricsLike
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
 from rankscope.monitor.watched import FirstBatch, Watched
+from rankscope.monitor.writes import Writes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -70,6 +71,7 @@ class Watch(Watched):
         self._reached, self._returns = False, False
         self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
         self._hear_backward()
+        self._writes = Writes(self._optimizers)
         for one in self._optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
@@ -116,6 +118,7 @@ class Watch(Watched):
             undo()
         self._undo = []
         self._batches.close()
+        self._writes.close()
         if self.gauge is not None:
             self.gauge.close()
 
@@ -265,6 +268,7 @@ class Watch(Watched):
             own = self._watched
             part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
             self.gauge = Gauge(part, probe, **self._options)
+            self.gauge.writes = self._writes  # its hooks are there already: none can be added inside another one
             self.gauge.optimizers = self._optimizers
             self.gauge.silence(*self._silenced)
         return self.gauge

@@ -17,7 +17,7 @@ from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
 from rankscope.monitor.alarms._spec import SETTLED, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.alarms.data_shift import LIMIT as DATA_JUMP
-from rankscope.monitor.causes import FAST, RAISED, RECENT, Cause, Moment, to_do
+from rankscope.monitor.causes import FAST, RAISED, RECENT, WRITTEN, Cause, Moment, to_do
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.monitor.readings import Alarm, LayerValue
 from rankscope.remedies import REMEDIES, Evidence
@@ -90,6 +90,7 @@ class References:
                 rate=whole.get("learning_rate", math.nan),
                 loss=whole.get("loss", math.nan),
                 jumped=tuple(row for row in table if row.metric == "weight_jump" and row.mean >= 1.0),
+                written=tuple(row for row in table if row.metric in WRITTEN and row.mean >= 1.0),
                 spread=next((row for row in table if row.metric == "embedding_spread"), None),
                 data=any(
                     change.score >= DATA_JUMP

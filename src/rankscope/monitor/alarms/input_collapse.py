@@ -43,5 +43,25 @@ def input_collapse(layer: LayerState) -> Judgement | None:
         evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},
         words=f"relative residual between inputs {now:.2g} (start of the run {start:.2g})",
         # Without an estimate for averaging, inputs are alike because their tokens are, which passes when tokens do.
-        may_pass=(began_so or (math.isnan(averaging) and severity < DEEP)) and not layer.settled,
+        may_pass=(began_so or (severity < DEEP and (math.isnan(averaging) or _only_common(layer))))
+        and not layer.settled,
     )
+
+
+KEPT = 0.5
+"""Share of the distance between inputs at the start of the run, from which on they are as distinct as they were."""
+
+
+def _only_common(layer: LayerState) -> bool:
+    """Whether inputs are as far apart as at the start of the run, and only a vector that all of them share has grown.
+
+    The mean of the tokens of an input has the norm of the stream times the root of 1 - r^2, with r the relative
+    residual of its tokens; times the relative residual between inputs, that is the distance between inputs.
+    """
+    now, start = (
+        of.get("inputs_relative_residual", math.nan)
+        * of.get("stream_rms", math.nan)
+        * math.sqrt(max(0.0, 1.0 - of.get("relative_residual", math.nan) ** 2))
+        for of in (layer.now, layer.start)
+    )
+    return now >= KEPT * start
