@@ -19,7 +19,7 @@ from rankscope.monitor.writes import FAR, Writes, _severity
 from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import alarms_raised, batches, gpt2, probe
 
-STEPS = 48
+STEPS = 40
 Act = Callable[[Any, int], None]
 
 

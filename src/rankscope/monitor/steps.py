@@ -18,6 +18,14 @@ _MOST = 16
 """Parameters of an optimizer whose second moments are sampled."""
 
 
+def with_hooks(optimizer: object) -> Optimizer | None:
+    """The torch optimizer under the wrappers of accelerate and Lightning, whose own hooks are called; None if none."""
+    inner = optimizer
+    while isinstance(getattr(inner, "optimizer", None), Optimizer) and "_optimizer_step_pre_hooks" not in vars(inner):
+        inner = inner.optimizer  # type: ignore[attr-defined]
+    return inner if isinstance(inner, Optimizer) and hasattr(inner, "_optimizer_step_pre_hooks") else None
+
+
 def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
     """The numbers of the first group of the first optimizer, besides learning rates."""
     groups = [group for one in optimizers[:1] for group in one.param_groups[:1]]

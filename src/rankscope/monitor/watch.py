@@ -26,6 +26,7 @@ from rankscope.monitor.outlets import Sink
 from rankscope.monitor.probing import MetricsLike
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
+from rankscope.monitor.steps import with_hooks
 from rankscope.monitor.watched import FirstBatch, Watched
 from rankscope.monitor.writes import Writes
 
@@ -313,10 +314,8 @@ def hooked(optimizer: object) -> Optimizer:
     Raises:
         InputError: it is not an optimizer of torch.
     """
-    inner = optimizer
-    while isinstance(getattr(inner, "optimizer", None), Optimizer) and "_optimizer_step_pre_hooks" not in vars(inner):
-        inner = inner.optimizer  # type: ignore[attr-defined]
-    if not isinstance(inner, Optimizer) or not hasattr(inner, "_optimizer_step_pre_hooks"):
+    inner = with_hooks(optimizer)
+    if inner is None:
         raise InputError(
             f"{type(optimizer).__name__} is not a torch.optim.Optimizer, so that its steps cannot be counted. Use "
             "rankscope.Gauge and call it in the loop."

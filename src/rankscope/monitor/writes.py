@@ -18,6 +18,7 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.motion import JUMPED, described
 from rankscope.monitor.parameters import homes_of, is_readable
 from rankscope.monitor.readings import LayerValue
+from rankscope.monitor.steps import with_hooks
 
 _SAMPLED = 64
 """Entries of a parameter that are compared at every step."""
@@ -156,7 +157,7 @@ class Writes:
         self._groups: list[_Samples] = []
         self._followed: dict[str, Tensor] | None = None
         self._handles: list[Any] = []
-        for one in optimizers if len(optimizers) <= MOST_OPTIMIZERS else ():
+        for one in filter(None, map(with_hooks, optimizers if len(optimizers) <= MOST_OPTIMIZERS else ())):
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
     def close(self) -> None:
