@@ -207,6 +207,7 @@ def test_views_that_wait_have_the_values_of_views_that_do_not(threads, dtype, mo
 def test_eigenvalues_of_several_sites_are_computed_together(threads, monkeypatch):
     threads(2)
     monkeypatch.setattr(pending, "HELD_CPU_ENTRIES", 0)
+    monkeypatch.setattr(pending, "_reductions", {})
     real, stacks = spectrum.gram_eigenvalues, []
     monkeypatch.setattr(spectrum, "gram_eigenvalues", lambda gram: (stacks.append(len(gram)), real(gram))[1])
     specs = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
