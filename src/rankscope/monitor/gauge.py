@@ -177,7 +177,7 @@ class Gauge:
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """Those of the run, if they are set: their rates, and what is written between their steps, are evidence."""
+        """The optimizers of the run, once they are set. Their rates and writes between their steps are evidence."""
         return self._optimizers
 
     @optimizers.setter
