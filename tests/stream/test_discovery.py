@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from transformers import T5Config, T5ForConditionalGeneration
 
+import rankscope as rs
 from rankscope.errors import DiscoveryError
 from rankscope.models.view import BlockPlan, Label, ModelView
 from rankscope.stream.discovery import _cut_into_blocks, discover
@@ -36,6 +40,37 @@ def test_a_hand_written_gpt(kind: str, skips: tuple[str, ...]) -> None:
     assert [call.module_name for call in stack.calls] == ["blocks.0", "blocks.1", "blocks.2"]
     assert all(plan.skips == skips and plan.attention == ("attention",) for plan in stack.plans)
     assert stack.final_norm == "norm"
+
+
+class Rounded(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + ((weight * 64).round() / 64 - weight)
+
+
+class LowRank(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(dim, 2, bias=False), nn.Linear(2, dim, bias=False)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.up(self.down(weight)) + (weight @ weight.T).softmax(-1) @ weight
+
+
+def test_what_a_parametrization_adds_up_is_no_stream() -> None:
+    """Quantisation-aware training and adapters add to weights, as blocks do to a stream, and are numbered."""
+    model = GPT().eval()
+    twin = copy.deepcopy(model)
+    for block in model.blocks:
+        parametrize.register_parametrization(block.attention.out, "weight", Rounded())
+        parametrize.register_parametrization(block.attention.out, "weight", LowRank(32))
+    (stack,) = found(model, ids()).stacks
+    assert [call.module_name for call in stack.calls] == ["blocks.0", "blocks.1", "blocks.2"]
+    for block, plain in zip(model.blocks, twin.blocks, strict=True):
+        plain.attention.out.weight.data = block.attention.out.weight.detach()
+    metrics = ["relative_residual", "effective_rank", "attention_entropy"]
+    for surgery in (None, rs.Surgery(skip=0.0)):
+        tables = [rs.measure(one, ids(), surgery, metrics=metrics).table for one in (model, twin)]
+        assert tables[0]["value"].to_pylist() == tables[1]["value"].to_pylist()
 
 
 def test_a_shared_block_is_counted_by_call() -> None:

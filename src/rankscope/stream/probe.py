@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -549,8 +550,13 @@ def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: 
 
 @contextmanager
 def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[None]:
+    # What a parametrization adds up is a weight, not a stream.
+    lists = (module for module in model.modules() if isinstance(module, ParametrizationList))
+    of_weights = {part for parametrizations in lists for part in parametrizations.modules()}
     with ExitStack() as stack:
         for name, module in model.named_modules():
+            if module in of_weights:
+                continue
             normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
             stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
