@@ -19,6 +19,7 @@ from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._tensors import apart, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import with_parameters
 from rankscope.stream.attention_calls import AttentionCall
@@ -182,7 +183,7 @@ class Examination:
             module.training = False
         try:
             with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                torch.manual_seed(0)
+                seed_generators(0)
                 yield
         finally:
             for module in was_training:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.linalg.rounding import differs
+from rankscope.models.loading.devices import seed_generators
 
 _OUTPUTS = ("logits", "last_hidden_state", "prediction_logits", "logits_per_image", "image_embeds")
 _ROUNDINGS = {torch.float64: 256, torch.float32: 256}
@@ -73,7 +74,7 @@ def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
     """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws."""
     replaced: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+        seed_generators(0)
         for name, module in modules:
             again = copy.deepcopy(module)
             drawn: set[Tensor] = set()

@@ -13,6 +13,7 @@ from rankscope.causes._source import path
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import change_between
 from rankscope.models.loading._load import transformers_config
+from rankscope.models.loading.devices import seed_generators
 
 
 @cause(
@@ -68,7 +69,7 @@ def made_in_forward(x: Examination) -> Iterator[Finding]:
     if not x.made_in_forward or x.result is None:
         return
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)  # passes begin with the state they find: the same one would draw the same weights
+        seed_generators(1)  # passes begin with the state they find: the same one would draw the same weights
         again = x.output()
     if again is None:
         return

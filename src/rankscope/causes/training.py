@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import main_output
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.wrapping import same_buffers
 
 DROPPED = 0.9
@@ -89,7 +90,7 @@ def _in_training(x: Examination, *, drops: bool) -> tuple[_Training, float | Non
     try:
         x.model.train()
         with same_buffers(x.model), torch.random.fork_rng(devices=[]), torch.no_grad(), seen.watching():
-            torch.manual_seed(0)
+            seed_generators(0)
             output = main_output(x.batch.call(x.model))
     finally:
         for module, training in was:

@@ -37,6 +37,7 @@ from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.linalg.rounding import differs
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.linear_maps import is_packed_linear
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import Carry, Label, ModelView, Stack
 from rankscope.models.wrapping import hidden
 from rankscope.stream.frames import ByTensor, first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
@@ -164,7 +165,7 @@ def _are_norms(plus: Tensor, minus: Tensor) -> bool:
 def _run(mode: _Held, run: Callable[[], object]) -> _Held:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), mode.active():
         with hidden():
-            torch.manual_seed(0)
+            seed_generators(0)
         run()
     return mode
 

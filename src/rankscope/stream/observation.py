@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from rankscope.errors import LayoutError, SiteError
 from rankscope.linalg.rounding import differs
 from rankscope.models.inputs import Batch
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks
@@ -358,7 +359,7 @@ def watch_lists(modules: Mapping[str, nn.Module]) -> BlockWatch:
 def _run(view: ModelView, batch: Batch) -> Any:
     """What the model returns in one pass, with the same random numbers each time: some use them in evaluation too."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_generators(0)
         return batch.run(view.model)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import InputError, PaddedInputError
 from rankscope.models.inputs import Batch
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import ModelView, Stack
 from rankscope.stream.frames import stream_in, tensors_in
 from rankscope.stream.observation import token_ids
@@ -85,13 +86,13 @@ def _reach_output(view: ModelView, batch: Batch, stack: Stack, own: Tensor) -> b
         )
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_generators(0)
         plain = tensors_in(batch.run(view.model))
         handle = view.modules()[stack.calls[0].module_name].register_forward_pre_hook(
             change, prepend=True, with_kwargs=True
         )
         try:
-            torch.manual_seed(0)
+            seed_generators(0)
             changed = tensors_in(batch.run(view.model))
         finally:
             handle.remove()

@@ -19,6 +19,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
 from rankscope.models.linear_maps import adapters_merged, has_adapter
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.stream import Stream
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
@@ -83,7 +84,7 @@ def _view_of(
 
         def run() -> object:
             with hidden():  # the kernel with which an accelerator seeds its generators is none of the model's
-                torch.manual_seed(0)  # some models use random numbers in evaluation too
+                seed_generators(0)  # some models use random numbers in evaluation too
             return small.run(model)
 
         def settled(

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from rankscope.errors import InputError
 from rankscope.linalg.rounding import differs
 from rankscope.models.inputs.record import AXES, Axes, Batch, is_mask_like
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.wrapping import (
     hidden,
@@ -428,7 +429,7 @@ def _computed(
                     tensors[id(module), calls[id(module)], number] = tensor.detach().clone()
 
     with ExitStack() as hooks, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_generators(0)
         for module in model.modules():
             hooks.callback(module.register_forward_hook(note).remove)
         for context in observed:

@@ -109,6 +109,18 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
 
 
+def seed_generators(seed: int) -> None:
+    """Seed the default generators of all devices that there are.
+
+    For each kind that is not there, ``torch.manual_seed`` keeps a traceback for good, and the three that it formats
+    take as long as a pass of a small model.
+    """
+    if current_accelerator() is None:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def current_accelerator() -> torch.device | None:
     """The accelerator of this torch, which before 2.6 has to be found by trying."""
     if torch.__version__ >= "2.6":
