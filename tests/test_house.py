@@ -208,26 +208,16 @@ def tree() -> object:
     return house().Tree(ROOT / "src")
 
 
-def test_no_import_circles() -> None:
-    """Neither at run time, nor among imports inside functions or for type checking only."""
+def test_the_graph_of_modules() -> None:
+    """One test, because reading all files takes longer than the questions.
+
+    Circles count imports inside functions, for type checking only, and by registries. An import that is a string is
+    followed by no editor, type checker or test for circles.
+    """
     assert tree().circles(typing=True, later=True) == []
-
-
-def test_no_circles_between_packages() -> None:
-    """With imports inside functions, for type checking only, and by registries."""
     assert tree().package_circles() == []
-
-
-def test_no_module_is_named_in_text() -> None:
-    """An import that is a string is followed by no editor, type checker or test for circles."""
     assert tree().addresses() == []
-
-
-def test_every_module_is_reached_by_a_user() -> None:
-    assert tree().unreachable() == []
-
-
-def test_a_class_name_is_defined_once_or_has_a_reason() -> None:
+    assert tree().unreachable() == [], "a module that no user reaches"
     twice = tree().twice()
     assert {name: places for name, places in twice.items() if name not in SAME_NAME} == {}
     assert set(SAME_NAME) <= set(twice), "a reason for a name that is unique"

@@ -251,6 +251,7 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_found_and_its_twin_is_clean(name: str) -> None:
     code, broken, healthy = BUGS[name]

@@ -45,6 +45,7 @@ def without_processes(run: dict[str, Any], parallel: str, world: int) -> dict[st
     return {name: value for name, value in run.items() if name != "processes"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", [*FAMILIES, "many"])
 def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str, world: int) -> None:

@@ -13,6 +13,7 @@ FLIPS = 8
 """For each kind, 104 in all; ``scripts/flip_bits.py`` makes more."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_flipped_bit_is_noticed(kind: Kind, tmp_path: Path) -> None:
     found = flips(kind, FLIPS, tmp_path)

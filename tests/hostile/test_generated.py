@@ -54,6 +54,7 @@ ONCE_WRONG = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", ONCE_WRONG, ids=str)
 def test_networks_that_were_silently_wrong(seed: int) -> None:
     found = judge(seed)

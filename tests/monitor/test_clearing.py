@@ -60,6 +60,7 @@ def alarms(
     return [alarm for alarm in one.alarms if alarm.name == "kept_gradients"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", [{}, {"clip": 1e9}, {"clip": 0.1}, {"passes": 3}, {"same": True}, {"build": bert}])
 @pytest.mark.parametrize("clear", [kept, from_four_on])
 def test_kept_gradients_are_found(clear: Clear, options: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ def test_kept_gradients_are_found(clear: Clear, options: dict[str, Any]) -> None
     assert "optimizer.zero_grad()" in found[0].sentence
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [{}, {"late": True}, {"clip": 0.01}, {"scale": 65536.0}, {"passes": 3}, {"passes": 3, "late": True},

@@ -112,6 +112,7 @@ def setting(name: str, value: float, step: int) -> Change:
     return change
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("options", "component", "words"),
     [
@@ -130,6 +131,7 @@ def test_weights_that_hardly_move_are_found(options: dict[str, Any], component: 
     assert "lower the learning rate" not in alarm.sentence
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +190,7 @@ def raise_rate(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
     optimizer.param_groups[0]["lr"] = 1e-5 if step < 20 else 3e-3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("build", "options"),
     [
@@ -232,6 +235,7 @@ def at(step: int, act: Callable[[Any], object]) -> Change:
     return change
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("build", "act", "site"),
     [

@@ -50,6 +50,7 @@ WHOLE = ("weight_motion", "still_steps", "weights_moved", "embedding_spread", "w
 """Not read of a model whose weights are sharded."""
 
 
+@pytest.mark.slow
 @MANY
 def test_numbers_are_those_of_one_process(runs: Path, name: str) -> None:
     one = seen(runs, "alone")[0]["readings"]

@@ -64,6 +64,7 @@ def entering(name: str, change: Callable[[Tensor], Tensor]) -> Change:
     return once(act)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("change", "component"),
     [
@@ -116,6 +117,7 @@ def replaced(model: Any, step: int) -> None:
         model.transformer.wte.weight.data.mul_(10.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", [noisy, annealed, less_dropout, replaced, lambda model, step: None])
 def test_healthy_trainings_never_depart(change: Change) -> None:
     """Hostile cases: a high rate, noise in evaluation mode, annealed numbers, dropout that falls, weights replaced."""

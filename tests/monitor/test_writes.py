@@ -205,6 +205,7 @@ class Restored:
             model.load_state_dict(self.kept)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("act", "options"),
     [
@@ -233,6 +234,7 @@ def test_what_belongs_between_two_steps_is_not_reported(act: Act, options: dict[
     assert rows_of(act, **options) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("act", "options", "metric", "where", "step"),
     [

@@ -39,6 +39,7 @@ def test_every_remedy_is_written_out() -> None:
     assert {*STRENGTHS, "loop_scale"} == set(REMEDIES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("carrier", "causal"), [*((carrier, False) for carrier in CARRIERS), ("eager", True), ("sdpa", True)]
 )

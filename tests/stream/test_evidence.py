@@ -284,6 +284,7 @@ def by_hand(case: Case, model: Net, ids: Tensor) -> list[list[float]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> None:
     case = CASES[name]

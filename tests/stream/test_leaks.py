@@ -53,6 +53,7 @@ class Joined(Layer):
         return self.joins[1](x, self.ffn(self.n2(x)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", UNKNOWN)
 @pytest.mark.parametrize("plain", [None, 0, 1])
 def test_an_unknown_sum_is_right_or_refused_and_named(kind: str, plain: int | None) -> None:
@@ -390,7 +391,7 @@ class Inline(Joining):
         return x + JOINED[self.join](mixed, self.other(h) if self.is_module else torch.tanh(h @ self.into) @ self.out)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_module", [True, False])
 @pytest.mark.parametrize("mixing", ["sum", "weighted", "attention"])
 @pytest.mark.parametrize("join", JOINED)

@@ -146,6 +146,7 @@ def net(first: Mix, second: Mix, names: tuple[str, str]) -> Net:
     return Net(Layer(attention, second, names), *(Layer(first, second, names) for _ in range(2))).eval()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [*MIXERS, *ALONE])
 def test_mlps_are_dropped_and_mixers_kept(kind: str) -> None:
     model = net(MIXERS.get(kind) or ALONE[kind], mlp, ("mlp", "token_mixer_rnn"))

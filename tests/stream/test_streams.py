@@ -54,6 +54,7 @@ def check(model: nn.Module, ids: Tensor, seen: list[Tensor], layout: str, rel: f
     assert run.extra["axes"][0]["axis"] == "streams"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_found_in_every_layout(layout: str) -> None:
     model, ids = Network("dynamic", layout=layout), given()
@@ -62,6 +63,7 @@ def test_found_in_every_layout(layout: str) -> None:
     check(model, ids, list(model.seen), layout, 1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dynamic"])
 def test_found_however_they_are_mixed(kind: str) -> None:
     model, ids = Network(kind, layout="streams batch tokens dim"), given()

@@ -110,6 +110,7 @@ def seen(kind: str, carrier: str, causal: bool) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -136,6 +137,7 @@ def check_cut(model: Model, operation: dict[str, Any], cut: Cut, causal: bool, k
     assert_same(model, operation, [cut, cut])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_layer_only(kind: str, carrier: str) -> None:

@@ -151,6 +151,7 @@ def told(run: Run) -> tuple[Any, ...]:
     return run.verdict, run.provenance.operations, run.code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_surgery_of_a_call_is_surgery_around_it(verb: str) -> None:
     function, options = getattr(rs, verb), OPTIONS[verb]
