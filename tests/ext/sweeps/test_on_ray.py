@@ -30,6 +30,7 @@ def told(program: str, folder: Path) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own(tmp_path: Path) -> None:
     answer = told("local", tmp_path)
     assert answer["counts"] == {"done": 2, "failed": 2, "missing": 0}
