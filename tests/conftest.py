@@ -11,6 +11,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import random
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import tests.tiny_presets  # noqa: F401 it adds presets
+from rankscope.models.loading.devices import seed_generators
+from tests.found_once import found_once, takes_part
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -65,11 +68,18 @@ def same_seeds() -> Iterator[None]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    seed_generators(0)
     yield
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+@pytest.fixture(autouse=True)
+def structures_shared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Equal models are looked at once, except by tests of how they are looked at."""
+    with found_once() if takes_part(request.path) else nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True)

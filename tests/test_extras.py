@@ -69,7 +69,7 @@ def test_every_extra_for_users_has_a_case() -> None:
     assert set(CASES) | NOTHING_IMPORTED == set(EXTRAS)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("extra", CASES)
 def test_a_missing_extra_is_answered_with_its_install_line(extra: str, tmp_path: Path) -> None:
     done = without(list(EXTRAS[extra]), CASES[extra], tmp_path)

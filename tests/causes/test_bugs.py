@@ -251,7 +251,7 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_is_found_and_its_twin_is_clean(name: str) -> None:
     code, broken, healthy = BUGS[name]
@@ -319,6 +319,7 @@ def test_an_examination_that_finds_nothing_takes_few_passes(case: Callable[[], C
     assert found.backward_passes <= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", ["1", "9", "20", "22", "29"])
 def test_experiments_take_at_most_forty_passes(number: str) -> None:
     found = diagnosed(report(number))

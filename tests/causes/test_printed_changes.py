@@ -20,7 +20,7 @@ from rankscope.causes._source import Edit
 REPORTS = {one.number: one for one in (*PATTERNS, *FURTHER)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", ["5", "6", "13", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
 def test_the_printed_change_makes_the_symptom_go_away(number: str) -> None:
     pattern = REPORTS[number]
@@ -137,6 +137,7 @@ def _subject(kind: str) -> tuple[rs.Model, Tensor | None]:
     return rs.Model(f"init:{name}"), torch.randint(5, 99, (6, 20)) if of else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind",
     [

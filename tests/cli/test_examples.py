@@ -47,7 +47,7 @@ ON_PAGES = ("ablate", "exact", "measure", "predict", "query", "rerun", "sweep")
 """Commands that the pages of the documentation run too (``tests/test_docs_examples.py``)."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.slow) if name in ON_PAGES else name for name in EXAMPLES]
 )
@@ -95,6 +95,7 @@ def test_quiet_doctor_and_selftest_say_nothing_when_all_is_well(cli) -> None:
     assert cli("selftest", "--quiet").out == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colour_on_a_terminal(variables: dict[str, str], coloured: bool) -> None:
     master, slave = pty.openpty()

@@ -96,6 +96,7 @@ def test_the_action_fails_if_the_condition_holds(tmp_path: Path, case: str) -> N
     assert (tmp_path / "summary.md").read_text().startswith("### Rank collapse: init:tiny-bert")
 
 
+@pytest.mark.slow
 def test_the_fixture_fails_a_test_of_a_model_that_collapses(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "import rankscope\nHOW = rankscope.Inputs(sequences=2, tokens=16)\n"

@@ -12,6 +12,7 @@ import rankscope
 from rankscope.ext.theory.predict import assignments
 
 
+@pytest.mark.slow
 def test_the_command_answers_in_json_and_draws(cli, tmp_path: Path) -> None:
     figure = tmp_path / "map.png"
     words = "--seeds 2 --tokens 12 --most-blocks 8 --map skip_gain=0:1:3 depth=1:8:4 --json"

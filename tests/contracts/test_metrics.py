@@ -208,6 +208,7 @@ EXTREME = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("case", EXTREME)
 def test_at_extremes_a_value_is_right_or_marked(case: str, dtype: torch.dtype) -> None:

@@ -50,7 +50,7 @@ def run(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
         return [t for t in tensors_in(batch.run(model), depth=4) if t.is_floating_point()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_remedy_is_valid_and_reversible_or_refused(family) -> None:
     kind, model, batch, view = family
     with torch.no_grad():

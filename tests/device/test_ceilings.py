@@ -99,6 +99,7 @@ def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -
     return sum(n for name, n in counts.items() if name.startswith(kind) and not any(part in name for part in without))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("battery", "kernels", "kernels_once", "waits"),
     [

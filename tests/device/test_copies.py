@@ -126,6 +126,7 @@ def test_every_loss_is_looked_at_one_step_later(device: SimulatedDevice, streams
     assert seen == [(0, "loss", 0.0), (1, "loss", 1.0), (2, "loss", 3.0), (3, "loss", 6.0)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("held_entries", [pending.HELD_ENTRIES, 0])
 @pytest.mark.parametrize("streams", [False, True])
 def test_spectra_on_the_host_cost_one_wait(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rankscope as rs
 from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import as_float64, full_precision, has_float64, lowered_products
 from rankscope.linalg.tokens import Tokens
-from rankscope.models.loading.devices import held_on, parse_device
+from rankscope.models.loading.devices import held_on, parse_device, seed_generators
 from rankscope.monitor.isolation import same_random_state
 from tests.device.simulated import SimulatedDevice
 from tests.flat_calls import flat
@@ -122,6 +122,27 @@ def test_random_states_of_every_device_return(device: SimulatedDevice) -> None:
         first = [torch.rand(3, device=place).cpu() for place in ("cpu", "sim:0", "sim:1")]
     again = [torch.rand(3, device=place).cpu() for place in ("cpu", "sim:0", "sim:1")]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_every_device_in_use_is_seeded_and_no_other_is_asked(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn() -> list[Tensor]:
+        seed_generators(3)
+        return [torch.rand(3, device=place).cpu() for place in ("cpu", "sim:0", "sim:1")]
+
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        monkeypatch.setattr(
+            module, "manual_seed_all", lambda seed: pytest.fail("a call for a device that is not there")
+        )
+    first = drawn()
+    assert all(torch.equal(a, b) for a, b in zip(first, drawn(), strict=True))
+    monkeypatch.undo()
+    torch.manual_seed(3)
+    assert all(
+        torch.equal(a, torch.rand(3, device=a_place).cpu())
+        for a, a_place in zip(first, ("cpu", "sim:0", "sim:1"), strict=True)
+    )
 
 
 def test_a_mask_of_the_processor_with_tokens_of_a_device(device: SimulatedDevice) -> None:

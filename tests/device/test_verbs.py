@@ -22,6 +22,7 @@ QUICK = [(verb, "float32") for verb in ("measure", "paths", *ON_THE_PROCESSOR)]
 QUICK += [(verb, "float32, no float64") for verb in VERBS if verb not in ON_THE_PROCESSOR]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("verb", "feature"), QUICK)
 def test_verb(device: SimulatedDevice, verb: str, feature: str) -> None:
     assert compared(device, verb, "tiny-llama", feature) == committed()[verb][feature]["tiny-llama"]

@@ -110,6 +110,7 @@ def test_attention_spelled_out(mask: str, gain: float) -> None:
     compare("gelu", "layer", gain, mask, depth=4, digits=400, scale=1.0, fused=False)
 
 
+@pytest.mark.slow
 def test_down_to_two_thousand_digits() -> None:
     last = compare("swiglu", "rms", 0.0, "complete", depth=8, digits=2300, scale=0.58, fused=True)
     assert last < -2000

@@ -16,7 +16,7 @@ from tests.forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests/execution/rank_program.py"
-ONLY_SLOW = ("data4", "dealt4", "fsdp4", "folder4")
+ONLY_SLOW = ("data4", "dealt", "fsdp4", "folder", "tensor", "late", "ablated")
 SPREAD = ("fsdp", "tensor", "folder", "failing", "late", "ablated2")
 """Scenarios in which a model is spread over ranks."""
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -25,7 +25,7 @@ UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scenarios of the ordinary suite, run once; :func:`said` adds one of the slow tests when it is needed."""
-    ordinary = [name for name in SCENARIOS if name not in ONLY_SLOW]
+    ordinary = [name for name in SCENARIOS if not name.startswith(ONLY_SLOW)]
     return run_program(PROGRAM, tmp_path_factory.mktemp("sharing"), scenarios=ordinary)
 
 
@@ -109,6 +109,7 @@ def rounding(terms: int, dtype: str) -> float:
     return 2 * unit / (1 - unit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("family", CUT_UP)
 def test_split_products_give_the_values_of_one_process(runs: Path, family: str, dtype: str) -> None:
@@ -123,6 +124,7 @@ def test_split_products_give_the_values_of_one_process(runs: Path, family: str, 
     assert furthest(found, one) <= rounding(3 * (4 * 8 + 64), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["local", "distributed"])
 def test_module_split_by_hand_shows_every_head_once(runs: Path, activations: str) -> None:
     one = said(runs, "alone")[0]["own"]
@@ -132,6 +134,7 @@ def test_module_split_by_hand_shows_every_head_once(runs: Path, activations: str
         assert furthest(found, one) <= rounding(2 * (16 + 32), "float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_folder_read_in_parts_is_the_folder_read_whole(runs: Path, world: int) -> None:
     for rank in said(runs, f"folder{world}"):
@@ -140,6 +143,7 @@ def test_folder_read_in_parts_is_the_folder_read_whole(runs: Path, world: int) -
         assert rank["tensor"]["provenance"] == rank["alone"]["provenance"]
 
 
+@pytest.mark.slow
 def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
     one = said(runs, "ablated")[0]["None"]
     for rank in said(runs, "ablated2"):
@@ -149,6 +153,7 @@ def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
         assert "random copy of a sharded model" in rank["twin"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> None:
@@ -157,12 +162,14 @@ def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> 
         assert without_processes(found[verb], "data", world) == one[verb]
 
 
+@pytest.mark.slow
 def test_time_is_that_of_the_first_process(runs: Path) -> None:
     first, second = (found["times"]["ratios"] for found in said(runs, "dealt2"))
     assert first == second
     assert all(ratio > 0 for ratio in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["exact", "bound", "decompose", "remedy"])
 def test_verbs_that_need_whole_weights_say_so(runs: Path, verb: str) -> None:
     for found in said(runs, "dealt2"):
@@ -189,6 +196,7 @@ def test_ranks_measure_again_after_an_error(runs: Path) -> None:
         assert rank["afterwards"]["rows"] == one["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["fsdp", "tensor", "ablate"])
 def test_no_rank_enters_a_forward_pass_that_another_will_not_come_to(runs: Path, what: str) -> None:
     first, second = said(runs, "late")
@@ -196,6 +204,7 @@ def test_no_rank_enters_a_forward_pass_that_another_will_not_come_to(runs: Path,
     assert first[what]["message"] == "Process 1 of 2 failed: ArithmeticError: a metric that a test broke"
 
 
+@pytest.mark.slow
 def test_inputs_that_one_rank_alone_refuses_or_has_less_of_hold_up_nobody(runs: Path) -> None:
     first, second = said(runs, "late")
     assert second["preparing"]["kind"] == "InputError"

@@ -115,7 +115,7 @@ DAMAGE: dict[str, Callable[[Path, list[Path]], None]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @fault("shard cut short", done="100 bytes taken off the end of a safetensors shard", expected="refused in words")
 @fault(
     "shard whose header length lies",

@@ -35,6 +35,7 @@ def name_in(place: Path) -> str:
     return run.provenance.model
 
 
+@pytest.mark.slow
 @fault(
     "kill -9 at every moment of a save",
     done="SIGKILL before and behind each call to the system that a save makes, and between two halves of a file",

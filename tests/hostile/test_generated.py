@@ -15,7 +15,7 @@ from tests.hostile.generated.networks import PATTERNS, Network
 from tests.hostile.generated.roles import MIXERS, MLPS
 from tests.hostile.generated.sums import SUMS
 
-NETWORKS, PARTS = 150, 3
+NETWORKS, PARTS = 150, 6
 
 
 def failures(seeds: list[int]) -> list[str]:
@@ -54,7 +54,7 @@ ONCE_WRONG = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", ONCE_WRONG, ids=str)
 def test_networks_that_were_silently_wrong(seed: int) -> None:
     found = judge(seed)

@@ -47,7 +47,7 @@ ORDINARY = {
 """One verb of every other case: the ordinary suite also tries every edit on a third of them."""
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_every_edit_is_equal_or_refused(name: str) -> None:
     case = CASES[name]
@@ -55,6 +55,7 @@ def test_every_edit_is_equal_or_refused(name: str) -> None:
         assert found.kind == "equal" or edit not in case.equal, f"{edit}: refused, and must be equal: {found.detail}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "verb"),
     [
@@ -74,6 +75,7 @@ FORMS = [name for name, case in CASES.items() if case.skips and {"skip0", "skip0
 OFTEN = {"alpha", "channel_gain", "highway", "in_place", "where", "cat_projection", "einsum_mix", "long_skips_by_cat"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FORMS]
 )

@@ -59,6 +59,7 @@ def assert_equal(got: MetricValues, want: MetricValues, rtol: float = 1e-10) -> 
         assert bool((above | want.values[BOUND].isnan()).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1000),

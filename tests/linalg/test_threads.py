@@ -96,6 +96,7 @@ def compared(specs, one, several):
     return [spec.name for spec, row in zip(specs, different, strict=True) if row.any()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(8, 64, 256), (7, 150, 40), (16, 64, 512), (5, 33, 300), (3, 2, 4), (4, 128, 768)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bits_do_not_depend_on_the_number_of_threads(threads, dtype, shape):
@@ -140,6 +141,7 @@ def test_values_of_a_single_or_a_long_sequence_agree_to_rounding(threads, shape)
     torch.testing.assert_close(alone.values, shared.values, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("number", "side", "solved"), [(2, 40, [1, 1]), (2, 600, [1, 1]), (8, 40, [1, 1]), (8, 600, [1])]
 )

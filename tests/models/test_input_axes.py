@@ -90,6 +90,7 @@ def measured(model: nn.Module, inputs: Any, **options: Any) -> list[list[float]]
     return [[value for _, value in sorted(found[layer].items())] for layer in sorted(found)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "shape", "causal"),
     [

@@ -135,6 +135,7 @@ def test_item_9_a_mask_is_read_as_the_model_reads_it(case: str) -> None:
     assert torch.equal(torch.cat(kept), IS_CONTENT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_item_9_each_sequence_reads_as_it_does_alone(case: str) -> None:
     """The number itself: with padding beside it, and cut to its own length without."""

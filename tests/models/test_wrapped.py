@@ -99,6 +99,7 @@ def test_before_torch_2_6_compiled_methods_are_refused_and_compiled_modules_read
         rs.measure(method, IDS)
 
 
+@pytest.mark.slow
 def test_surgery_reaches_a_model_that_is_compiled() -> None:
     """Compiled code that ran before would otherwise run without the surgery."""
     plain = llama()

@@ -436,6 +436,7 @@ def setting(name: str, value: Any) -> Any:
     return change
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "value", "component", "words"),
     [

@@ -185,6 +185,7 @@ def test_item_10_trying_remedies_leaves_the_training_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_stop_flags_and_raise_raises() -> None:
     model = bert(layers=6)
     gauge = Gauge(model, probe(), schedule=1, actions=("stop",), strict=True)
@@ -258,6 +259,7 @@ def test_broken_sink_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFi
         Gauge(bert(), probe(), sinks=(Broken(),), strict=True).step(0)
 
 
+@pytest.mark.slow
 def test_sinks_get_scalars_alarms_and_heatmaps() -> None:
     model, sink = bert(layers=6), Listener()
     with Gauge(model, probe(), schedule=1, sinks=(sink,), actions=(), strict=True) as gauge:

@@ -81,6 +81,7 @@ def trainings() -> tuple[Any, Any]:
     return _train(4, watched=False), _train(4, watched=True)
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_bits_without_a_graph_break(trainings: tuple[Any, Any]) -> None:
     bare, watched = trainings
     assert bare[0] == watched[0]

@@ -38,6 +38,7 @@ def test_weights_are_bit_equal(name: str) -> None:
     assert_bit_equal(bare, watched)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("forward", [plain, forward_under_autocast])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_are_bit_equal_when_reading_inside(checkpointing: bool, forward: Any) -> None:

@@ -312,6 +312,7 @@ def watched(model: Any, change: Change | None, *, loss_is_bad: bool = False) -> 
     return [(alarm.name, alarm.component, alarm.sentence) for alarm in found if alarm.state == "raised"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["cls.predictions.transform.dense.weight", "bert.embeddings.word_embeddings.weight",
              "bert.encoder.layer.1.output.LayerNorm.weight"],

@@ -94,6 +94,7 @@ def seen(browser: Any, tmp_path: Path) -> Iterator[Opened]:
         yield page
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_opens_without_an_error_or_a_request(browser: Any, tmp_path: Path, name: str, width: int) -> None:

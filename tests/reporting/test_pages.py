@@ -74,7 +74,7 @@ def test_every_verb_has_its_sections(verb: str, tmp_path: Path) -> None:
     assert "undefined metric" not in said
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*VERBS, *EDGES])
 def test_nothing_is_fetched_and_all_is_small(name: str, tmp_path: Path) -> None:
     page, text = page_of(run_of(name) if name in VERBS else EDGES[name](), tmp_path)

@@ -189,6 +189,7 @@ def test_light_and_dark_and_paper(measured: Opened) -> None:
     assert page.pdf()[:5] == b"%PDF-"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_accessible(browser: Any, folder: Path, axe: Path, scheme: str) -> None:
     with opened(browser, file_of("all", folder), scheme=scheme) as seen:

@@ -58,6 +58,7 @@ def test_it_prints_with_the_sentence_it_was_saved_with(name: str) -> None:
     assert "".join(saved.split()) in "".join(str(run).split())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_reported_and_names_its_command(name: str, tmp_path: Path) -> None:
     run = load_run(HOME / name)
@@ -103,6 +104,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     return lambda name: run(tuple(command_again(load_run(HOME / name).provenance.command)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_still_gives_the_same_bits(name: str, again: Callable[[str], Run]) -> None:
     """Every row that was saved; a later version may add rows, for a new metric or remedy."""

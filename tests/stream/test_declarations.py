@@ -208,6 +208,7 @@ def test_item_2_two_stacks_with_one_pattern_are_told_apart() -> None:
     assert run.curve("relative_residual", "block.out").layers.tolist() == [0, 1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", [InDict, InTuple, InList], ids=lambda kind: kind.__name__)
 def test_item_4_blocks_that_take_a_container(block: type[Wrapped]) -> None:
     model = Containers(block).eval()

@@ -599,6 +599,7 @@ class JointNet(Net):
         return image + text.mean(1, keepdim=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("which", ["image", "text"])
 def test_each_of_two_streams_of_different_length(swapped: bool, which: str) -> None:

@@ -138,6 +138,7 @@ def test_padding_is_left_out_of_the_streams() -> None:
     assert value == pytest.approx(float(relative_residual(model.seen[0])[1, :5].mean()), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_gemma_3n() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -191,6 +192,7 @@ def test_gemma_3n() -> None:
         assert torch.allclose(found[layer], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_deepseek_v4() -> None:
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "DeepseekV4Model"):
@@ -229,6 +231,7 @@ def test_deepseek_v4() -> None:
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("streams", [2, 4])
 def test_x_transformers(streams: int) -> None:
     library = pytest.importorskip("x_transformers")

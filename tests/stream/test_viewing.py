@@ -82,6 +82,7 @@ def test_a_block_sparse_model_stays_block_sparse() -> None:
     assert {block.attention.attention_type for block in model.encoder.layer} == {"block_sparse"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "change",
     [

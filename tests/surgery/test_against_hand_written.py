@@ -110,7 +110,7 @@ def seen(kind: str, carrier: str, causal: bool) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])

@@ -267,6 +267,7 @@ def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
     assert report["uncut skips"].status == "refused"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [UNet, *REFUSED])
 def test_what_needs_a_sum_of_paths_refuses_every_long_skip(kind: type[Network]) -> None:
     model, x = made(kind).float(), tokens().float()

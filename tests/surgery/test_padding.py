@@ -48,7 +48,7 @@ def run(model: Any, tokens: Tensor, keep: Tensor, edit: dict[str, Any]) -> Tenso
     return out
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "side"), [("tiny-bert", "right"), ("tiny-llama", "right"), ("tiny-llama", "left")])

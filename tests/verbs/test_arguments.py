@@ -176,6 +176,7 @@ def test_surgery_on_a_module_of_ones_own_and_in_doctor() -> None:
     assert rs.doctor(encoder, x, {"skip": 0}).passed
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", ["measure", "ablate", "exact", "bound"])
 def test_surgery_of_an_offloaded_model_is_that_of_one_in_memory(verb: str, tmp_path: Any) -> None:
     rs.load("init:tiny-gpt2").model.save_pretrained(tmp_path / "model")

@@ -85,6 +85,7 @@ def test_a_network_that_ignores_its_input_is_collapsed_between_inputs_and_not_wi
     assert "collapsed in every block" in run.verdict
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.pretrained
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_minilm_is_not_collapsed(pooling: str) -> None:
@@ -108,6 +109,7 @@ def by_hand(model: BertModel, ids: torch.Tensor, mask: torch.Tensor, pooling: st
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pooling", ["mean", "first", "last", "at:3"])
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None:

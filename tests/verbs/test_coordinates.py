@@ -56,6 +56,7 @@ def test_every_verb_that_makes_runs_is_here() -> None:
     assert {name for name, verb in VERBS.items() if verb.makes_runs} == {name.partition(",")[0] for name in RUNS}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_one_value_or_a_refusal(name: str) -> None:
     run, frame = run_of(name)

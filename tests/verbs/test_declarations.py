@@ -214,6 +214,7 @@ SHARED = code_of("A metric").partition("@token_metric")[0]
 """The imports with which the page begins."""
 
 
+@pytest.mark.slow
 def test_a_new_metric_of_queries_and_keys_is_one_file_and_a_line(contributed: Any, tmp_path: Path) -> None:
     home = contributed(METRICS, "rankscope.metrics")
     (home / "query_key_ratio.py").write_text(SHARED + code_of("A metric", after="### A metric of queries and keys"))
@@ -286,6 +287,7 @@ def test_a_new_remedy_is_found_everywhere(
     assert "small_branches" in docs_lines("statements", "RegistryTable", arguments=["remedies"])
 
 
+@pytest.mark.slow
 def test_a_new_verb_is_found_everywhere(
     contributed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

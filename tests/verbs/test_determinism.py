@@ -63,6 +63,7 @@ def test_two_processes_agree_to_the_bit_and_seeds_differ(tmp_path: Path) -> None
     assert all(once[name][0] != other[name][0] for name in once), "otherwise the test could not fail"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", ["measure", "ablate", "exact", "decompose"])
 def test_twice_in_one_process(verb: str) -> None:
     options = {"variants": ["pure", "full"]} if verb == "ablate" else {}

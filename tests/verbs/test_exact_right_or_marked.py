@@ -145,6 +145,7 @@ def test_saturated_softmax_six_tokens(bias: float, seed: int) -> None:
     check(attention_stack(2, 3, bias=bias), tokens(6, 3, seed), 700)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scale", [8.0, 25.0, 60.0])
 @pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (5, 6))])
 def test_saturated_softmax_four_blocks(scale: float, seed: int) -> None:

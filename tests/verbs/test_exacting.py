@@ -18,7 +18,7 @@ from tests.own_models import GPT, ids
 PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-gpt2", "init:tiny-llama", "init:tiny-vit"])
 @pytest.mark.parametrize("cut", [{}, {"skip": 0.0}, PURE, {"skip": 0.5}])
 def test_float64_agrees_above_its_floor(spec: str, cut: dict) -> None:

@@ -209,6 +209,7 @@ def test_short_formats_have_their_own_floor_and_agree_above_it(dtype: str, bits:
         np.testing.assert_allclose(values[0], values[1], rtol=float(short.floor["relative"]), atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "power"), [("float32", -130), ("float64", -1040), ("float64", 960), ("float32", 100)]
 )

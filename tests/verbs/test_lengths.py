@@ -184,6 +184,7 @@ def test_same_means_the_same_bits() -> None:
     assert same_vector().shortest_same(lambda n: (nan, nan.clone()), 1)[0] == 1
 
 
+@pytest.mark.slow
 def test_two_prompts_become_one_vector_in_bfloat16() -> None:
     """With weak attention, the share of a prompt in the last token soon falls below the rounding of bfloat16.
 

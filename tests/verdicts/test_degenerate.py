@@ -93,6 +93,7 @@ def test_a_gauge_goes_on(x: Tensor, depth: int, caplog: pytest.LogCaptureFixture
     assert "disabled" not in caplog.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "x",
     [0 * tokens(), tokens() * math.nan, tokens(1), tokens(2, 1), tokens(1, 1), tokens(8, 2), tokens(8, 6) * 0],

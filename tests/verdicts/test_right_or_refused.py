@@ -180,6 +180,7 @@ def alarm(values: dict[str, float], undefined: frozenset[str] = frozenset()) -> 
     return 0.0 if judgement is None else judgement.severity
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("residual", [0.9, 0.2, 0.05, 0.035, 0.031, 0.029, 0.0047, 0.0020, 1e-5])
 def test_one_number_is_one_verdict_in_every_verb(residual: float) -> None:
     layers = [fixed_residual(0.9, seed=1), fixed_residual(0.9, seed=2), fixed_residual(residual)]
@@ -227,6 +228,7 @@ def test_exact_says_what_is_undefined() -> None:
     assert judge_exact(zero, {"float32": 5e-7}).code == "vanished"
 
 
+@pytest.mark.slow
 def test_pure_attention_of_gpt2_does_not_keep_its_tokens_apart() -> None:
     run = rs.ablate("init:gpt2", rs.Inputs(sequences=1, tokens=48), variants=["pure", "full"])
     assert run.verdict.startswith("Pure attention collapses from block")

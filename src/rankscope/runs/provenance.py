@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,7 @@ def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version is not None}
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

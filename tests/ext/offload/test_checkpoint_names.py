@@ -19,6 +19,7 @@ from tests.ext.offload.folders import same_bits, saved
 SHAPE = {"sequences": 3, "tokens": 12, "batch": 2}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["qwen2-moe", "mixtral", "deepseek-v3"])
 def test_experts_that_are_stored_one_by_one_are_stacked(tmp_path: Path, name: str) -> None:
     folder = saved(f"init:tiny-{name}", tmp_path / "model")

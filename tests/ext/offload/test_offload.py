@@ -111,6 +111,7 @@ def test_ablate_leaves_out_what_cannot_be_done(folder: Callable[[str], Path]) ->
 PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "llama"])
 @pytest.mark.parametrize(
     "cut",

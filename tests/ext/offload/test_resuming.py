@@ -97,7 +97,7 @@ def stopping_at(number: int) -> Iterator[None]:
             yield
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("number", "verb"),
     [
@@ -128,6 +128,7 @@ def test_similarity_goes_on(tmp_path: Path) -> None:
     assert resumed.extra["similarity"] == flat(measure, folder, **options).extra["similarity"]
 
 
+@pytest.mark.slow
 def test_another_run_does_not_take_up_this_one(tmp_path: Path) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     with stopping_at(1):

@@ -53,6 +53,7 @@ def test_each_variant_is_truly_without_what_it_leaves_out(variant: str) -> None:
             points = by_hand(model, points, variant)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exact_distances_are_those_of_float64_while_it_sees_them(variant: str) -> None:
     model = recurrent_block(8, seed=2)

@@ -52,6 +52,7 @@ def select_losses(run: Run) -> dict[int, float]:
     return dict(zip(rows["step"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 def test_attention_alone_has_order_three_and_a_window_order_one() -> None:
     arms = (TrainedArm("encoder", "attention alone", 2), TrainedArm("encoder", "attention alone", 2, "window(1)"))
     run = run_of(*arms)

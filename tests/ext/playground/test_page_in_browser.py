@@ -119,6 +119,7 @@ def test_skip_gain_zero_shows_order_three(browser: Any, address: str) -> None:
         assert seen.said == []
 
 
+@pytest.mark.slow
 def test_the_slider_moves_tokens_and_the_play_button_runs(browser: Any, address: str) -> None:
     with visiting(browser, address) as seen:
         page = seen.page

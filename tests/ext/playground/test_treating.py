@@ -63,6 +63,7 @@ def test_every_remedy_gives_a_curve_or_a_reason(remedy: str) -> None:
         assert len(given.course.order) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "remedy", ["qk_norm", "critical_temperature", "logit_softcap", "attention_out_norm", "highway_skip", "peri_ln"]
 )

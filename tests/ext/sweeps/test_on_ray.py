@@ -61,6 +61,7 @@ def test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once(tmp_path
     assert content(tmp_path / "out") == content(tmp_path / "serial")
 
 
+@pytest.mark.slow
 def test_an_address_where_nobody_answers(tmp_path: Path) -> None:
     code = (
         "import rankscope as rs\n"

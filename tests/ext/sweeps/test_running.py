@@ -63,6 +63,7 @@ def test_a_second_start_runs_nothing(finished: Path, monkeypatch: pytest.MonkeyP
     assert content(finished) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_killed_and_started_again_it_ends_as_if_nothing_had_been(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -77,6 +78,7 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(
     assert content(tmp_path) == content(finished)
 
 
+@pytest.mark.slow
 def test_killed_between_rows_and_record_the_task_counts_as_missing(finished: Path, tmp_path: Path) -> None:
     rs.sweep(PLAN, tmp_path, serial=True)
     lost = sorted((tmp_path / "tasks").iterdir())[0]

@@ -194,6 +194,7 @@ def test_text_and_figure_show_every_theorem() -> None:
     assert len(run.plot().axes) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.pretrained
 def test_minilm_lies_inside_the_interval_at_every_layer() -> None:
     run = rs.bound(pretrained_folder("minilm"), rs.Inputs(sequences=1, tokens=32), lanczos=20)

@@ -65,6 +65,7 @@ def fit(module: Module, *callbacks: Any, loggers: Any = False, steps: int = 4) -
     return trainer
 
 
+@pytest.mark.slow
 def test_loggers_get_readings_pictures_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     loggers = [TensorBoardLogger(str(tmp_path / "tb")), WandbLogger(save_dir=str(tmp_path), offline=True)]

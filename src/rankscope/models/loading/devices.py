@@ -110,15 +110,18 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the default generators of all devices that there are.
+    """Seed the default generators of all devices that are in use.
 
     For each kind that is not there, ``torch.manual_seed`` keeps a traceback for good, and the three that it formats
     take as long as a pass of a small model.
     """
-    if current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    accelerator = current_accelerator()
+    if accelerator is None:
+        return
+    module = torch.get_device_module(accelerator)
+    if getattr(module, "is_initialized", lambda: True)():
+        module.manual_seed(seed) if accelerator.type == "mps" else module.manual_seed_all(seed)
 
 
 def current_accelerator() -> torch.device | None:

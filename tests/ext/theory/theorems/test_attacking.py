@@ -25,7 +25,7 @@ def test_every_bound_is_searched() -> None:
     assert set(SLACKS) | built == set(THEOREMS)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SLACKS)
 def test_no_network_is_found_that_breaks_a_statement(name: str) -> None:
     found = search(name, SEEDS)

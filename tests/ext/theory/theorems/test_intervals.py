@@ -18,6 +18,7 @@ from tests.ext.theory.theorems.networks import attention, one_head, pick, rand, 
 INSTANCES = pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.slow)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["contraction_interval", "skip_interval", "cubic_law_interval"])
 @INSTANCES
 def test_the_measured_value_is_inside(name: str, instances: int) -> None:
