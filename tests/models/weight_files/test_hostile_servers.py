@@ -342,7 +342,6 @@ def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
             ended(flow, Server(Request.honest, ""), tmp_path_factory.mktemp(flow), patched)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("flow", "server"), list(cases()))
 def test_right_bits_or_a_sentence(flow: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
