@@ -54,7 +54,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow) if p in LONG else p for p in PAGES])
 def test_code_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bodies(page, "python") or "howto/" not in page, f"{page} has no python block"

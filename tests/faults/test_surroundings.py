@@ -20,6 +20,7 @@ SMALL = ["--sequences", "1", "--tokens", "8"]
 MEASURE = ["measure", "init:tiny-bert", *SMALL]
 
 
+@pytest.mark.slow
 @fault(
     "stdout closed by its reader",
     done="`rankscope ls presets --json | head -c 1`, the pipe closed before anything is written",
@@ -97,6 +98,7 @@ def test_a_locale_of_few_letters(tmp_path: Path) -> None:
     assert cold(["ls", "metrics"], tmp_path, env=plain).code == 0
 
 
+@pytest.mark.slow
 @fault(
     "file names that are no text",
     done="a text, a model folder, an output folder and a page whose names hold the byte 0xff",

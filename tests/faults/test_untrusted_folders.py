@@ -92,6 +92,7 @@ def what_ran(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.parent.glob("ran-*"))
 
 
+@pytest.mark.slow
 def test_item_12_no_command_obeys_the_folder_it_is_called_in(trap: Path) -> None:
     """Measured, drawn, saved, compared and reported: no program is started but matplotlib's search for fonts."""
     program = trap.parent / "program.py"

@@ -47,7 +47,7 @@ ORDINARY = {
 """One verb of every other case: the ordinary suite also tries every edit on a third of them."""
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_every_edit_is_equal_or_refused(name: str) -> None:
     case = CASES[name]
@@ -55,7 +55,7 @@ def test_every_edit_is_equal_or_refused(name: str) -> None:
         assert found.kind == "equal" or edit not in case.equal, f"{edit}: refused, and must be equal: {found.detail}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "verb"),
     [
@@ -103,6 +103,7 @@ def test_every_form_of_skip_in_float32_and_with_one_sequence(name: str) -> None:
     assert torch.equal(setting.run(), bare)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.declared])
 def test_right_with_the_declaration(name: str) -> None:
     case = CASES[name]

@@ -141,7 +141,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.verb}-{'-'.join(map(str, _named(row.wanted)))}")
 def test_a_refusal_is_true_and_its_next_step_works(row: Refusal) -> None:
     refused = outcome(row.wanted, row.verb)

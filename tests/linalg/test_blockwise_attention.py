@@ -155,6 +155,7 @@ def test_identity_like_attention_is_bounded_by_its_column_sums() -> None:
     assert float(view.largest_centred_singular_value) == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_no_tensor_of_queries_by_keys_is_made() -> None:
     class Largest(TorchDispatchMode):
         entries = 0

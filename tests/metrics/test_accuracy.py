@@ -22,6 +22,7 @@ def test_the_record_has_every_metric_and_no_broken_promise() -> None:
     assert max(worst) < PROMISE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("side", ["update", "branch", "router"])
 def test_a_value_that_is_ok_has_six_digits(side: str, format: str) -> None:

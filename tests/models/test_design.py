@@ -32,6 +32,7 @@ def residual(x: torch.Tensor) -> float:
     return math.log10(float((x - x.mean(1, keepdim=True)).norm() / x.norm()))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes",

@@ -23,6 +23,7 @@ FURTHER = {"llama": {"rotary_emb": "cpu"}, "bert": {"pooler": "disk"}}
 SHAPE = {"sequences": 3, "tokens": 16, "batch": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", sorted(PLACES))
 def test_offloaded_layers_give_the_same_bits(tmp_path: Path, family: str) -> None:

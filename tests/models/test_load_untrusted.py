@@ -124,6 +124,7 @@ def test_a_billion_experts_are_refused_with_an_estimate(tmp_path: Path) -> None:
         load(f"init:{path}")
 
 
+@pytest.mark.slow
 def test_the_count_of_many_layers_is_that_of_the_whole_network() -> None:
     from transformers import BertConfig, BertModel
 

@@ -57,6 +57,7 @@ def test_norm_between_two_adds_is_not_taken_for_a_gain() -> None:
     assert all(gain == pytest.approx(1.0, abs=0.01) for gain in structure_of(model).gains.values())
 
 
+@pytest.mark.slow
 def test_changed_gains_and_masks_are_named_by_block() -> None:
     model = gpt2()
     before = structure_of(model)
@@ -203,6 +204,7 @@ def test_the_rate_is_to_blame_only_if_weights_follow_it() -> None:
     assert late(0.05, math.nan) == "rate", "a rate that is not known is not cleared"
 
 
+@pytest.mark.slow
 def test_parameters_that_become_one_or_two_are_named() -> None:
     model = bert()
     before, word = structure_of(model), model.bert.embeddings.word_embeddings

@@ -69,7 +69,7 @@ def test_kept_gradients_are_found(clear: Clear, options: dict[str, Any]) -> None
     assert "optimizer.zero_grad()" in found[0].sentence
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "options",
     [{}, {"late": True}, {"clip": 0.01}, {"scale": 65536.0}, {"passes": 3}, {"passes": 3, "late": True},

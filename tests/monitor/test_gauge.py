@@ -127,6 +127,7 @@ def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCa
     assert not gauge.should_stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",
     [

@@ -87,6 +87,7 @@ def test_losses_are_the_same_bits_without_a_graph_break(trainings: tuple[Any, An
     assert bare[0] == watched[0]
 
 
+@pytest.mark.slow
 def test_a_reading_covers_every_forward_since_the_last(trainings: tuple[Any, Any]) -> None:
     _, (_, readings, streams, _) = trainings
     # Streams of the plain loop, which the gauge's hooks saw too: half of what was read is that loop.

@@ -131,7 +131,7 @@ def test_weights_that_hardly_move_are_found(options: dict[str, Any], component: 
     assert "lower the learning rate" not in alarm.sentence
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "options",
     [
@@ -235,7 +235,7 @@ def at(step: int, act: Callable[[Any], object]) -> Change:
     return change
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("build", "act", "site"),
     [

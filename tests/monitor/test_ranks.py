@@ -15,9 +15,10 @@ from tests.monitor.ranks_program import SCENARIOS, STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests/monitor/ranks_program.py"
-ONLY_SLOW = ("ddp4", "fsdp4")
+FOUR = ("ddp4", "fsdp4")
+ONLY_SLOW = (*FOUR, "alone", "no-batch", "fewer-layers", "clock-ddp", "clock-fsdp")
 MANY = pytest.mark.parametrize(
-    "name", ["ddp2", "fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in ONLY_SLOW)]
+    "name", ["ddp2", "fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in FOUR)]
 )
 
 
@@ -84,6 +85,7 @@ def test_weights_are_bit_equal_to_a_run_without_a_gauge(runs: Path, name: str) -
     assert [rank["parameters"] for rank in bare] == [rank["parameters"] for rank in watched]
 
 
+@pytest.mark.slow
 def test_rank_without_a_batch_holds_up_nobody(runs: Path) -> None:
     assert codes(runs, "no-batch") == [0, 0]
     assert [rank["steps"] for rank in seen(runs, "no-batch")] == [[0, 1, 2, 3], [0, 1]]
@@ -106,6 +108,7 @@ def test_gauge_that_fails_on_one_rank_lets_the_others_go_at_once(runs: Path) -> 
     assert all(rank["disabled"] for rank in seen(runs, "fsdp-failing"))
 
 
+@pytest.mark.slow
 def test_first_rank_tells_which_blocks_every_rank_read(runs: Path) -> None:
     assert codes(runs, "fewer-layers") == [0, 0]
     record = read_record(runs / "fewer-layers" / "record")
@@ -134,6 +137,7 @@ def test_every_rank_is_in_the_record_at_the_end(runs: Path) -> None:
         assert {rank["metrics"]["attention_entropy"] for rank in ranks.values()} == {"0-1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clock-ddp", "clock-fsdp"])
 def test_first_rank_decides_where_the_clock_does(runs: Path, name: str) -> None:
     assert codes(runs, name) == [0, 0]

@@ -66,7 +66,7 @@ def is_clean(seen: Opened, file: Path) -> None:
 
 
 # The chapter of a verb is the same in the report of all verbs.
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [*(pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS), *EDGES, "all"])
 def test_opens_without_an_error_or_a_request(browser: Any, folder: Path, name: str) -> None:
     file = file_of(name, folder)

@@ -104,7 +104,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     return lambda name: run(tuple(command_again(load_run(HOME / name).provenance.command)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_still_gives_the_same_bits(name: str, again: Callable[[str], Run]) -> None:
     """Every row that was saved; a later version may add rows, for a new metric or remedy."""

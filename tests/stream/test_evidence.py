@@ -284,7 +284,7 @@ def by_hand(case: Case, model: Net, ids: Tensor) -> list[list[float]]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> None:
     case = CASES[name]
@@ -310,7 +310,7 @@ def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> No
     assert doctor(Model(model, blocks=case.blocks, stream=str(case.stream)), ids).trusted
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_verbs_that_cannot_honour_a_declaration_refuse_it_by_name(name: str) -> None:
     case = CASES[name]

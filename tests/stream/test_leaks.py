@@ -296,6 +296,7 @@ def test_parts_of_a_branch_are_not_taken_for_blocks() -> None:
     assert structure_of(bare, IDS, "layers.*").depth == 2
 
 
+@pytest.mark.slow
 def test_lists_that_belong_together_are_suggested_together() -> None:
     torch.manual_seed(0)
     model = Towers(*(Sliced(mlp, scan, ("op", "other")) for _ in range(4))).eval()

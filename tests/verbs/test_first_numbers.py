@@ -190,6 +190,7 @@ MIXTURES = ["tiny-mixtral", "tiny-qwen2-moe", "tiny-olmoe", "tiny-deepseek-v3", 
 WITHOUT_PROBABILITIES = {"tiny-deepseek-v3", "tiny-granitemoe", "tiny-gpt-oss"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_routers_are_read_as_the_experts_receive_them(name: str) -> None:
     loaded = load(f"init:{name}", seed=0)

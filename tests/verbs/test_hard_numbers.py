@@ -157,6 +157,7 @@ def test_batches_are_their_sequences_one_by_one(spec: str) -> None:
         assert_same(single, rs.measure(model, rs.Inputs(tokens, batch=batch)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [FAMILIES[0], *(pytest.param(spec, marks=pytest.mark.slow) for spec in FAMILIES[1:])])
 def test_the_order_of_sequences_does_not_matter(spec: str) -> None:
     model, tokens = wide(spec), ids(6, 9)

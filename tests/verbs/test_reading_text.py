@@ -61,7 +61,7 @@ def values(run: rs.Run) -> list[float]:
     return list(run.table["value"].to_pylist())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("verb", VERBS)
 def test_item_9_the_tokenizer_can_be_given_and_its_absence_is_in_the_verdict(
     verb: str, whole: Path, bare: Path

@@ -79,6 +79,7 @@ def test_exact_on_zeros_is_undefined_and_vanished() -> None:
     assert set(relative["status"].to_pylist()) == {"undefined"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "x",
     [0 * tokens(), tokens() * 1e-300, tokens() * math.nan, tokens(1), tokens(2, 1), tokens(1, 1), tokens(2, 2)],

@@ -66,6 +66,7 @@ def test_every_reproduction_is_tested_here() -> None:
     assert tuple(REPRODUCTIONS) == NAMES
 
 
+@pytest.mark.slow
 @EACH
 def test_it_writes_data_figures_and_text(runs: dict[str, Run], name: str, tmp_path: Path) -> None:
     written = write_reproduction(runs[name], tmp_path)
@@ -129,6 +130,7 @@ def test_published_curves_are_whole() -> None:
     assert not published_line(facts, model="BERT", weights="init", curve="SAN").is_rounding(2)
 
 
+@pytest.mark.slow
 def test_a_reproduction_tells_how_long_it_took_unless_parts_were_kept(tmp_path: Path) -> None:
     assert (reproduce("dong2021-path-census", small=True).provenance.wall_seconds or 0) > 0
     assert reproduce("dong2021-circle", small=True, keep=tmp_path).provenance.wall_seconds is None

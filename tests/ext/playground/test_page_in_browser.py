@@ -160,6 +160,7 @@ def test_a_scene_sets_the_controls(browser: Any, address: str) -> None:
         assert page.locator("#choose-mlp input").input_value() == "none"
 
 
+@pytest.mark.slow
 def test_nothing_leaves_the_machine_and_it_fits_a_phone(browser: Any, address: str) -> None:
     for width in (1280, 390):
         with visiting(browser, address, width=width) as seen:

@@ -67,6 +67,7 @@ def test_specs_that_lead_nowhere_say_so(tmp_path: Path) -> None:
         design_of("bert-bse")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["tiny-bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-gpt2", "tiny-llama"))]
 )

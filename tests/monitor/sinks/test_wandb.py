@@ -59,6 +59,7 @@ def test_charts_have_the_step_of_the_gauge_as_their_axis(run: Any, tmp_path: Pat
     assert any(metric.glob_name == "rankscope/*" and metric.step_metric == STEP_NAME for metric in metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 4])
 def test_the_steps_of_the_user_are_not_moved_on(run: Any, tmp_path: Path, every: int) -> None:
     """With a row of its own for each call the sink would push W&B's counter past the user's steps, which it drops."""
