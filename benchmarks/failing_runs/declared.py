@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ONSET = 80
-Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy"]
+Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy", "series", "translate"]
 
 TOKENS_ALARMS = ("token_collapse", "input_collapse", "vanishing_qk_gradients")
 CHANGED = "sudden_change"
@@ -377,6 +377,78 @@ FIFTH_HEALTHY: tuple[Declared, ...] = (
     Declared("Adafactor", rate=0.05, options=frozenset({"adafactor"})),
 )  # fmt: skip
 
+_LOADED = frozenset({"pretrained", "reversed", "adapters"})
+
+SIXTH_FAULTY: tuple[Declared, ...] = (
+    Declared("replicas begin with different weights", "replicas", 0, _EVERY,
+             ("gradients", "optimizer", "initialisation")),
+    Declared("gradients are never cleared", "never cleared", 40, _EVERY, ("gradients", "optimizer")),
+    Declared("rate of all but queries and keys divided by 100", "slow rest", 0, _EVERY, _STILL),
+    Declared("moments loaded for other parameters", "other moments", 60, _EVERY, ("optimizer", "rate", "weights")),
+    Declared("both matrices of the adapters are zero", "zero adapters", 0, _EVERY,
+             ("initialisation", "weights", "adapters", "gradients"), rate=5e-3, options=_LOADED),
+    Declared("gates and values of the MLPs swapped", "swapped gates", 60, _EVERY, ("weights", "mlp"), family="llama",
+             **_TRAINED),
+    Declared("keys and values of the other head", "other heads", 70, _EVERY, ("attention", "structure"), **_TRAINED),
+    Declared("rotary frequencies are zero", "no frequencies", 50, _EVERY, ("attention", "structure", "position"),
+             family="llama", **_TRAINED),
+    Declared("distance added with the wrong sign", "distance reversed", 0, _EVERY, ("attention", "structure", "position"),
+             options=frozenset({"distance", "no positions"})),
+    Declared("causal mask in a classifier that reads the first token", "causal", 60, _EVERY, _ATTENTION,
+             family="pre-mlm", objective="first", rate=2e-3, batch=16),
+    Declared("attention missing in the checkpoint", "fresh attention", 0, _EVERY, ("weights", "attention"), **_TRAINED),
+    Declared("positions counted from another place", "random offset", 60, _EVERY, ("position",), **_TRAINED),
+    Declared("weights kept in float8", "float8", 40, _EVERY, ("numbers",), kind="numbers"),
+    Declared("norms over the tokens", "over tokens", 60, _EVERY, ("norm",), family="pre-mlm", objective="masked"),
+    Declared("dropout of the logits", "head dropout", 60, _EVERY, ("head", "dropout", "structure")),
+    Declared("token types passed as the mask", "token types", 60, _EVERY, _DATA, kind="data", family="pre-mlm",
+             objective="masked", options=frozenset({"lengths"})),
+    Declared("pixels divided by 255 twice", "scaled twice", 0, _EVERY, _DATA, kind="data", family="vit",
+             objective="images", batch=16),
+    Declared("images are turned, labels are orientations", "turned", 60, _EVERY, _DATA, kind="data", family="vit",
+             objective="images", batch=16),
+    Declared("images sorted by class", "sorted", 0, _EVERY, _DATA, kind="data", family="vit", objective="images", batch=16),
+    Declared("labels copied after the masking", "labels after masking", 60, _EVERY, _DATA, kind="data", family="post-mlm", objective="masked", warmup=40),
+    Declared("decoder reads the labels", "unshifted", 50, _EVERY, _DATA, kind="data", family="t5", objective="translate", rate=5e-3),
+    Declared("year among the features", "year", 0, _EVERY, _DATA, kind="data", family="series", objective="series", batch=16),
+    Declared("boilerplate", "boilerplate", 60, _EVERY, _DATA, kind="data"),
+    Declared("most frequent token ignored", "spaces ignored", 60, _EVERY, ("objective", "loss"), kind="loss"),
+    Declared("label smoothing of 0.9", "smoothed", 60, _EVERY, ("objective", "loss"), kind="loss"),
+)  # fmt: skip
+
+SIXTH_HEALTHY: tuple[Declared, ...] = (
+    Declared("RAdam, no warm-up", warmup=0, options=frozenset({"radam"})),
+    Declared("Lion", rate=3e-4, options=frozenset({"lion"})),
+    Declared("Muon", rate=2e-2, options=frozenset({"muon"})),
+    Declared("inverse square root", rate=3e-3, options=frozenset({"inverse root"})),
+    Declared("decay at the end", rate=2e-3, options=frozenset({"decay at the end"})),
+    Declared("batches of 32 and of 2 in turn", batch=32, options=frozenset({"small in turn"})),
+    Declared("dynamic tanh", options=frozenset({"dynamic tanh"})),
+    Declared("squared ReLU", options=frozenset({"squared relu"})),
+    Declared("DeepNorm, 12 layers", family="post", layers=12, options=frozenset({"deep norm"})),
+    Declared("factorised embedding", options=frozenset({"factorised"})),
+    Declared("orthogonal initial weights", options=frozenset({"orthogonal"})),
+    Declared("head begins at zero", options=frozenset({"zero head"})),
+    Declared("packed documents", options=frozenset({"packed"})),
+    Declared("soft prompt", rate=1e-2, options=frozenset({"soft prompt", "pretrained", "reversed"})),
+    Declared("centred gradients", options=frozenset({"centred"})),
+    Declared("two tasks in turn", options=frozenset({"two tasks"})),
+    Declared("two passes agree", options=frozenset({"dropout", "two passes"})),
+    Declared("focal loss", options=frozenset({"focal"})),
+    Declared("blocks frozen in order", options=frozenset({"frozen in order"})),
+    Declared("blocks switched on in order", options=frozenset({"switched on"})),
+    Declared("averaged weights are evaluated", options=frozenset({"averaged"})),
+    Declared("mostly padding, masked out", family="pre-mlm", objective="masked", options=frozenset({"short"})),
+    Declared("BERT, spans hidden", family="bert", objective="masked", options=frozenset({"spans"})),
+    Declared("ViT, random erasing", family="vit", objective="images", batch=16, options=frozenset({"erased"})),
+    Declared("GPT-2, autocast", family="gpt2", options=frozenset({"autocast"})),
+    Declared("T5", family="t5", objective="translate", rate=5e-3),
+    Declared("series", family="series", objective="series", batch=16),
+    Declared("series with gaps", family="series", objective="series", batch=16, options=frozenset({"gaps"})),
+    Declared("series with spikes", family="series", objective="series", batch=16, options=frozenset({"spikes"})),
+    Declared("many epochs", options=frozenset({"many epochs"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
@@ -385,6 +457,7 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
     "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
     "fifth": (*FIFTH_FAULTY, *FIFTH_HEALTHY),
+    "sixth": (*SIXTH_FAULTY, *SIXTH_HEALTHY),
 }
 """``final``: declared before the alarms were changed last, and trained once, after it. ``fresh`` and
 ``fifth``: declared after that, each without knowledge of the alarms. The others are known."""

@@ -38,10 +38,13 @@ from benchmarks.failing_runs.nets import (
     masked,
     parameters_of,
     replaced,
+    series,
     text_ids,
+    translation,
     windows,
     words,
 )
+from benchmarks.failing_runs.options import DRAWS, OPTIMIZERS, PLANS, RATES, SHAPES
 from rankscope.monitor import Gauge
 from rankscope.monitor.probing import Prober
 
@@ -143,6 +146,8 @@ class Training:
                 parameter.requires_grad_(parameter.dim() == 1)
         if "mean teacher" in declared.options:
             self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+        for name in SHAPES.keys() & declared.options:
+            SHAPES[name](self)
         if "adapters" in declared.options:
             self.model.requires_grad_(False)
             add_adapters(self.model)
@@ -150,7 +155,7 @@ class Training:
         learned = [
             *(
                 every
-                if declared.objective in CLASSIFIED or "unfreeze" in declared.options
+                if declared.objective in CLASSIFIED or {"unfreeze", "two tasks"} & declared.options
                 else parameters_of(self.model)
             ),
             *(self.predictor.parameters() if declared.objective == "siamese" else ()),
@@ -176,11 +181,18 @@ class Training:
             self.optimizer = torch.optim.Adagrad(learned, lr=self.rate)
         elif "adafactor" in declared.options:
             self.optimizer = torch.optim.Adafactor(learned, lr=self.rate)
+        elif other := OPTIMIZERS.keys() & declared.options:
+            self.optimizer = OPTIMIZERS[other.pop()](learned, self.rate)
         else:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.slow = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        changes = {"noisy gradients": self._noise, "signs": self._signs, "sharpness": self._sharpness}
+        changes = {
+            "noisy gradients": self._noise,
+            "signs": self._signs,
+            "sharpness": self._sharpness,
+            "centred": self._centred,
+        }
         self.gradient_change: Callable[[], None] = next(
             (change for name, change in changes.items() if name in declared.options), lambda: None
         )
@@ -245,6 +257,8 @@ class Training:
     def _plan(self, step: int) -> None:
         """Options that act before each step."""
         options = self.declared.options
+        for name in PLANS.keys() & options:
+            PLANS[name](self, step)
         if "in turn" in options:
             assert isinstance(self.model, Net)
             for place, block in enumerate(self.model.blocks):
@@ -286,6 +300,12 @@ class Training:
             if parameter.grad is not None:
                 parameter.grad += parameter.grad.square().mean().sqrt() * torch.randn_like(parameter.grad)
 
+    def _centred(self) -> None:
+        """Each row of a gradient without its mean."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and parameter.dim() > 1:
+                parameter.grad -= parameter.grad.mean(1, keepdim=True)
+
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
         for block in self.model.modules():
@@ -296,14 +316,23 @@ class Training:
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step, as the loader returns it."""
-        declared = self.declared
         self._plan(step)
+        batch = self._draw(step)
+        for name in DRAWS.keys() & self.declared.options:
+            batch = DRAWS[name](self, step, batch)
+        return self.change(batch)
+
+    def _draw(self, step: int) -> dict[str, Tensor]:
+        declared = self.declared
         if declared.objective == "images":
             pixels, labels = images(declared.batch, self.generator)
             if "jitter" in declared.options:
                 contrast, brightness = torch.randn(2, len(pixels), 1, 1, 1, generator=self.generator)
                 pixels = pixels * (0.7 * contrast).exp() + brightness
-            return self.change({"pixel_values": pixels, "labels": labels})
+            return {"pixel_values": pixels, "labels": labels}
+        if declared.objective == "series":
+            values, following = series(declared.batch, self.generator)
+            return {"series": values, "labels": following}
         text = self.text
         if "one page" in declared.options:
             start = int(torch.randint(len(text) - 300, (), generator=self.generator))
@@ -362,13 +391,20 @@ class Training:
             found["attention_mask"] = keep.long()
             found["input_ids"] = torch.where(keep, found["input_ids"], PAD)
             found["labels"] = torch.where(keep, found["labels"], -100)
-        return self.change(found)
+        if declared.objective == "translate":
+            found = translation(ids, self.vocabulary)
+        return found
 
     def probe(self, count: int) -> dict[str, Tensor]:
         """Inputs from the part of the text that is not trained on."""
         generator = torch.Generator().manual_seed(10_000)
         if self.declared.objective == "images":
             return {"pixel_values": images(count, generator)[0]}
+        if self.declared.objective == "series":
+            return {"series": series(count, generator)[0]}
+        if self.declared.objective == "translate":
+            found = translation(windows(self.held_out, count, generator), self.vocabulary)
+            return {name: found[name] for name in ("input_ids", "decoder_input_ids")}
         return {"input_ids": windows(self.held_out, count, generator)}
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
@@ -399,7 +435,9 @@ class Training:
             )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         logits = self.logits(**inputs).float()
-        if declared.objective == "masked":
+        if declared.objective == "series":
+            return (logits - batch["labels"]).square().mean()
+        if declared.objective in ("masked", "translate"):
             return cross_entropy(logits, batch["labels"])
         labels = self.label_change(batch["input_ids"])[:, 1:]
         if "noisy labels" in declared.options:
@@ -449,6 +487,8 @@ class Training:
             rate /= 10
         if "cyclic" in self.declared.options:
             rate *= 0.5 * (1 + math.cos(2 * math.pi * (step % 40) / 40))
+        for name in RATES.keys() & self.declared.options:
+            rate *= RATES[name](step, self.size["steps"])
         return rate
 
 
@@ -859,6 +899,166 @@ def _uncertain(training: Training, since: int) -> None:
     training.loss_change = change
 
 
+def _replicas(training: Training, since: int) -> None:
+    """Gradients are averaged with those of a replica that began with other weights."""
+    if since:
+        return
+    assert isinstance(training.model, Net)
+    other = copy.deepcopy(training.model)
+    for module in other.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.reset_parameters()
+    optimizer = torch.optim.AdamW(other.parameters(), lr=training.rate)
+
+    def change() -> None:
+        optimizer.zero_grad()
+        ids = windows(training.text, training.declared.batch, training.generator)
+        cross_entropy(other(ids)[:, :-1], ids[:, 1:]).backward()
+        for own, its in zip(training.model.parameters(), other.parameters(), strict=True):
+            assert own.grad is not None and its.grad is not None
+            own.grad.lerp_(its.grad, 0.5)
+            its.grad.copy_(own.grad)
+        optimizer.step()
+
+    training.gradient_change = change
+
+
+def _never_cleared(training: Training, since: int) -> None:
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def change() -> None:
+        for parameter in parameters_of(training.model):
+            assert parameter.grad is not None
+            parameter.grad += kept.get(parameter, 0.0)
+            kept[parameter] = parameter.grad.clone()
+
+    if since == 0:
+        training.gradient_change = change
+
+
+def _other_moments(training: Training, since: int) -> None:
+    """Moments are loaded by place, and parameters of one shape are in another order than when they were saved."""
+    by_shape: dict[torch.Size, list[dict[str, Tensor]]] = {}
+    for parameter, state in training.optimizer.state.items() if since == 0 else ():
+        by_shape.setdefault(parameter.shape, []).append(state)
+    for states in by_shape.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            for state, moment in zip(states, [one[name] for one in (*states[1:], states[0])], strict=True):
+                state[name] = moment
+
+
+def _zero_adapters(training: Training, since: int) -> None:
+    for module in training.model.modules() if since == 0 else ():
+        if isinstance(module, Adapter):
+            nn.init.zeros_(module.down.weight)
+
+
+def _swapped_gates(training: Training, since: int) -> None:
+    for module in training.model.modules() if since == 0 else ():
+        if hasattr(module, "gate_proj"):
+            gate, up = module.gate_proj.weight.data, module.up_proj.weight.data
+            module.gate_proj.weight.data, module.up_proj.weight.data = up, gate
+
+
+def _no_frequencies(training: Training, since: int) -> None:
+    """Frequencies are not in checkpoints, and nobody computes them after a construction on the meta device."""
+    for module in training.model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq.zero_()
+
+
+def _fresh_attention(model: Net) -> None:
+    for block in model.blocks:
+        for part in (block.q_proj, block.k_proj, block.v_proj, block.out_proj):
+            part.reset_parameters()
+
+
+def _random_offset(training: Training, since: int) -> None:
+    """Positions are counted from a place in the packed row, and not from the first token."""
+    if since == 0:
+        assert isinstance(training.model, Net)
+        places = training.model.positions
+        training.model.embed.register_forward_hook(
+            lambda module, args, output: (
+                output + (places.weight.roll(int(torch.randint(TOKENS, ())), 0) - places.weight)[: output.shape[1]]
+            )
+        )
+
+
+def _float8(training: Training, since: int) -> None:
+    for parameter in training.model.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).float()
+
+
+def _over_tokens(training: Training, since: int) -> None:
+    """Norms over the tokens of a sequence and not over the features of a token."""
+    if since == 0:
+        for module in training.model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.register_forward_hook(
+                    lambda module, args, output: (
+                        nn.functional.layer_norm(args[0].transpose(1, 2), args[0].shape[1:2]).transpose(1, 2)
+                        * module.weight
+                        + module.bias
+                    )
+                )
+
+
+def _head_dropout(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        training.model.head.register_forward_hook(
+            lambda module, args, output: nn.functional.dropout(output, 0.5, module.training)
+        )
+
+
+def _of_batch(name: str, change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, name: change(batch[name])}
+
+
+def _token_types(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "attention_mask": torch.zeros_like(batch["input_ids"])}
+
+
+def _turned(pixels: Tensor) -> Tensor:
+    turned = torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, pixels, pixels.rot90(1, (2, 3)))
+    return torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, turned, turned.flip(3))
+
+
+def _sorted(training: Training, since: int) -> None:
+    """All images of one class, then all of the next."""
+
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        pixels, labels = images(16 * len(batch["labels"]), training.generator)
+        now = (labels == since * 8 // training.size["steps"]).nonzero().flatten()[: len(batch["labels"])]
+        return {"pixel_values": pixels[now], "labels": labels[now]}
+
+    training.change = change
+
+
+def _unshifted(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "decoder_input_ids": batch["labels"]}
+
+
+def _boilerplate(training: Training, since: int) -> None:
+    training.change = lambda batch: {
+        "input_ids": torch.cat([training.text[:20].expand(len(batch["input_ids"]), -1), batch["input_ids"][:, 20:]], 1)
+    }
+
+
+def _spaces_ignored(training: Training, since: int) -> None:
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        return cross_entropy(logits[:, :-1], torch.where(ids == SPECIAL + 1, -100, ids)[:, 1:])
+
+    training.loss_change = change
+
+
+def _smoothed(training: Training, since: int) -> None:
+    training.loss_change = lambda loss, logits, ids: nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.9
+    )
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -973,6 +1173,37 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "spaced": partial(_of_ids, _spaced),
     "last only": _last_only,
     "uncertain": _uncertain,
+    "replicas": _replicas,
+    "never cleared": _never_cleared,
+    "slow rest": lambda training, since: setattr(training, "group_factors", [0.01, 1.0]),
+    "other moments": _other_moments,
+    "zero adapters": _zero_adapters,
+    "swapped gates": _swapped_gates,
+    "other heads": partial(
+        _of_modules,
+        ("k_proj", "v_proj"),
+        lambda args, output: output.unflatten(-1, (HEADS, -1)).flip(-2).flatten(-2),
+    ),
+    "no frequencies": _no_frequencies,
+    "distance reversed": lambda training, since: training.each_block(slope=-0.5),
+    "causal": lambda training, since: training.each_block(causal=True),
+    "fresh attention": partial(_in_place, _fresh_attention),
+    "random offset": _random_offset,
+    "float8": _float8,
+    "over tokens": _over_tokens,
+    "head dropout": _head_dropout,
+    "token types": _token_types,
+    "scaled twice": partial(_of_batch, "pixel_values", lambda pixels: pixels / 255),
+    "turned": partial(_of_batch, "pixel_values", _turned),
+    "sorted": _sorted,
+    "labels after masking": partial(_of_batch, "labels", lambda labels: torch.where(labels == -100, -100, HIDDEN)),
+    "unshifted": _unshifted,
+    "year": partial(
+        _of_batch, "series", lambda values: torch.cat([values[..., :2], torch.full_like(values[..., 2:], 2024)], -1)
+    ),
+    "boilerplate": _boilerplate,
+    "spaces ignored": _spaces_ignored,
+    "smoothed": _smoothed,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
