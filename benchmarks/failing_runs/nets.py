@@ -147,12 +147,7 @@ class Net(nn.Module):
 
 
 class SeriesNet(Net):
-    """The same, from values to the next value.
-
-    Args:
-        layers: number of blocks.
-        width: of the stream.
-    """
+    """The same, from three values to the next one of the first."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__(1, layers, width, "pre", causal=True)

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class DynamicTanh(nn.Module):
-    """Takes the place of a norm (Zhu et al., 2025).
-
-    Args:
-        width: of the stream.
-    """
+    """Takes the place of a norm (Zhu et al., 2025)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -34,21 +30,8 @@ class DynamicTanh(nn.Module):
         return self.weight * torch.tanh(self.slope * x) + self.bias
 
 
-class SquaredReLU(nn.Module):
-    """The activation of Primer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Entry by entry."""
-        return x.relu().square()
-
-
 class Lion(torch.optim.Optimizer):
-    """Sign of a momentum (Chen et al., 2023).
-
-    Args:
-        params: what learns.
-        lr: size of a step of every entry.
-    """
+    """Sign of a momentum (Chen et al., 2023)."""
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -76,11 +59,6 @@ def _dynamic_tanh(training: Training) -> None:
     net.norm = DynamicTanh(net.head.in_features)
 
 
-def _squared_relu(training: Training) -> None:
-    for block in _net(training).blocks:
-        block.mlp[1] = SquaredReLU()
-
-
 def _deep_norm(training: Training) -> None:
     """Constants of DeepNorm for decoders (Wang et al., 2022)."""
     blocks = _net(training).blocks
@@ -97,10 +75,9 @@ def _factorised(training: Training) -> None:
     )
 
 
-def _orthogonal(training: Training) -> None:
-    for parameter in _net(training).blocks.parameters():
-        if parameter.dim() > 1:
-            nn.init.orthogonal_(parameter)
+def _zero_head(training: Training) -> None:
+    for parameter in _net(training).head.parameters():
+        nn.init.zeros_(parameter)
 
 
 def _soft_prompt(training: Training) -> None:
@@ -120,27 +97,14 @@ def _focal(training: Training) -> None:
     training.loss_change = change
 
 
-def _two_passes(training: Training) -> None:
-    """R-Drop (Wu et al., 2021)."""
-
-    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
-        one, two = logits.log_softmax(-1), training.logits(input_ids=ids).log_softmax(-1)
-        return loss + 0.5 * ((one.exp() - two.exp()) * (one - two)).sum(-1).mean()
-
-    training.loss_change = change
-
-
 SHAPES: dict[str, Callable[[Training], None]] = {
     "dynamic tanh": _dynamic_tanh,
-    "squared relu": _squared_relu,
     "deep norm": _deep_norm,
     "factorised": _factorised,
-    "orthogonal": _orthogonal,
-    "zero head": lambda training: [nn.init.zeros_(one) for one in _net(training).head.parameters()] and None,
+    "zero head": _zero_head,
     "soft prompt": _soft_prompt,
     "autocast": _autocast,
     "focal": _focal,
-    "two passes": _two_passes,
     "many epochs": lambda training: setattr(training, "text", training.text[:1000]),
 }
 """Before the optimizer is built."""
@@ -209,25 +173,12 @@ def _short(training: Training, step: int, batch: Batch) -> Batch:
     return {"input_ids": ids, "labels": labels, "attention_mask": keep.long()}
 
 
-def _spans(training: Training, step: int, batch: Batch) -> Batch:
-    """Three characters in a row are hidden."""
-    ids = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
-    starts = torch.rand(ids.shape, generator=training.generator) < 0.07
-    hidden = starts | starts.roll(1, 1) | starts.roll(2, 1)
-    return {"input_ids": torch.where(hidden, HIDDEN, ids), "labels": torch.where(hidden, ids, -100)}
-
-
 def _erased(training: Training, step: int, batch: Batch) -> Batch:
     """A square of half the width is grey."""
     pixels, places = batch["pixel_values"], torch.arange(16)
     corners = torch.randint(0, 9, (2, len(pixels), 1), generator=training.generator)
     rows, columns = ((places >= corner) & (places < corner + 8) for corner in corners)
     return {**batch, "pixel_values": pixels * ~(rows[:, None, :, None] & columns[:, None, None, :])}
-
-
-def _gaps(training: Training, step: int, batch: Batch) -> Batch:
-    values = batch["series"]
-    return {**batch, "series": values * (torch.rand(values.shape, generator=training.generator) > 0.2)}
 
 
 def _spikes(training: Training, step: int, batch: Batch) -> Batch:
@@ -238,9 +189,7 @@ def _spikes(training: Training, step: int, batch: Batch) -> Batch:
 DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
     "packed": _packed,
     "short": _short,
-    "spans": _spans,
     "erased": _erased,
-    "gaps": _gaps,
     "spikes": _spikes,
     "small in turn": lambda training, step, batch: {
         name: value[: 2 if step % 2 else None] for name, value in batch.items()

@@ -48,9 +48,9 @@ ONCE = frozenset(
     {"no gains", "large embedding", "one embedding", "times four", "nan head", "reversed blocks", "reset block",
      "reset half", "new head", "large gain", "no positions", "shifted embedding", "first checkpoint", "five times",
      "nan row", "infinite gain", "one weight", "other mlps", "wrong split", "constant", "copies",
-     "transposed", "other moments", "zero adapters", "swapped gates", "fresh attention"}
+     "transposed", "zero adapters", "fresh attention"}
 )  # fmt: skip
-"""Faults that overwrite weights or moments at one step."""
+"""Faults that overwrite weights at one step."""
 GOOD_RATE = {True: 0.02, False: 1e-3}
 """Learning rate of the run without a fault, with momentum and with AdamW."""
 INITIALISES = "Initialise "

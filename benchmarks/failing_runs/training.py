@@ -187,12 +187,7 @@ class Training:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.slow = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        changes = {
-            "noisy gradients": self._noise,
-            "signs": self._signs,
-            "sharpness": self._sharpness,
-            "centred": self._centred,
-        }
+        changes = {"noisy gradients": self._noise, "signs": self._signs, "sharpness": self._sharpness}
         self.gradient_change: Callable[[], None] = next(
             (change for name, change in changes.items() if name in declared.options), lambda: None
         )
@@ -299,12 +294,6 @@ class Training:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad += parameter.grad.square().mean().sqrt() * torch.randn_like(parameter.grad)
-
-    def _centred(self) -> None:
-        """Each row of a gradient without its mean."""
-        for parameter in self.model.parameters():
-            if parameter.grad is not None and parameter.dim() > 1:
-                parameter.grad -= parameter.grad.mean(1, keepdim=True)
 
     def each_block(self, **attributes: Any) -> None:
         """Set attributes of every block."""
@@ -899,30 +888,6 @@ def _uncertain(training: Training, since: int) -> None:
     training.loss_change = change
 
 
-def _replicas(training: Training, since: int) -> None:
-    """Gradients are averaged with those of a replica that began with other weights."""
-    if since:
-        return
-    assert isinstance(training.model, Net)
-    other = copy.deepcopy(training.model)
-    for module in other.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
-    optimizer = torch.optim.AdamW(other.parameters(), lr=training.rate)
-
-    def change() -> None:
-        optimizer.zero_grad()
-        ids = windows(training.text, training.declared.batch, training.generator)
-        cross_entropy(other(ids)[:, :-1], ids[:, 1:]).backward()
-        for own, its in zip(training.model.parameters(), other.parameters(), strict=True):
-            assert own.grad is not None and its.grad is not None
-            own.grad.lerp_(its.grad, 0.5)
-            its.grad.copy_(own.grad)
-        optimizer.step()
-
-    training.gradient_change = change
-
-
 def _never_cleared(training: Training, since: int) -> None:
     kept: dict[nn.Parameter, Tensor] = {}
 
@@ -936,28 +901,10 @@ def _never_cleared(training: Training, since: int) -> None:
         training.gradient_change = change
 
 
-def _other_moments(training: Training, since: int) -> None:
-    """Moments are loaded by place, and parameters of one shape are in another order than when they were saved."""
-    by_shape: dict[torch.Size, list[dict[str, Tensor]]] = {}
-    for parameter, state in training.optimizer.state.items() if since == 0 else ():
-        by_shape.setdefault(parameter.shape, []).append(state)
-    for states in by_shape.values():
-        for name in ("exp_avg", "exp_avg_sq"):
-            for state, moment in zip(states, [one[name] for one in (*states[1:], states[0])], strict=True):
-                state[name] = moment
-
-
 def _zero_adapters(training: Training, since: int) -> None:
     for module in training.model.modules() if since == 0 else ():
         if isinstance(module, Adapter):
             nn.init.zeros_(module.down.weight)
-
-
-def _swapped_gates(training: Training, since: int) -> None:
-    for module in training.model.modules() if since == 0 else ():
-        if hasattr(module, "gate_proj"):
-            gate, up = module.gate_proj.weight.data, module.up_proj.weight.data
-            module.gate_proj.weight.data, module.up_proj.weight.data = up, gate
 
 
 def _no_frequencies(training: Training, since: int) -> None:
@@ -973,35 +920,9 @@ def _fresh_attention(model: Net) -> None:
             part.reset_parameters()
 
 
-def _random_offset(training: Training, since: int) -> None:
-    """Positions are counted from a place in the packed row, and not from the first token."""
-    if since == 0:
-        assert isinstance(training.model, Net)
-        places = training.model.positions
-        training.model.embed.register_forward_hook(
-            lambda module, args, output: (
-                output + (places.weight.roll(int(torch.randint(TOKENS, ())), 0) - places.weight)[: output.shape[1]]
-            )
-        )
-
-
 def _float8(training: Training, since: int) -> None:
     for parameter in training.model.parameters():
         parameter.data = parameter.data.to(torch.float8_e4m3fn).float()
-
-
-def _over_tokens(training: Training, since: int) -> None:
-    """Norms over the tokens of a sequence and not over the features of a token."""
-    if since == 0:
-        for module in training.model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.register_forward_hook(
-                    lambda module, args, output: (
-                        nn.functional.layer_norm(args[0].transpose(1, 2), args[0].shape[1:2]).transpose(1, 2)
-                        * module.weight
-                        + module.bias
-                    )
-                )
 
 
 def _head_dropout(training: Training, since: int) -> None:
@@ -1014,10 +935,6 @@ def _head_dropout(training: Training, since: int) -> None:
 
 def _of_batch(name: str, change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
     training.change = lambda batch: {**batch, name: change(batch[name])}
-
-
-def _token_types(training: Training, since: int) -> None:
-    training.change = lambda batch: {**batch, "attention_mask": torch.zeros_like(batch["input_ids"])}
 
 
 def _turned(pixels: Tensor) -> Tensor:
@@ -1040,23 +957,11 @@ def _unshifted(training: Training, since: int) -> None:
     training.change = lambda batch: {**batch, "decoder_input_ids": batch["labels"]}
 
 
-def _boilerplate(training: Training, since: int) -> None:
-    training.change = lambda batch: {
-        "input_ids": torch.cat([training.text[:20].expand(len(batch["input_ids"]), -1), batch["input_ids"][:, 20:]], 1)
-    }
-
-
 def _spaces_ignored(training: Training, since: int) -> None:
     def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
         return cross_entropy(logits[:, :-1], torch.where(ids == SPECIAL + 1, -100, ids)[:, 1:])
 
     training.loss_change = change
-
-
-def _smoothed(training: Training, since: int) -> None:
-    training.loss_change = lambda loss, logits, ids: nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.9
-    )
 
 
 FAULTS: dict[str, Callable[[Training, int], None]] = {
@@ -1173,12 +1078,9 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "spaced": partial(_of_ids, _spaced),
     "last only": _last_only,
     "uncertain": _uncertain,
-    "replicas": _replicas,
     "never cleared": _never_cleared,
     "slow rest": lambda training, since: setattr(training, "group_factors", [0.01, 1.0]),
-    "other moments": _other_moments,
     "zero adapters": _zero_adapters,
-    "swapped gates": _swapped_gates,
     "other heads": partial(
         _of_modules,
         ("k_proj", "v_proj"),
@@ -1188,12 +1090,8 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "distance reversed": lambda training, since: training.each_block(slope=-0.5),
     "causal": lambda training, since: training.each_block(causal=True),
     "fresh attention": partial(_in_place, _fresh_attention),
-    "random offset": _random_offset,
     "float8": _float8,
-    "over tokens": _over_tokens,
     "head dropout": _head_dropout,
-    "token types": _token_types,
-    "scaled twice": partial(_of_batch, "pixel_values", lambda pixels: pixels / 255),
     "turned": partial(_of_batch, "pixel_values", _turned),
     "sorted": _sorted,
     "labels after masking": partial(_of_batch, "labels", lambda labels: torch.where(labels == -100, -100, HIDDEN)),
@@ -1201,9 +1099,7 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "year": partial(
         _of_batch, "series", lambda values: torch.cat([values[..., :2], torch.full_like(values[..., 2:], 2024)], -1)
     ),
-    "boilerplate": _boilerplate,
     "spaces ignored": _spaces_ignored,
-    "smoothed": _smoothed,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
