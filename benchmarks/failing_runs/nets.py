@@ -159,7 +159,7 @@ class SeriesNet(Net):
 
 
 def build(family: str, vocabulary: int, layers: int, width: int, *, dropout: float) -> nn.Module:
-    """A model of a family: four of our own, and those of transformers."""
+    """A model of a family: five of our own, and those of transformers."""
     own = {"pre": ("pre", True), "post": ("post", True), "pre-mlm": ("pre", False), "post-mlm": ("post", False)}
     if family in own:
         place, causal = own[family]

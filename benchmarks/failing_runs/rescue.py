@@ -167,6 +167,7 @@ def rescued(run: Stored, alarm: Alarm, before: Sequence[Checkpoint], steps: int)
     if INITIALISES in said:
         begin = Training(healthy(declared), run.seed, "tiny")
         training.model.load_state_dict(begin.model.state_dict())
+        training.classes.load_state_dict(begin.classes.state_dict())
         training.optimizer.load_state_dict(begin.optimizer.state_dict())
     rate = re.search(r"learning rate to about ([\d.e+-]+)", said)
     train(
