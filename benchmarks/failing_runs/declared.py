@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ONSET = 80
-Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy"]
+Objective = Literal["next", "masked", "images", "siamese", "contrast", "pooled", "first", "copy", "series", "translate"]
 
 TOKENS_ALARMS = ("token_collapse", "input_collapse", "vanishing_qk_gradients")
 CHANGED = "sudden_change"
@@ -377,6 +377,67 @@ FIFTH_HEALTHY: tuple[Declared, ...] = (
     Declared("Adafactor", rate=0.05, options=frozenset({"adafactor"})),
 )  # fmt: skip
 
+_IMAGES: dict[str, Any] = {"kind": "data", "family": "vit", "objective": "images", "batch": 16}
+
+SIXTH_FAULTY: tuple[Declared, ...] = (
+    Declared("gradients are never cleared", "never cleared", 40, _EVERY, ("gradients", "optimizer")),
+    Declared("rate of all but queries and keys divided by 100", "slow rest", 0, _EVERY, _STILL),
+    # NovaSky-AI/SkyRL#852, nvidia-cosmos/cosmos-predict2.5#15
+    Declared("both matrices of the adapters begin at zero", "zero adapters", 0, _EVERY,
+             ("initialisation", "weights", "adapters", "gradients"), rate=5e-3,
+             options=frozenset({"pretrained", "reversed", "adapters"})),
+    Declared("attention missing from the checkpoint", "fresh attention", 0, _EVERY,
+             ("weights", "attention", "initialisation"), **_TRAINED),
+    Declared("keys and values of the other head", "other heads", 70, _EVERY, ("attention", "structure"), **_TRAINED),
+    Declared("rotary frequencies are zero", "no frequencies", 50, _EVERY, ("attention", "structure", "position"),
+             family="llama", **_TRAINED),
+    Declared("distance added with the wrong sign", "distance reversed", 0, _EVERY,
+             ("attention", "structure", "position"), options=frozenset({"distance", "no positions"})),
+    Declared("causal mask in a classifier of the first token", "causal", 60, _EVERY, ("attention", "structure"),
+             family="pre-mlm", objective="first", rate=2e-3, batch=16),
+    Declared("weights stored in float8", "float8", 40, _EVERY, ("numbers", "weights", "optimizer"), kind="numbers"),
+    Declared("dropout of the logits", "head dropout", 60, _EVERY, ("head", "dropout", "structure")),
+    Declared("images turned, but not their labels", "turned", 60, _EVERY, ("data", "objective"), **_IMAGES),
+    Declared("images sorted by class", "sorted", 0, _EVERY, _DATA, **_IMAGES),
+    Declared("labels copied after the masking", "labels after masking", 60, _EVERY, ("data", "objective"), kind="data",
+             family="post-mlm", objective="masked", warmup=40),
+    Declared("decoder reads its labels", "unshifted", 50, _EVERY, ("data", "objective"), kind="data", family="t5",
+             objective="translate", rate=5e-3),
+    Declared("the year among the features", "year", 0, _EVERY, _DATA, kind="data", family="series", objective="series",
+             batch=16),
+    # huggingface/trl#6357, mlabonne/llm-course#33: padding and the end of a text share an id
+    Declared("a frequent token is taken for padding", "spaces ignored", 60, _EVERY, ("objective", "loss", "data"),
+             kind="loss"),
+)  # fmt: skip
+
+SIXTH_HEALTHY: tuple[Declared, ...] = (
+    Declared("RAdam, no warm-up", rate=3e-3, warmup=0, options=frozenset({"radam"})),
+    Declared("Lion", options=frozenset({"lion"})),
+    Declared("Muon for the matrices, the rest fixed", rate=2e-2, options=frozenset({"muon"})),
+    Declared("rate falls as one over the root of the step", rate=3e-3, options=frozenset({"inverse root"})),
+    Declared("rate falls in the last quarter", rate=2e-3, options=frozenset({"decay at the end"})),
+    Declared("batches of 32 and of 2 in turn", batch=32, options=frozenset({"small in turn"})),
+    Declared("tanh instead of norms", options=frozenset({"dynamic tanh"})),
+    Declared("DeepNorm, 12 layers", family="post", layers=12, options=frozenset({"deep norm"})),
+    Declared("embedding of rank 8", options=frozenset({"factorised"})),
+    Declared("head begins at zero", options=frozenset({"zero head"})),
+    Declared("two documents in each sequence", options=frozenset({"packed"})),
+    Declared("only the positions of a trained model learn", rate=3e-2,
+             options=frozenset({"soft prompt", "pretrained", "reversed"})),
+    Declared("two tasks in turn", options=frozenset({"two tasks"})),
+    Declared("focal loss", options=frozenset({"focal"})),
+    Declared("blocks frozen one after another", options=frozenset({"frozen in order"})),
+    Declared("blocks switched on one after another", options=frozenset({"switched on"})),
+    Declared("averaged weights are evaluated", options=frozenset({"averaged"})),
+    Declared("two thirds of the batch are padding", family="pre-mlm", objective="masked", options=frozenset({"short"})),
+    Declared("a thousand characters, many times", options=frozenset({"many epochs"})),
+    Declared("ViT, random erasing", family="vit", objective="images", batch=16, options=frozenset({"erased"})),
+    Declared("GPT-2, autocast", family="gpt2", options=frozenset({"autocast"})),
+    Declared("T5, to another alphabet", family="t5", objective="translate", rate=5e-3),
+    Declared("next value of a series", family="series", objective="series", batch=16),
+    Declared("series with outliers", family="series", objective="series", batch=16, options=frozenset({"spikes"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
@@ -385,8 +446,9 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "final": (*FINAL_FAULTY, *FINAL_HEALTHY),
     "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
     "fifth": (*FIFTH_FAULTY, *FIFTH_HEALTHY),
+    "sixth": (*SIXTH_FAULTY, *SIXTH_HEALTHY),
 }
-"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh`` and
-``fifth``: declared after that, each without knowledge of the alarms. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``,
+``fifth`` and ``sixth``: declared after that, each without knowledge of the alarms. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

@@ -146,12 +146,26 @@ class Net(nn.Module):
         return self.head(self.encode(input_ids, attention_mask))
 
 
+class SeriesNet(Net):
+    """The same, from three values to the next one of the first."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__(1, layers, width, "pre", causal=True)
+        self.embed = nn.Linear(3, width)  # type: ignore[assignment]
+
+    def forward(self, series: Tensor) -> Tensor:  # type: ignore[override]
+        """Predictions."""
+        return self.head(self.encode(series))
+
+
 def build(family: str, vocabulary: int, layers: int, width: int, *, dropout: float) -> nn.Module:
-    """A model of a family: four of our own, and those of transformers."""
+    """A model of a family: five of our own, and those of transformers."""
     own = {"pre": ("pre", True), "post": ("post", True), "pre-mlm": ("pre", False), "post-mlm": ("post", False)}
     if family in own:
         place, causal = own[family]
         return Net(vocabulary, layers, width, place, causal=causal, dropout=dropout)  # type: ignore[arg-type]
+    if family == "series":
+        return SeriesNet(layers, width)
     return _from_transformers(family, vocabulary, layers, width)
 
 
@@ -176,6 +190,11 @@ def _from_transformers(family: str, vocabulary: int, layers: int, width: int) ->
     if family == "mixtral":
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 1}
         return hf.MixtralForCausalLM(hf.MixtralConfig(**shape, **experts, use_cache=False))
+    if family == "t5":
+        sizes = {"d_model": width, "d_kv": width // HEADS, "d_ff": 4 * width, "num_layers": layers, "num_heads": HEADS}
+        return hf.T5ForConditionalGeneration(
+            hf.T5Config(vocab_size=vocabulary, dropout_rate=0.0, use_cache=False, **sizes)
+        )
     if family == "bert":
         return hf.BertForMaskedLM(hf.BertConfig(**shape))
     assert family == "vit", family
@@ -223,6 +242,22 @@ def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     phase = 6.28 * torch.rand(count, 1, 1, generator=generator)
     wave = torch.sin((x * angle.cos() + y * angle.sin()) + phase)
     return (wave + 0.5 * torch.randn(count, 16, 16, generator=generator))[:, None], kinds
+
+
+def series(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Three waves of one frequency in noise, and the next value of the first."""
+    frequency = 0.2 + torch.rand(count, 1, 1, generator=generator)
+    phase = 6.28 * torch.rand(count, 1, 3, generator=generator)
+    waves = 1.4 * torch.sin(frequency * torch.arange(TOKENS + 1)[None, :, None] + phase)
+    waves = waves + 0.1 * torch.randn(waves.shape, generator=generator)
+    return waves[:, :-1], waves[:, 1:, :1]
+
+
+def translation(ids: Tensor, vocabulary: int) -> dict[str, Tensor]:
+    """The text in another alphabet, for an encoder and a decoder."""
+    labels = vocabulary + 1 - ids
+    start = torch.full_like(labels[:, :1], PAD)
+    return {"input_ids": ids, "decoder_input_ids": torch.cat([start, labels[:, :-1]], 1), "labels": labels}
 
 
 def masked(ids: Tensor, generator: torch.Generator, share: float = 0.2) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ ONCE = frozenset(
     {"no gains", "large embedding", "one embedding", "times four", "nan head", "reversed blocks", "reset block",
      "reset half", "new head", "large gain", "no positions", "shifted embedding", "first checkpoint", "five times",
      "nan row", "infinite gain", "one weight", "other mlps", "wrong split", "constant", "copies",
-     "transposed"}
+     "transposed", "zero adapters", "fresh attention"}
 )  # fmt: skip
 """Faults that overwrite weights at one step."""
 GOOD_RATE = {True: 0.02, False: 1e-3}
@@ -73,18 +73,20 @@ class Checkpoint:
 
     step: int
     weights: Mapping[str, Any]
+    classes: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     random: torch.Tensor
 
     @classmethod
     def of(cls, training: Training, step: int) -> Checkpoint:
         """A copy of the state before a step."""
-        states = copy.deepcopy((training.model.state_dict(), training.optimizer.state_dict()))
-        return cls(step, *states, training.generator.get_state())
+        parts = (training.model, training.classes, training.optimizer)
+        return cls(step, *copy.deepcopy([part.state_dict() for part in parts]), training.generator.get_state())
 
     def load(self, training: Training, *, weights: Mapping[str, Any] | None = None) -> None:
         """Continue from here, perhaps with other weights. Settings of the optimizer stay those of the training."""
         training.model.load_state_dict(self.weights if weights is None else weights)
+        training.classes.load_state_dict(self.classes)
         settings = [{k: v for k, v in group.items() if k != "params"} for group in training.optimizer.param_groups]
         training.optimizer.load_state_dict(copy.deepcopy(dict(self.optimizer)))
         for group, own in zip(training.optimizer.param_groups, settings, strict=True):
@@ -121,7 +123,7 @@ def train(
 def held_out_loss(training: Training) -> float:
     """Loss of the undisturbed objective on batches that were not trained on; infinite if it is not a number."""
     clean = Training(replace(training.declared, fault=None), 0, "tiny")
-    clean.model, clean.text = training.model, training.held_out
+    clean.model, clean.classes, clean.text = training.model, training.classes, training.held_out
     clean.generator.manual_seed(12_345)
     training.model.eval()
     with torch.no_grad():
@@ -165,6 +167,7 @@ def rescued(run: Stored, alarm: Alarm, before: Sequence[Checkpoint], steps: int)
     if INITIALISES in said:
         begin = Training(healthy(declared), run.seed, "tiny")
         training.model.load_state_dict(begin.model.state_dict())
+        training.classes.load_state_dict(begin.classes.state_dict())
         training.optimizer.load_state_dict(begin.optimizer.state_dict())
     rate = re.search(r"learning rate to about ([\d.e+-]+)", said)
     train(

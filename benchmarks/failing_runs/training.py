@@ -38,10 +38,13 @@ from benchmarks.failing_runs.nets import (
     masked,
     parameters_of,
     replaced,
+    series,
     text_ids,
+    translation,
     windows,
     words,
 )
+from benchmarks.failing_runs.options import DRAWS, OPTIMIZERS, PLANS, RATES, SHAPES
 from rankscope.monitor import Gauge
 from rankscope.monitor.probing import Prober
 
@@ -143,6 +146,8 @@ class Training:
                 parameter.requires_grad_(parameter.dim() == 1)
         if "mean teacher" in declared.options:
             self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+        for name in SHAPES.keys() & declared.options:
+            SHAPES[name](self)
         if "adapters" in declared.options:
             self.model.requires_grad_(False)
             add_adapters(self.model)
@@ -150,7 +155,7 @@ class Training:
         learned = [
             *(
                 every
-                if declared.objective in CLASSIFIED or "unfreeze" in declared.options
+                if declared.objective in CLASSIFIED or {"unfreeze", "two tasks"} & declared.options
                 else parameters_of(self.model)
             ),
             *(self.predictor.parameters() if declared.objective == "siamese" else ()),
@@ -176,6 +181,8 @@ class Training:
             self.optimizer = torch.optim.Adagrad(learned, lr=self.rate)
         elif "adafactor" in declared.options:
             self.optimizer = torch.optim.Adafactor(learned, lr=self.rate)
+        elif other := OPTIMIZERS.keys() & declared.options:
+            self.optimizer = OPTIMIZERS[other.pop()](learned, self.rate)
         else:
             self.optimizer = torch.optim.AdamW(groups if queries else learned, lr=self.rate, weight_decay=self.decay)
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -245,6 +252,8 @@ class Training:
     def _plan(self, step: int) -> None:
         """Options that act before each step."""
         options = self.declared.options
+        for name in PLANS.keys() & options:
+            PLANS[name](self, step)
         if "in turn" in options:
             assert isinstance(self.model, Net)
             for place, block in enumerate(self.model.blocks):
@@ -296,14 +305,23 @@ class Training:
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step, as the loader returns it."""
-        declared = self.declared
         self._plan(step)
+        batch = self._draw(step)
+        for name in DRAWS.keys() & self.declared.options:
+            batch = DRAWS[name](self, step, batch)
+        return self.change(batch)
+
+    def _draw(self, step: int) -> dict[str, Tensor]:
+        declared = self.declared
         if declared.objective == "images":
             pixels, labels = images(declared.batch, self.generator)
             if "jitter" in declared.options:
                 contrast, brightness = torch.randn(2, len(pixels), 1, 1, 1, generator=self.generator)
                 pixels = pixels * (0.7 * contrast).exp() + brightness
-            return self.change({"pixel_values": pixels, "labels": labels})
+            return {"pixel_values": pixels, "labels": labels}
+        if declared.objective == "series":
+            values, following = series(declared.batch, self.generator)
+            return {"series": values, "labels": following}
         text = self.text
         if "one page" in declared.options:
             start = int(torch.randint(len(text) - 300, (), generator=self.generator))
@@ -362,13 +380,20 @@ class Training:
             found["attention_mask"] = keep.long()
             found["input_ids"] = torch.where(keep, found["input_ids"], PAD)
             found["labels"] = torch.where(keep, found["labels"], -100)
-        return self.change(found)
+        if declared.objective == "translate":
+            found = translation(ids, self.vocabulary)
+        return found
 
     def probe(self, count: int) -> dict[str, Tensor]:
         """Inputs from the part of the text that is not trained on."""
         generator = torch.Generator().manual_seed(10_000)
         if self.declared.objective == "images":
             return {"pixel_values": images(count, generator)[0]}
+        if self.declared.objective == "series":
+            return {"series": series(count, generator)[0]}
+        if self.declared.objective == "translate":
+            found = translation(windows(self.held_out, count, generator), self.vocabulary)
+            return {name: found[name] for name in ("input_ids", "decoder_input_ids")}
         return {"input_ids": windows(self.held_out, count, generator)}
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
@@ -399,7 +424,9 @@ class Training:
             )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         logits = self.logits(**inputs).float()
-        if declared.objective == "masked":
+        if declared.objective == "series":
+            return (logits - batch["labels"]).square().mean()
+        if declared.objective in ("masked", "translate"):
             return cross_entropy(logits, batch["labels"])
         labels = self.label_change(batch["input_ids"])[:, 1:]
         if "noisy labels" in declared.options:
@@ -449,6 +476,8 @@ class Training:
             rate /= 10
         if "cyclic" in self.declared.options:
             rate *= 0.5 * (1 + math.cos(2 * math.pi * (step % 40) / 40))
+        for name in RATES.keys() & self.declared.options:
+            rate *= RATES[name](step, self.size["steps"])
         return rate
 
 
@@ -859,6 +888,82 @@ def _uncertain(training: Training, since: int) -> None:
     training.loss_change = change
 
 
+def _never_cleared(training: Training, since: int) -> None:
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def change() -> None:
+        for parameter in parameters_of(training.model):
+            assert parameter.grad is not None
+            parameter.grad += kept.get(parameter, 0.0)
+            kept[parameter] = parameter.grad.clone()
+
+    if since == 0:
+        training.gradient_change = change
+
+
+def _zero_adapters(training: Training, since: int) -> None:
+    for module in training.model.modules() if since == 0 else ():
+        if isinstance(module, Adapter):
+            nn.init.zeros_(module.down.weight)
+
+
+def _no_frequencies(training: Training, since: int) -> None:
+    """Frequencies are not in checkpoints, and nobody computes them after a construction on the meta device."""
+    for module in training.model.modules():
+        if hasattr(module, "inv_freq"):
+            module.inv_freq.zero_()
+
+
+def _fresh_attention(model: Net) -> None:
+    for block in model.blocks:
+        for part in (block.q_proj, block.k_proj, block.v_proj, block.out_proj):
+            part.reset_parameters()
+
+
+def _float8(training: Training, since: int) -> None:
+    for parameter in training.model.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).float()
+
+
+def _head_dropout(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        training.model.head.register_forward_hook(
+            lambda module, args, output: nn.functional.dropout(output, 0.5, module.training)
+        )
+
+
+def _of_batch(name: str, change: Callable[[Tensor], Tensor], training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, name: change(batch[name])}
+
+
+def _turned(pixels: Tensor) -> Tensor:
+    turned = torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, pixels, pixels.rot90(1, (2, 3)))
+    return torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, turned, turned.flip(3))
+
+
+def _sorted(training: Training, since: int) -> None:
+    """All images of one class, then all of the next."""
+
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        pixels, labels = images(16 * len(batch["labels"]), training.generator)
+        now = (labels == since * 8 // training.size["steps"]).nonzero().flatten()[: len(batch["labels"])]
+        return {"pixel_values": pixels[now], "labels": labels[now]}
+
+    training.change = change
+
+
+def _unshifted(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "decoder_input_ids": batch["labels"]}
+
+
+def _spaces_ignored(training: Training, since: int) -> None:
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        return cross_entropy(logits[:, :-1], torch.where(ids == SPECIAL + 1, -100, ids)[:, 1:])
+
+    training.loss_change = change
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -973,6 +1078,28 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "spaced": partial(_of_ids, _spaced),
     "last only": _last_only,
     "uncertain": _uncertain,
+    "never cleared": _never_cleared,
+    "slow rest": lambda training, since: setattr(training, "group_factors", [0.01, 1.0]),
+    "zero adapters": _zero_adapters,
+    "other heads": partial(
+        _of_modules,
+        ("k_proj", "v_proj"),
+        lambda args, output: output.unflatten(-1, (HEADS, -1)).flip(-2).flatten(-2),
+    ),
+    "no frequencies": _no_frequencies,
+    "distance reversed": lambda training, since: training.each_block(slope=-0.5),
+    "causal": lambda training, since: training.each_block(causal=True),
+    "fresh attention": partial(_in_place, _fresh_attention),
+    "float8": _float8,
+    "head dropout": _head_dropout,
+    "turned": partial(_of_batch, "pixel_values", _turned),
+    "sorted": _sorted,
+    "labels after masking": partial(_of_batch, "labels", lambda labels: torch.where(labels == -100, -100, HIDDEN)),
+    "unshifted": _unshifted,
+    "year": partial(
+        _of_batch, "series", lambda values: torch.cat([values[..., :2], torch.full_like(values[..., 2:], 2024)], -1)
+    ),
+    "spaces ignored": _spaces_ignored,
 }
 """What each fault does before a step, given how many steps ago it set in."""
 

@@ -1,0 +1,210 @@
+"""What the options of the healthy runs of the sixth set do: before training, before a step, and to a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.failing_runs.nets import HIDDEN, PAD, SPECIAL, TOKENS, Block, Net
+
+if TYPE_CHECKING:
+    from benchmarks.failing_runs.training import Training
+
+
+class DynamicTanh(nn.Module):
+    """Takes the place of a norm (Zhu et al., 2025)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.slope, self.weight, self.bias = (
+            nn.Parameter(start) for start in (torch.tensor(0.5), torch.ones(width), torch.zeros(width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Entry by entry."""
+        return self.weight * torch.tanh(self.slope * x) + self.bias
+
+
+class Lion(torch.optim.Optimizer):
+    """Sign of a momentum (Chen et al., 2023)."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    kept = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
+                    weight.sub_(group["lr"] * torch.lerp(kept, weight.grad, 0.1).sign())
+                    kept.lerp_(weight.grad, 0.01)
+
+
+def _net(training: Training) -> Net:
+    assert isinstance(training.model, Net)
+    return training.model
+
+
+def _dynamic_tanh(training: Training) -> None:
+    net = _net(training)
+    for block in net.blocks:
+        block.norm1, block.norm2 = (DynamicTanh(norm.weight.numel()) for norm in (block.norm1, block.norm2))
+    net.norm = DynamicTanh(net.head.in_features)
+
+
+def _deep_norm(training: Training) -> None:
+    """Constants of DeepNorm for decoders (Wang et al., 2022)."""
+    blocks = _net(training).blocks
+    training.each_block(skip=(2 * len(blocks)) ** 0.25)
+    for block in blocks:
+        for part in (block.v_proj, block.out_proj, block.mlp[0], block.mlp[2]):
+            part.weight.data.mul_((8 * len(blocks)) ** -0.25)
+
+
+def _factorised(training: Training) -> None:
+    net = _net(training)
+    net.embed = nn.Sequential(  # type: ignore[assignment]
+        nn.Embedding(training.vocabulary, 8), nn.Linear(8, net.head.in_features, bias=False)
+    )
+
+
+def _zero_head(training: Training) -> None:
+    for parameter in _net(training).head.parameters():
+        nn.init.zeros_(parameter)
+
+
+def _soft_prompt(training: Training) -> None:
+    training.model.requires_grad_(False)
+    _net(training).positions.requires_grad_(True)
+
+
+def _autocast(training: Training) -> None:
+    training.model.forward = torch.autocast("cpu", torch.bfloat16)(training.model.forward)  # type: ignore[method-assign]
+
+
+def _focal(training: Training) -> None:
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        return ((1 - (-losses).exp()).square() * losses).mean()
+
+    training.loss_change = change
+
+
+SHAPES: dict[str, Callable[[Training], None]] = {
+    "dynamic tanh": _dynamic_tanh,
+    "deep norm": _deep_norm,
+    "factorised": _factorised,
+    "zero head": _zero_head,
+    "soft prompt": _soft_prompt,
+    "autocast": _autocast,
+    "focal": _focal,
+    "many epochs": lambda training: setattr(training, "text", training.text[:1000]),
+}
+"""Before the optimizer is built."""
+
+
+def _frozen_in_order(training: Training, step: int) -> None:
+    blocks = _net(training).blocks
+    for block in blocks[: len(blocks) * step // training.size["steps"]]:
+        block.requires_grad_(False)
+
+
+def _switched_on(training: Training, step: int) -> None:
+    """Each block fades in over ten steps, a sixth of the run after the one below it."""
+    for place, block in enumerate(_net(training).blocks):
+        assert isinstance(block, Block)
+        block.branch = min(1.0, max(0.0, (step - place * training.size["steps"] // 6) / 10)) if place else 1.0
+
+
+def _averaged(training: Training, step: int) -> None:
+    """Every 20 steps the averaged weights are evaluated, and those in training are put back."""
+    own = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
+    for name, weight in own.items():
+        training.slow[name].lerp_(weight, 0.1)
+    if step % 20 == 19:
+        training.model.load_state_dict(training.slow)
+        with torch.no_grad():
+            training.model.eval()(**training.probe(8))
+        training.model.train().load_state_dict(own)
+
+
+def _two_tasks(training: Training, step: int) -> None:
+    """At every other step: how many spaces there are, up to three."""
+
+    def change(loss: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
+        spaces = (ids == SPECIAL + 1).sum(1).sub(3).clamp(0, 3)
+        return F.cross_entropy(training.classes(_net(training).encode(ids).mean(1)), spaces)
+
+    training.loss_change = change if step % 2 else lambda loss, logits, ids: loss
+
+
+PLANS: dict[str, Callable[[Training, int], None]] = {
+    "frozen in order": _frozen_in_order,
+    "switched on": _switched_on,
+    "averaged": _averaged,
+    "two tasks": _two_tasks,
+}
+"""Before each step."""
+
+Batch = dict[str, Tensor]
+
+
+def _packed(training: Training, step: int, batch: Batch) -> Batch:
+    """Two documents and a separator."""
+    ids, places = batch["input_ids"], torch.arange(TOKENS)
+    cut = torch.randint(4, TOKENS - 4, (len(ids), 1), generator=training.generator)
+    joined = torch.where(places < cut, ids, ids.roll(1, 0))
+    return {"input_ids": torch.where(places == cut, HIDDEN, joined)}
+
+
+def _short(training: Training, step: int, batch: Batch) -> Batch:
+    """Sequences of four to nine tokens, and one of full length."""
+    lengths = torch.randint(4, 10, (len(batch["input_ids"]), 1), generator=training.generator)
+    lengths[0] = TOKENS
+    keep = torch.arange(TOKENS) < lengths
+    ids, labels = torch.where(keep, batch["input_ids"], PAD), torch.where(keep, batch["labels"], -100)
+    return {"input_ids": ids, "labels": labels, "attention_mask": keep.long()}
+
+
+def _erased(training: Training, step: int, batch: Batch) -> Batch:
+    """A square of half the width is grey."""
+    pixels, places = batch["pixel_values"], torch.arange(16)
+    corners = torch.randint(0, 9, (2, len(pixels), 1), generator=training.generator)
+    rows, columns = ((places >= corner) & (places < corner + 8) for corner in corners)
+    return {**batch, "pixel_values": pixels * ~(rows[:, None, :, None] & columns[:, None, None, :])}
+
+
+def _spikes(training: Training, step: int, batch: Batch) -> Batch:
+    values = batch["series"]
+    return {**batch, "series": torch.where(torch.rand(values.shape, generator=training.generator) < 0.02, 10.0, values)}
+
+
+DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
+    "packed": _packed,
+    "short": _short,
+    "erased": _erased,
+    "spikes": _spikes,
+    "small in turn": lambda training, step, batch: {
+        name: value[: 2 if step % 2 else None] for name, value in batch.items()
+    },
+}
+"""To the batch of a step."""
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "radam": lambda learned, rate: torch.optim.RAdam(learned, lr=rate),
+    "lion": lambda learned, rate: Lion(learned, rate),
+    "muon": lambda learned, rate: torch.optim.Muon([one for one in learned if one.dim() == 2], lr=rate),
+}
+
+RATES: dict[str, Callable[[int, int], float]] = {
+    "inverse root": lambda step, steps: math.sqrt(20 / max(20, step + 1)),
+    "decay at the end": lambda step, steps: min(1.0, 4 * (steps - step) / steps),
+}
+"""Factor on the learning rate, by the step and their number."""
