@@ -187,6 +187,19 @@ def test_matrices_in_which_hardly_an_entry_is_left_are_judged_together() -> None
     assert facts(model)["gradient_underflow"] == 0.0
 
 
+def test_entries_of_one_size_count_if_every_gradient_is_sparse() -> None:
+    """So much underflows that only the head has a gradient; signs, in which other matrices are dense, do not count."""
+    model = nn.ModuleList([nn.Linear(32, 32, bias=False) for _ in range(4)])
+    for one in model.parameters():
+        one.grad = torch.zeros(32, 32)
+    head = next(model.parameters()).grad
+    assert head is not None
+    head.view(-1)[::100] = smallest(torch.float16)
+    assert facts(model)["gradient_underflow"] > 0.99
+    list(model.parameters())[1].grad.fill_(smallest(torch.float16))  # type: ignore[union-attr]
+    assert facts(model)["gradient_underflow"] == 0.0
+
+
 def test_sparse_gradients_not_finite_ones_and_none_at_all_are_read() -> None:
     model = nn.Embedding(100, 8, sparse=True)
     assert facts(model) == {}
