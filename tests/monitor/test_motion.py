@@ -346,7 +346,7 @@ def test_first_in_the_order_of_the_forward_not_of_the_registration() -> None:
 
 
 def frozen(*, at: dict[int, int], is_new: bool = False) -> Change:
-    """Blocks that stop to require a gradient at a step, by number; with a new optimizer without them, or not."""
+    """Blocks that stop requiring gradients at a step, by number; with a new optimizer without them, or not."""
 
     def change(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
         for block, begin in at.items():
@@ -362,7 +362,7 @@ def frozen(*, at: dict[int, int], is_new: bool = False) -> Change:
 def test_all_blocks_that_stop_at_once_are_an_alarm_and_a_schedule_that_freezes_them_is_not() -> None:
     ((name, component, sentence),) = watched(gpt2(dropout=0.0), frozen(at={0: 18, 1: 18}))
     assert (name, component) == ("still_weights", "gradients")
-    assert "100% of the weights that moved stopped to require a gradient 16 steps ago, at once" in sentence
+    assert "100% of the weights that moved stopped requiring gradients 16 steps ago, at once" in sentence
     assert "deepcopy" in sentence
     assert watched(gpt2(dropout=0.0), frozen(at={0: 14, 1: 22})) == [], "one block after the other"
     assert watched(gpt2(dropout=0.0), frozen(at={0: 18, 1: 18}, is_new=True)) == [], "a stage of its own"

@@ -209,6 +209,9 @@ def test_sparse_gradients_not_finite_ones_and_none_at_all_are_read() -> None:
     for one in model.parameters():
         one.grad = torch.full_like(one, torch.inf)
     assert facts(model) == {"gradient_underflow": 0.0}
+    for one in model.parameters():
+        one.grad = torch.zeros_like(one)
+    assert facts(model) == {"gradient_underflow": 0.0}, "no gradient at all is not underflow"
 
 
 def rounding(scale: float, since: int) -> Callable[[Any, Any, int], None]:

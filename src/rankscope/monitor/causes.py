@@ -633,7 +633,7 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         return None
     rate = scene.past[-1].rate if scene.past else math.nan
     if (stopped := scene.whole.now.get("weights_stopped", 0.0)) >= STOPPED:
-        words = f"{stopped:.0%} of the weights that moved stopped to require a gradient {still:.0f} steps ago, at once"
+        words = f"{stopped:.0%} of the weights that moved stopped requiring gradients {still:.0f} steps ago, at once"
         return Cause("gradients", f"Cause: {words}; the optimizer still holds them, at a rate above 0.", _STOPPED)
     if rate == 0.0:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")

@@ -321,7 +321,7 @@ class WeightMotion:
                 self._has_moved.add(place)
 
     def _stop(self, changes: Mapping[str, float], learned: Sequence[str], held: frozenset[str], steps: int) -> int:
-        """For how many steps most weights that moved do not, because they stopped to require a gradient all at once."""
+        """For how many steps most weights that moved do not, because they stopped requiring gradients all at once."""
         for name in set(learned) & changes.keys():
             self._looks_moved[name] = self._looks_moved.get(name, 0) + (changes[name] > 0.0)
         moved = [name for name, looks in self._looks_moved.items() if looks >= MOVED_BEFORE and name in changes]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.linalg.to_host import to_host
+from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.parameters import is_readable, tensors_of, values_of
 from rankscope.monitor.readings import LayerValue, fact
 
@@ -55,7 +57,7 @@ def lost_to_underflow(model: nn.Module) -> Iterator[LayerValue]:
     spacings = [grid.spacing for _, grid in grids if grid.is_certain] or _together([grid for _, grid in grids], is_all)
     # Where few entries are left, they may all be of one size: it has to be that of the other matrices.
     lost = sum(zeros for zeros, grid in grids if any(_is_whole(grid.spacing / one) for one in spacings))
-    if lost >= MUCH * total:
+    if 0 < MUCH * total <= lost:
         gone = sum(len(sample) for sample, count in zip(samples, counts, strict=True) if not count)
         lost, total = lost + gone, total + gone
     yield fact("gradient_underflow", "gradients", lost / max(1, total))
@@ -73,7 +75,7 @@ class _Grid:
 
     @property
     def is_certain(self) -> bool:
-        """Entries of random size are no such multiples: that eight of them are is one in 10^13."""
+        """Entries of random size are no such multiples: that eight of them are is less than one in 10^11."""
         return self.near >= LEAST and self.largest > 1.5
 
 
@@ -104,7 +106,7 @@ def _is_whole(ratio: Tensor | float) -> bool:
 
 def _sample(tensor: Tensor) -> Tensor:
     # A shard of a gradient is as good a sample: the first process tells the others.
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = values_of(local).flatten()
+    local: Any = cast(Any, tensor).to_local() if is_distributed(tensor) else tensor
+    flat: Tensor = values_of(local).flatten()
     # An odd stride does not stay in one column.
     return flat[:: max(1, len(flat) // _SAMPLED) | 1][:_SAMPLED]

@@ -7,7 +7,7 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
 MOVED = 0.05
 """Share of the entries of the blocks' matrices below which weights count as still."""
 STOPPED = 0.75
-"""Share of the weights that ever moved, which stop to require a gradient between two readings: a schedule that freezes
+"""Share of the weights that ever moved, which stop requiring gradients between two readings: a schedule that freezes
 blocks freezes fewer at once, and a training in two stages builds another optimizer."""
 STEPS = 16
 """Steps without motion that are an alarm: a warm-up from zero and the steps that a loss scaler skips are fewer."""
@@ -21,7 +21,7 @@ def still_weights(layer: LayerState) -> Judgement | None:
     motion per step and learning rate fell to a hundredth while the norm of the gradient did not fall to a fifth; if
     the optimizer's epsilon is a hundred times the root of its second moment and the motion a hundredth of the learning
     rate; if the gradient is exactly zero and was as large as usual before; or if it was never above 3e-7 of their norm
-    per step. Weights that stop to require a gradient count if they are three quarters of all that ever moved, stop
+    per step. Weights that stop requiring gradients count if they are three quarters of all that ever moved, stop
     between two readings and stay in the optimizer.
     """
     if not layer.has("still_steps", "weights_moved"):
