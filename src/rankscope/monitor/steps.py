@@ -51,7 +51,7 @@ def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
-            state = next(filter(None, states), {})
+            state: Mapping[str, Any] = next(filter(None, states), {})
             betas, momentum = group.get("betas", ()), group.get("momentum", 0.0)
             if {"exp_avg", "exp_avg_sq"} <= state.keys() and len(betas) == 2 and max(betas) < 1.0:
                 first, second = (1.0 / (1.0 - float(beta)) for beta in betas)
