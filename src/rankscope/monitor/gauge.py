@@ -433,7 +433,7 @@ class Gauge:
             yield fact("learning_rate", "optimizer", self._rate())
         if self.optimizers:
             beyond, words = contradiction(self.optimizers)
-            yield fact("settings_contradiction", words, beyond)
+            yield fact("settings_contradiction", words or "optimizer", beyond)
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)

@@ -43,7 +43,7 @@ def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
 
 
 def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
-    """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words; 0 if none is.
+    """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words if it is beyond.
 
     Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum.
     """
@@ -61,7 +61,8 @@ def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
             if state.get("momentum_buffer") is not None and isinstance(momentum, (int, float)) and momentum >= 1.0:
                 words = f"keeps {momentum:.4g} of its velocity at each step, so that no gradient is ever forgotten"
                 found.append((2.0 * momentum, f"{words} (momentum)"))
-    return max(found)
+    beyond, words = max(found)
+    return beyond, words if beyond >= 1.0 else ""
 
 
 def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]:
