@@ -325,7 +325,8 @@ FRESH_HEALTHY: tuple[Declared, ...] = (
     Declared("trained model learns to classify", objective="pooled", rate=5e-4, batch=16, options=_PRETRAINED),
 )  # fmt: skip
 
-_EVERY = (*_MIXED_UP, "repeated_sequences", "padding_only", "not_finite", "not_finite_gradients")
+_EVERY = (*_MIXED_UP, "repeated_sequences", "padding_only", "not_finite", "not_finite_gradients",
+          "gradient_underflow", "optimizer_settings")  # fmt: skip
 _TRAINED: dict[str, Any] = {"rate": 3e-4, "options": _PRETRAINED}
 
 FIFTH_FAULTY: tuple[Declared, ...] = (

@@ -44,6 +44,8 @@ HEALTHY = {
     "loss_spread": 0.1,
     "cloned_blocks": 0.0,
     "gradient_carried": 0.0,
+    "gradient_underflow": 0.05,
+    "settings_contradiction": 0.1,
 }
 BAD = {
     "token_collapse": {"relative_residual": 0.05},
@@ -65,6 +67,8 @@ BAD = {
     "cloned_blocks": {"cloned_blocks": 3.0},
     "weights_replaced": {"weight_jump": 3.0},
     "kept_gradients": {"gradient_carried": 0.5},
+    "gradient_underflow": {"gradient_underflow": 0.9},
+    "optimizer_settings": {"settings_contradiction": 12.0},
 }
 
 

@@ -123,6 +123,7 @@ def test_learned_gain_that_moves_a_little_is_no_difference() -> None:
 
 
 JUMP = LayerValue("weight_jump", "head.weight (head)", None, None, 4.0, 0.9, 30.0)
+SWAPPED = LayerValue("settings_contradiction", "averages", None, None, 12.0, 12.0, 12.0)
 WRITE = LayerValue("weights_written", "head.weight (head)", None, None, 4.0, 0.9, 187.0)
 ENTERED = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.5}, entry_size={"": 1.0}, settings={"drop": "p=0.1"})
 ROOM = Structure("x", {"/0": 1.0}, {}, {"": 0.9}, {}, {"": 0.5})
@@ -156,6 +157,10 @@ def past(
         ({"whole": whole(batch_copies=1.0)}, "data"),
         ({"whole": whole(batch_common=0.95)}, "data"),
         ({"whole": whole(batch_ignored=1.0)}, "data"),
+        ({"whole": whole(batch_cut=4.0, batch_length=6.0)}, "data"),
+        ({"whole": whole(gradient_underflow=0.9, gradient_spacing=6e-8)}, "gradients"),
+        ({"whole": whole(still_steps=16.0, weights_moved=1.0, weights_stopped=0.9)}, "gradients"),
+        ({"past": [*past(motion=lambda step: 0.05)[:-1], Moment(200, {}, contradiction=SWAPPED)]}, "optimizer"),
         ({"not_finite": lambda: Cause("activations", "")}, "activations"),
         ({"changes": (Cause("skip", "the skips carry 0.5"),)}, "skip"),
         ({"past": past(motion=lambda step: 0.05)}, "rate"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from rankscope.models.loading import load
 from rankscope.monitor import Gauge, motion
 from rankscope.monitor.motion import GROWTH, WeightMotion
 from rankscope.monitor.readings import LayerValue
+from rankscope.monitor.steps import contradiction
 from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import batches, bert, gpt2, probe
 
@@ -342,6 +344,79 @@ def test_first_in_the_order_of_the_forward_not_of_the_registration() -> None:
     assert reading is not None
     (alarm,) = [alarm for alarm in reading.alarms if alarm.name == "not_finite"]
     assert "First: 800 of 800 entries of bert.embeddings.word_embeddings.weight" in alarm.sentence
+
+
+def frozen(*, at: dict[int, int], is_new: bool = False) -> Change:
+    """Blocks that stop requiring gradients at a step, by number; with a new optimizer without them, or not."""
+
+    def change(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+        for block, begin in at.items():
+            if step == begin:
+                model.transformer.h[block].requires_grad_(False)
+                if is_new:
+                    for group in optimizer.param_groups:
+                        group["params"] = [one for one in group["params"] if one.requires_grad]
+
+    return change
+
+
+def test_all_blocks_that_stop_at_once_are_an_alarm_and_a_schedule_that_freezes_them_is_not() -> None:
+    ((name, component, sentence),) = watched(gpt2(dropout=0.0), frozen(at={0: 18, 1: 18}))
+    assert (name, component) == ("still_weights", "gradients")
+    assert "100% of the weights that moved stopped requiring gradients 16 steps ago, at once" in sentence
+    assert "deepcopy" in sentence
+    assert watched(gpt2(dropout=0.0), frozen(at={0: 14, 1: 22})) == [], "one block after the other"
+    assert watched(gpt2(dropout=0.0), frozen(at={0: 18, 1: 18}, is_new=True)) == [], "a stage of its own"
+    assert watched(gpt2(dropout=0.0), frozen(at={0: 0, 1: 0})) == [], "from the start"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (torch.optim.AdamW, {"betas": (0.999, 0.9)}, "averages gradients over 1,000 steps and their squares over 10;"),
+        (torch.optim.NAdam, {"betas": (0.99, 0.9)}, "averages gradients over 100 steps and their squares over 10;"),
+        (torch.optim.SGD, {"momentum": 1.0, "lr": 1e-4}, "keeps 1 of its velocity at each step"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_an_alarm(kind: Any, options: dict[str, Any], words: str) -> None:
+    alarm = trained(kind=kind, **options)[0]
+    assert (alarm.name, alarm.component, alarm.step) == ("optimizer_settings", "optimizer", 2)
+    assert words in alarm.sentence
+    assert "(0.9, 0.999) and 0.9 are usual" in alarm.sentence
+
+
+class Adan(torch.optim.AdamW):
+    """Has three betas, of which the second is that of differences of gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        for group in self.param_groups:
+            group["reported"] = group["betas"]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["betas"] = group["reported"]
+        super().step(closure)
+        for group in self.param_groups:
+            group["betas"] = (0.98, 0.2, 0.99)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(partial(torch.optim.AdamW, betas=betas) for betas in
+          [(0.9, 0.999), (0.95, 0.95), (0.95, 0.9), (0.9, 0.95), (0.0, 0.9), (0.98, 0.9), (0.5, 0.5)]),
+        partial(torch.optim.SGD, momentum=0.99), torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad,
+        torch.optim.Adafactor, Adan,
+    ],
+)  # fmt: skip
+def test_settings_of_usual_recipes_do_not_contradict_each_other(build: Any) -> None:
+    layer = nn.Linear(4, 4)
+    optimizer = build(layer.parameters())
+    layer(torch.ones(1, 4)).sum().backward()
+    assert contradiction([optimizer]) == (0.0, ""), "before its first step, nothing is said of it"
+    optimizer.step()
+    assert contradiction([optimizer])[0] < 1.0
 
 
 def test_loss_that_is_not_finite_is_the_cause_although_an_update_spread_it() -> None:

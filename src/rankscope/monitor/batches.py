@@ -20,6 +20,8 @@ PRIOR = 8.0
 """Pairs that are taken to have been seen after every token, spread as the tokens are."""
 VARIED = 8
 """Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
+SHORTER = 4
+"""Batches in a row whose sequences have the same shorter length."""
 MOST_COMPARED = 4
 """Sequences that are compared with those of the last batch."""
 
@@ -39,6 +41,7 @@ class BatchWatch:
         self._counts: dict[str, Tensor] = {}
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
+        self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -56,6 +59,9 @@ class BatchWatch:
         - ``batch_size``: root mean square of the entries, for inputs that are not tokens.
         - ``batch_ignored``: share of labels that a loss leaves out.
         - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
+        - ``batch_length``: tokens of a sequence, with padding.
+        - ``batch_cut``: the length of earlier sequences relative to that, if at least eight batches had that length and
+          the last four have this one, with no more sequences; else 1.
         - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
@@ -84,6 +90,7 @@ class BatchWatch:
             if value.shape[-1] > 1 and size > 0.0:
                 found["batch_order"] = float(torch.linalg.vector_norm(value.detach().double().diff(dim=-1))) / size
             return found
+        found["batch_length"], found["batch_cut"] = float(value.shape[-1]), self._cut(len(value), value.shape[-1])
         ids = value.detach().cpu().long()
         counts = torch.bincount(ids.flatten().clamp(min=0)).double()
         found["batch_padding"] = float((counts.max() / counts.sum()) if keep is None else (~keep).double().mean())
@@ -138,6 +145,16 @@ class BatchWatch:
         self._same = self._same + 1 if is_same else 0
         self._different += not is_same
         return float(self._same if self._different > VARIED else 0)
+
+    def _cut(self, sequences: int, length: int) -> float:
+        most, usual = self._shape
+        if length == usual:
+            self._alike, self._shorter = self._alike + 1, [0, 0]
+        elif self._alike >= VARIED and length < usual and sequences <= most:
+            self._shorter = [length, self._shorter[1] + 1 if length == self._shorter[0] else 1]
+        else:
+            self._shape, self._alike, self._shorter = (sequences, length), 1, [0, 0]
+        return usual / length if self._shorter[1] >= SHORTER else 1.0
 
 
 def _named(given: BatchData) -> dict[str, Tensor]:

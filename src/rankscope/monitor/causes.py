@@ -22,10 +22,12 @@ from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.alarms.data_shift import CUT
+from rankscope.monitor.alarms.gradient_underflow import LOST
 from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
 from rankscope.monitor.alarms.loss_shift import loss_shift
 from rankscope.monitor.alarms.repeated_sequences import STUCK
-from rankscope.monitor.alarms.still_weights import MOVED
+from rankscope.monitor.alarms.still_weights import MOVED, STOPPED
 from rankscope.monitor.alarms.still_weights import STEPS as STILL
 from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
 from rankscope.monitor.readings import LayerValue
@@ -355,6 +357,7 @@ class Moment:
         written: those that something else wrote between two of its steps, one of each block; see :class:`Writes`.
         spread: how far the rows of an embedding are from their mean, relative to the start of the run.
         settings: of the optimizers besides the learning rate, by name.
+        contradiction: how far they contradict each other, and in which words.
     """
 
     step: int
@@ -366,6 +369,7 @@ class Moment:
     written: tuple[LayerValue, ...] = ()
     spread: LayerValue | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
+    contradiction: LayerValue | None = None
 
     @property
     def slowest(self) -> float:
@@ -470,6 +474,10 @@ def _of_batch(scene: Scene) -> Cause | None:
         return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
     if (stuck := now.get("batch_stuck", 0.0)) >= STUCK:
         return Cause("data", f"Cause: the data: the batch is the same as in each of the {stuck:.0f} readings before.")
+    if (cut := now.get("batch_cut", 0.0)) >= CUT:
+        length = now.get("batch_length", math.nan)
+        words = f"sequences are {length:.0f} tokens long, and were {cut * length:.0f} in the batches before"
+        return Cause("data", f"Cause: the data: {words}.")
     if (empty := _of_empty_batch(scene)) is not None:
         return empty
     if common >= ONE_TOKEN:
@@ -508,6 +516,31 @@ def _of_settings(scene: Scene) -> Cause | None:
 def _set_anew(names: Sequence[str], now: Mapping[str, str], before: Mapping[str, str]) -> str:
     more = f", and {len(names) - 1} others" if len(names) > 1 else ""
     return f"{names[0]} is {now[names[0]]} instead of {before[names[0]]}{more}"
+
+
+def _of_underflow(scene: Scene) -> Cause | None:
+    """Gradients that are rounded to zero, entry by entry."""
+    share, spacing = (scene.whole.now.get(f"gradient_{name}", 0.0) for name in ("underflow", "spacing"))
+    if share < LOST or scene.whole.converged:
+        return None
+    words = f"{share:.0%} of their entries are exactly zero, and the others small multiples of {spacing:.2g}"
+    return Cause("gradients", f"Cause: the gradients underflow: {words}, the least that their dtype holds.", _SCALE)
+
+
+_SCALE = (
+    "Scale the loss (torch.amp.GradScaler) or raise its scale, or compute and send gradients in bfloat16 or float32."
+)
+
+
+_SWAPPED = "Look at betas and momentum in optimizer.param_groups: (0.9, 0.999) and 0.9 are usual."
+
+
+def _of_contradiction(scene: Scene) -> Cause | None:
+    """Settings of the optimizer that contradict each other, from the start on or since they were changed."""
+    found = scene.past[-1].contradiction if scene.past else None
+    if found is None or found.mean < 1.0:
+        return None
+    return Cause("optimizer", f"Cause: the optimizer {found.site}.", _SWAPPED)
 
 
 STEADY = 3
@@ -599,6 +632,9 @@ def _of_still_weights(scene: Scene) -> Cause | None:
     if still < STILL:
         return None
     rate = scene.past[-1].rate if scene.past else math.nan
+    if (stopped := scene.whole.now.get("weights_stopped", 0.0)) >= STOPPED:
+        words = f"{stopped:.0%} of the weights that moved stopped requiring gradients {still:.0f} steps ago, at once"
+        return Cause("gradients", f"Cause: {words}; the optimizer still holds them, at a rate above 0.", _STOPPED)
     if rate == 0.0:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
@@ -633,6 +669,10 @@ LOW_RATE = 1e-7
 _EPSILON = "Look at eps of the optimizer: 1e-8 is usual; or raise the learning rate in proportion."
 _SHRUNK = "Look at what shrinks gradients between backward and the step (clipping, scaling), and at the optimizer."
 _OWN_RATE = "Look at the learning rate of its parameters in the groups of the optimizer."
+_STOPPED = (
+    "If this was not on purpose, look for requires_grad_(False) on a module that is shared: a teacher or a target has "
+    "to be a copy (copy.deepcopy)."
+)
 _NO_GRADIENT = (
     "Look for detach(), torch.no_grad() and requires_grad in the forward after this block, and at the learning rate of "
     "its parameters."
@@ -834,6 +874,8 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_changes,
     _of_settings,
     _of_optimizer_settings,
+    _of_contradiction,
+    _of_underflow,
     _of_replaced_weights,
     _of_still_weights,
     _of_kept_gradients,

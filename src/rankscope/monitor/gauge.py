@@ -49,7 +49,7 @@ from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading,
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
-from rankscope.monitor.steps import settings_of
+from rankscope.monitor.steps import contradiction, settings_of
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
 from rankscope.monitor.writes import Writes
 from rankscope.remedies import evidence_for
@@ -431,6 +431,9 @@ class Gauge:
         self._clearing.after_step()
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
+        if self.optimizers:
+            beyond, words = contradiction(self.optimizers)
+            yield fact("settings_contradiction", words or "optimizer", beyond)
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)

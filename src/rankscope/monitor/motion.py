@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
-from rankscope.monitor.alarms.still_weights import MOVED
+from rankscope.monitor.alarms.still_weights import MOVED, STOPPED
 from rankscope.monitor.parameters import SITE, block_row, homes_of, is_readable, tensors_of, values_of
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.steps import epsilon_ratio, held_by
@@ -39,6 +39,8 @@ SLOWED = 0.01
 SAME_GRADIENT = 0.2
 """Share of its usual norm that a gradient has to have, if weights that slow down are not to follow it."""
 SLOW_HISTORY = 8
+MOVED_BEFORE = 4
+"""Looks at which a parameter moved, before it is missed."""
 ABRUPT = 0.5
 """Share of its usual norm that a gradient had in the two looks before it was exactly zero, for no good reason."""
 CRAWLS = 1e-4
@@ -129,6 +131,8 @@ class WeightMotion:
         self._step = 0
         self._still: dict[Place, int] = {}
         self._has_moved: set[Place] = set()
+        self._looks_moved: dict[str, int] = {}
+        self._stopped, self._stopped_steps = 0.0, 0
         self._number = 0
         self._samples: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
@@ -186,14 +190,15 @@ class WeightMotion:
         changes = dict(zip(known, _norms_of(torch._foreach_sub(*pairs)), strict=True))
         learned = [name for name, one in view.model.named_parameters() if one.requires_grad and name in changes]
         matrices = [name for name in learned if name in self._matrices and name in homes] or learned
-        epsilon = epsilon_ratio(optimizers)
+        epsilon, held = epsilon_ratio(optimizers), held_by(view.model, optimizers)
+        stopped = self._stop({name: change for name, change in changes.items() if name in homes}, learned, held, steps)
         slow = (
             self._speed.take(*self._speed_of(matrices, changes), steps, rate, gradient, epsilon) if matrices else None
         )
         return (
             *self._motion(homes, changes, steps),
             *self._jumps(view, homes, self._at_least(changes, norms), norms, steps, rate, gradient),
-            *self._stillness(homes, before, matrices, held_by(view.model, optimizers), steps, is_slow=slow is not None),
+            *self._stillness(homes, before, matrices, held, steps, is_slow=slow is not None, stopped=stopped),
             *(slow or ()),
             *spread,
         )
@@ -286,6 +291,7 @@ class WeightMotion:
         steps: int,
         *,
         is_slow: bool,
+        stopped: int,
     ) -> Iterator[LayerValue]:
         """Share of the entries of matrices that learn which moved at all, and for how many steps hardly any did.
 
@@ -305,12 +311,27 @@ class WeightMotion:
             still = self._still[place] = self._still.get(place, 0) + steps if is_still else 0
             if is_whole:
                 yield fact("weights_moved", "weights", share)
-                yield fact("still_steps", "weights", float(still))
+                yield fact("still_steps", "weights", float(max(still, stopped)))
+                if stopped:
+                    yield fact("weights_stopped", "weights", self._stopped)
             elif still and (place in self._has_moved or held.issuperset(names)):
                 yield LayerValue("weights_moved", SITE, *place, share, share, share)
                 yield LayerValue("still_steps", SITE, *place, still, still, still)
             if share >= MOVED:
                 self._has_moved.add(place)
+
+    def _stop(self, changes: Mapping[str, float], learned: Sequence[str], held: frozenset[str], steps: int) -> int:
+        """For how many steps most weights that moved do not, because they stopped requiring gradients all at once."""
+        for name in set(learned) & changes.keys():
+            self._looks_moved[name] = self._looks_moved.get(name, 0) + (changes[name] > 0.0)
+        moved = [name for name, looks in self._looks_moved.items() if looks >= MOVED_BEFORE and name in changes]
+        now = [name for name in moved if name in held and name not in learned and changes[name] == 0.0]
+        sizes = [sum(self._samples[name].numel() for name in names) for names in (now, moved)]
+        before, self._stopped = self._stopped, sizes[0] / max(1, sizes[1])
+        at_once = self._stopped - before >= STOPPED
+        lasts = self._stopped_steps > 0 and self._stopped >= STOPPED
+        self._stopped_steps = self._stopped_steps + steps if at_once or lasts else 0
+        return self._stopped_steps
 
     def _spread(self, tables: Mapping[str, Tensor]) -> tuple[LayerValue, ...]:
         """How far the rows of an embedding are from their mean, relative to the first look; the one that lost most."""

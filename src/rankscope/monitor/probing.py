@@ -31,6 +31,7 @@ from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_or
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.replay import Departure, Replay
 from rankscope.monitor.schedules import Linear
+from rankscope.monitor.underflow import lost_to_underflow
 from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import STATUS_CODE, STATUSES, Piece, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -416,7 +417,8 @@ class Prober:
                 self.before_update = ("weights", self._bad_weights(weights))
         known = norms.number > 0 and math.isfinite(norms.total)
         total = (fact("total_gradient_norm", "gradients", norms.total),) if known else ()
-        return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total)
+        lost = lost_to_underflow(self.model)
+        return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total, *lost)
 
     def _bad_weights(self, norms: ParameterNorms) -> str:
         """The first parameter that is not finite in the order in which the probe uses them; empty if all are."""

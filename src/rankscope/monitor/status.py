@@ -38,6 +38,8 @@ _OF_SIDE = {
     "update": "no block was seen that takes the residual stream and returns it",
 }
 _OF_ALARMS = {
+    "gradient_underflow": "no matrix has a gradient",
+    "settings_contradiction": "no optimizer is known: set gauge.optimizers, or use watch",
     "gradient_carried": "several processes add to the gradients",
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
     "weight_motion": "the weights are sharded over processes",

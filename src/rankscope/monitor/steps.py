@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 from rankscope.linalg.to_host import to_host
 from rankscope.models.wrapping import is_distributed
 
+REVERSED = 8.0
+"""Times as many steps over which gradients are averaged, as those over which their squares are. Equal numbers of steps
+are usual, and twice as many occur; the usual settings in the wrong order give 10 to 100."""
 _SAMPLED = 256
 _MOST = 16
 """Parameters of an optimizer whose second moments are sampled."""
@@ -37,6 +40,29 @@ def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
                 if isinstance(value, (int, float)):
                     found[f"{name}[{number}]" if isinstance(values, tuple) else name] = float(value)
     return found
+
+
+def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
+    """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words if it is beyond.
+
+    Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum.
+    """
+    found = [(0.0, "")]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
+            state: Mapping[str, Any] = next(filter(None, states), {})
+            betas, momentum = group.get("betas", ()), group.get("momentum", 0.0)
+            if {"exp_avg", "exp_avg_sq"} <= state.keys() and len(betas) == 2 and max(betas) < 1.0:
+                first, second = (1.0 / (1.0 - float(beta)) for beta in betas)
+                words = f"averages gradients over {first:,.0f} steps and their squares over {second:,.0f}"
+                settings = f"(betas {float(betas[0]):.4g} and {float(betas[1]):.4g})"
+                found.append((first / second / REVERSED, f"{words}; the usual order is the other way round {settings}"))
+            if state.get("momentum_buffer") is not None and isinstance(momentum, (int, float)) and momentum >= 1.0:
+                words = f"keeps {momentum:.4g} of its velocity at each step, so that no gradient is ever forgotten"
+                found.append((2.0 * momentum, f"{words} (momentum)"))
+    beyond, words = max(found)
+    return beyond, words if beyond >= 1.0 else ""
 
 
 def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]:

@@ -92,6 +92,7 @@ class References:
                 jumped=tuple(row for row in table if row.metric == "weight_jump" and row.mean >= 1.0),
                 written=tuple(row for row in table if row.metric in WRITTEN and row.mean >= 1.0),
                 spread=next((row for row in table if row.metric == "embedding_spread"), None),
+                contradiction=next((row for row in table if row.metric == "settings_contradiction"), None),
                 data=any(
                     change.score >= DATA_JUMP
                     for metric, change in self._changes.get((None, None), {}).items()
