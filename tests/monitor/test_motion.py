@@ -133,6 +133,26 @@ def test_weights_that_hardly_move_are_found(options: dict[str, Any], component: 
     assert "lower the learning rate" not in alarm.sentence
 
 
+def test_adapters_that_begin_at_zero_twice_are_named_whatever_gradients_frozen_weights_kept() -> None:
+    def built() -> Any:
+        model = gpt2(dropout=0.0)
+        model(**batches(1)[0]).loss.backward()
+        model.requires_grad_(False)
+        for block in model.transformer.h:
+            block.attn.c_attn = Low(block.attn.c_attn, 16, 48)
+            nn.init.zeros_(block.attn.c_attn.down.weight)
+        return model
+
+    def keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 0:  # an optimizer of what learns clears nothing else
+            learned = [one for one in model.parameters() if one.requires_grad]
+            optimizer.param_groups[0]["params"] = learned
+
+    (alarm,) = trained(build=built, change=keep)
+    assert (alarm.name, alarm.component) == ("still_weights", "initialisation")
+    assert "only one may begin at zero" in alarm.sentence
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "options",

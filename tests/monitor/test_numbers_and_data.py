@@ -333,3 +333,26 @@ def test_batch_that_no_longer_changes_is_found_and_one_that_never_did_is_not() -
     assert {watch.facts(data[0])["batch_stuck"] for _ in range(30)} == {0.0}
     watch = BatchWatch()
     assert {watch.facts(data[n % 2])["batch_stuck"] for n in range(30)} == {0.0}
+
+
+def test_batches_of_one_class_each_are_found_and_rare_classes_and_few_classes_are_not() -> None:
+    def counted(labels: list[list[int]]) -> list[float]:
+        watch = BatchWatch()
+        return [watch.facts({"labels": torch.tensor(one)})["batch_one_class"] for one in labels]
+
+    assert counted([[n // 2] * 8 for n in range(8)]) == [0.0, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert set(counted([[0] * 19 + [n % 2] for n in range(20)])) == {0.0}  # one class is rare
+    assert set(counted([[n, n, n + 1, n + 1] for n in range(20)])) == {0.0}  # two of each of two classes
+    assert counted([[0] * 8, [1] * 8, [0, 1] * 4, [1] * 8]) == [0.0, 2.0, 0.0, 0.0]
+
+
+def test_a_feature_that_drowns_the_others_is_found_and_large_ones_that_vary_are_not() -> None:
+    def drowns(x: torch.Tensor) -> float:
+        return BatchWatch().facts({"inputs": x})["batch_feature"]
+
+    x = torch.randn(4, 16, 3, generator=torch.Generator().manual_seed(0))
+    assert drowns(x) == -1.0
+    assert drowns(x * torch.tensor([1.0, 1000.0, 1.0])) == -1.0
+    assert drowns(x + torch.tensor([0.0, 0.0, 2026.0])) == 2.0
+    assert drowns(x + 2026.0) == -1.0  # all of them: the pixels of a white image
+    assert "batch_feature" not in BatchWatch().facts({"inputs": 1e3 + torch.rand(4, 1, 16, 16)})

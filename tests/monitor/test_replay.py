@@ -17,7 +17,7 @@ from rankscope.monitor import Alarm
 from rankscope.monitor import replay as replay_module
 from rankscope.monitor.replay import Departure, Replay
 from rankscope.stream.viewing import view_of
-from tests.monitor.trainings import alarms_raised, batches, bert, gpt2, probe
+from tests.monitor.trainings import VOCABULARY, alarms_raised, batches, bert, gpt2, probe
 
 LOOKS, CHANGED = 8, 6
 Change = Callable[[Any, int], object]
@@ -123,6 +123,36 @@ def test_healthy_trainings_never_depart(change: Change) -> None:
     """Hostile cases: a high rate, noise in evaluation mode, annealed numbers, dropout that falls, weights replaced."""
     assert departures(gpt2(dropout=0.1), change) == []
     assert departures(gpt2(dropout=0.1), change, rate=0.3) == []
+
+
+def test_a_buffer_that_never_changed_is_part_of_the_function() -> None:
+    """Rotary frequencies are in no checkpoint; a temperature that falls from the start on is no change."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            pad_token_id=0, initializer_range=0.5,
+        )
+    ).train()  # fmt: skip
+
+    def frequencies(model: Any, step: int) -> None:
+        if step == CHANGED:
+            model.model.rotary_emb.inv_freq.zero_()
+
+    ((step, departure),) = departures(model, frequencies)
+    assert (step, departure.component) == (CHANGED, "attention")
+
+    def temperature(model: Any, step: int) -> None:
+        if step == 0:
+            model.register_buffer("temperature", torch.ones(()))
+            model.transformer.h[0].attn.register_forward_hook(
+                lambda m, args, out: (out[0] * model.temperature, *out[1:])
+            )
+        model.temperature.mul_(0.5)
+
+    assert departures(gpt2(dropout=0.0), temperature) == []
 
 
 class Normed(nn.Module):

@@ -20,6 +20,14 @@ PRIOR = 8.0
 """Pairs that are taken to have been seen after every token, spread as the tokens are."""
 VARIED = 8
 """Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
+ONE_CLASS = 0.9
+"""Share of a batch that one label has, if the batch counts as one of a single class."""
+FEATURE = 0.999
+"""Share of the squared size of all inputs that one feature has, if it drowns the others."""
+CONSTANT = 0.05
+"""Standard deviation of that feature relative to its mean."""
+LEAST_CLASSED = 4
+"""Sequences of a batch that have a class each."""
 SHORTER = 4
 """Batches in a row whose sequences have the same shorter length."""
 MOST_COMPARED = 4
@@ -42,6 +50,7 @@ class BatchWatch:
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
         self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
+        self._classes: list[int] = []
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -62,6 +71,9 @@ class BatchWatch:
         - ``batch_length``: tokens of a sequence, with padding.
         - ``batch_cut``: the length of earlier sequences relative to that, if at least eight batches had that length and
           the last four have this one, with no more sequences; else 1.
+        - ``batch_one_class``: how many batches in a row had sequences of a single class, if not all of the same one.
+        - ``batch_feature``: the number of the feature that drowns the others and hardly varies, for inputs that are not
+          tokens; -1 if there is none.
         - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
@@ -73,6 +85,8 @@ class BatchWatch:
             counted = counted[counted >= 0]
             if counted.numel():
                 found |= self._surprise("batch_labels", torch.bincount(counted).double())
+            if labels.ndim == 1 and len(counted) >= LEAST_CLASSED:
+                found["batch_one_class"] = self._one_class(torch.bincount(counted))
         name, value = _inputs_in(named)
         if value is None:
             return found
@@ -87,6 +101,8 @@ class BatchWatch:
                 return found
             size = float(torch.linalg.vector_norm(value.double()))
             found["batch_size"] = size / math.sqrt(value.numel())
+            if value.ndim == 3 and value.shape[-1] > 1 and size > 0.0:
+                found["batch_feature"] = float(_drowning(value.detach().double().flatten(0, -2)))
             if value.shape[-1] > 1 and size > 0.0:
                 found["batch_order"] = float(torch.linalg.vector_norm(value.detach().double().diff(dim=-1))) / size
             return found
@@ -146,6 +162,11 @@ class BatchWatch:
         self._different += not is_same
         return float(self._same if self._different > VARIED else 0)
 
+    def _one_class(self, counts: Tensor) -> float:
+        is_one = bool(counts.max() >= ONE_CLASS * counts.sum())
+        self._classes = [*self._classes, int(counts.argmax())] if is_one else []
+        return float(len(self._classes) if len(set(self._classes)) > 1 else 0)
+
     def _cut(self, sequences: int, length: int) -> float:
         most, usual = self._shape
         if length == usual:
@@ -155,6 +176,15 @@ class BatchWatch:
         else:
             self._shape, self._alike, self._shorter = (sequences, length), 1, [0, 0]
         return usual / length if self._shorter[1] >= SHORTER else 1.0
+
+
+def _drowning(rows: Tensor) -> int:
+    """The number of the feature that has nearly all of the size of the inputs and is nearly constant; -1 if none is."""
+    sizes = rows.square().sum(0)
+    largest = int(sizes.argmax())
+    column = rows[:, largest]
+    is_constant = float(column.std(correction=0)) <= CONSTANT * abs(float(column.mean()))
+    return largest if is_constant and float(sizes[largest]) >= FEATURE * float(sizes.sum()) else -1
 
 
 def _named(given: BatchData) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from rankscope.monitor.alarms.data_shift import CUT
 from rankscope.monitor.alarms.gradient_underflow import LOST
 from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
 from rankscope.monitor.alarms.loss_shift import loss_shift
-from rankscope.monitor.alarms.repeated_sequences import STUCK
+from rankscope.monitor.alarms.repeated_sequences import SORTED, STUCK
 from rankscope.monitor.alarms.still_weights import MOVED, STOPPED
 from rankscope.monitor.alarms.still_weights import STEPS as STILL
 from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
@@ -464,6 +464,9 @@ RECENT = 8
 """Readings before an alarm in which a change of the data, the rate or the loss may be its cause."""
 
 
+_STANDARD = "Subtract the mean of each feature over the training data and divide by its standard deviation."
+
+
 def _of_batch(scene: Scene) -> Cause | None:
     now, start = scene.whole.now, scene.whole.start
     copies, common = now.get("batch_copies", 0.0), now.get("batch_common", 0.0)
@@ -474,6 +477,12 @@ def _of_batch(scene: Scene) -> Cause | None:
         return Cause("data", f"Cause: the data: {copies:.0%} of the sequences of the batch are copies.")
     if (stuck := now.get("batch_stuck", 0.0)) >= STUCK:
         return Cause("data", f"Cause: the data: the batch is the same as in each of the {stuck:.0f} readings before.")
+    if (sorted_ := now.get("batch_one_class", 0.0)) >= SORTED:
+        words = f"each of the last {sorted_:.0f} batches has a single class, so that they are not shuffled"
+        return Cause("data", f"Cause: the data: {words}.", "Shuffle the examples (DataLoader(..., shuffle=True)).")
+    if (feature := now.get("batch_feature", -1.0)) >= 0.0:
+        words = f"feature {feature:.0f} of the inputs drowns the others, and is nearly constant"
+        return Cause("data", f"Cause: the data: {words}.", _STANDARD)
     if (cut := now.get("batch_cut", 0.0)) >= CUT:
         length = now.get("batch_length", math.nan)
         words = f"sequences are {length:.0f} tokens long, and were {cut * length:.0f} in the batches before"
@@ -639,6 +648,9 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
+        if (zero := scene.whole.now.get("weights_zero", 0.0)) >= PAIRED:
+            words = f"every gradient is exactly zero, and so are {zero:.0%} of the matrices that learn"
+            return Cause("initialisation", f"Cause: the initialisation: {words}.", _ZEROS)
         words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
         return Cause("objective", f"Cause: the objective: {words}.")
     if moved >= MOVED:
@@ -666,6 +678,12 @@ def _of_slow_weights(now: Mapping[str, float], rate: float) -> Cause:
 
 
 LOW_RATE = 1e-7
+PAIRED = 0.5
+"""Share of the matrices that learn which are zero, if each is multiplied by another that is."""
+_ZEROS = (
+    "Of two matrices that are multiplied (the down and the up projection of an adapter), only one may begin at zero: "
+    "neither gets a gradient otherwise. Initialise the other one at random."
+)
 _EPSILON = "Look at eps of the optimizer: 1e-8 is usual; or raise the learning rate in proportion."
 _SHRUNK = "Look at what shrinks gradients between backward and the step (clipping, scaling), and at the optimizer."
 _OWN_RATE = "Look at the learning rate of its parameters in the groups of the optimizer."
@@ -768,6 +786,12 @@ LOSS_MOVED = 0.25
 """Change of the loss between two readings, as a share of its level, that is called a jump if it was calm before."""
 
 
+_TRAINING_ONLY = (
+    "Look at the loss: its sign, its labels, and the terms that keep different inputs apart; and at what only a "
+    "training step does: dropout, noise, augmentation."
+)
+
+
 def _of_objective(scene: Scene) -> Cause | None:
     """A loss that changed while data, model and rate did not; or a gradient that has vanished in this state."""
     losses = [(one.step, one.loss) for one in scene.past if math.isfinite(one.loss)]
@@ -782,14 +806,14 @@ def _of_objective(scene: Scene) -> Cause | None:
         return scene.known  # the loss moved because of what another alarm has found already
     risen = loss_shift(scene.whole)
     if risen is not None and risen.severity >= 1.0:
-        words = f"{risen.words}; data, model and rate are as they were"
-        return Cause("objective", f"Cause: the objective or the labels: {words}.")
+        words = f"{risen.words}; inputs, rate and what the model computes in evaluation are as they were"
+        return Cause("objective", f"Cause: the objective or the labels: {words}.", _TRAINING_ONLY)
     shift = loss_shift_of(losses[-2 * RECENT :])
     if shift is not None:
-        words = (
-            f"{shift[1]:.2g} before and {shift[2]:.2g} at step {shift[0]}, with the data, the model and the rate as "
-        )
-        return Cause("objective", f"Cause: the objective or the labels: the loss was {words}they were.")
+        words = f"{shift[1]:.2g} before and {shift[2]:.2g} at step {shift[0]}"
+        same = "inputs, rate and what the model computes in evaluation as they were"
+        found = f"Cause: the objective or the labels: the loss was {words}, with {same}."
+        return Cause("objective", found, _TRAINING_ONLY)
     return None
 
 

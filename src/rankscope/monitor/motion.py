@@ -314,6 +314,9 @@ class WeightMotion:
                 yield fact("still_steps", "weights", float(max(still, stopped)))
                 if stopped:
                     yield fact("weights_stopped", "weights", self._stopped)
+                if still:
+                    zero = sum(self._norms[name] == 0.0 for name in names)
+                    yield fact("weights_zero", "weights", zero / len(names))
             elif still and (place in self._has_moved or held.issuperset(names)):
                 yield LayerValue("weights_moved", SITE, *place, share, share, share)
                 yield LayerValue("still_steps", SITE, *place, still, still, still)

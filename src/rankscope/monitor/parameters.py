@@ -133,10 +133,13 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
 
 
 def tensors_of(model: nn.Module, of: Of) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter, or its gradient if it has one, by name; each tensor once."""
+    """Every parameter, or its gradient if it has one, by name; each tensor once.
+
+    A parameter that no longer requires a gradient keeps the one of an earlier step: that is none of this step's.
+    """
     for name, parameter in model.named_parameters():
         tensor = parameter if of == "weight" else parameter.grad
-        if tensor is not None:
+        if tensor is not None and (of == "weight" or parameter.requires_grad):
             yield name, tensor.detach()
 
 

@@ -53,12 +53,14 @@ class Replay:
 
     The same weights, buffers and inputs give the same values, up to rounding, as long as code and settings are the
     same. So a difference is a change of the model that no step of an optimizer makes. **Exact** up to rounding, for
-    two sequences of the probe, in evaluation mode.
+    two sequences of the probe, in evaluation mode. Buffers that change in the first looks, as statistics do, run as
+    they were; others (rotary frequencies, masks) run as they are, so that a change of theirs is seen.
     """
 
     def __init__(self) -> None:
         self._weights: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
+        self._varying: set[str] = set()
         self._seen: dict[Place, tuple[Tensor, float]] = {}
         self._step, self._looks, self._calm = 0, 0, 0
 
@@ -74,6 +76,11 @@ class Replay:
             return None
         batch = batch.taken(0, min(SEQUENCES, batch.sequences)) if batch.sequences else batch
         found = None
+        buffers = dict(view.model.named_buffers())
+        changed = {
+            name for name, held in self._buffers.items() if name in buffers and not _is_same(buffers[name], held)
+        }
+        self._varying |= changed if self._looks <= CALM else set()
         if self._seen:
             fits = {name: (one.shape, one.dtype) for name, one in learned.items()}
             if fits == {name: (one.shape, one.dtype) for name, one in self._weights.items()}:
@@ -81,6 +88,7 @@ class Replay:
             else:
                 self.forget()
         is_new, self._calm = found is not None and self._calm >= CALM, self._calm + 1 if found is None else 0
+        self._varying |= changed
         if found is not None or self._looks & (self._looks - 1) == 0:
             self._weights = {name: one.detach().to("cpu", copy=True) for name, one in learned.items()}
             self._buffers = {name: one.detach().clone() for name, one in view.model.named_buffers()}
@@ -106,7 +114,7 @@ class Replay:
         held = {name: one.to(now[name].device) for name, one in self._weights.items()} if replayed else {}
         with beside_training(model), with_parameters(model, held):
             if replayed:
-                _write(model, self._buffers)
+                _write(model, {name: one for name, one in self._buffers.items() if name in self._varying})
             with trace(view, SiteSelection.parse(_SITES), observe):
                 output = batch.run(model)
             for number, tensor in enumerate(tensors_in(output, _DEEPEST)):
@@ -134,6 +142,10 @@ class Replay:
                 return Departure(_component(missing or place), words, self._step)
             before = f", while {_where(place)} is the same"
         return None
+
+
+def _is_same(now: Tensor, before: Tensor) -> bool:
+    return now.shape == before.shape and now.device == before.device and torch.equal(now, before)
 
 
 def _direction(width: int, device: torch.device) -> Tensor:
