@@ -50,7 +50,7 @@ class BatchWatch:
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
         self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
-        self._classes: list[int] = []
+        self._of_one_class, self._classes = 0, set[int]()
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -83,10 +83,11 @@ class BatchWatch:
             found["batch_ignored"] = float((labels == IGNORED).double().mean())
             counted = labels.detach().cpu().long()
             counted = counted[counted >= 0]
+            counts = torch.bincount(counted).double()
             if counted.numel():
-                found |= self._surprise("batch_labels", torch.bincount(counted).double())
+                found |= self._surprise("batch_labels", counts)
             if labels.ndim == 1 and len(counted) >= LEAST_CLASSED:
-                found["batch_one_class"] = self._one_class(torch.bincount(counted))
+                found["batch_one_class"] = self._one_class(counts)
         name, value = _inputs_in(named)
         if value is None:
             return found
@@ -163,9 +164,12 @@ class BatchWatch:
         return float(self._same if self._different > VARIED else 0)
 
     def _one_class(self, counts: Tensor) -> float:
-        is_one = bool(counts.max() >= ONE_CLASS * counts.sum())
-        self._classes = [*self._classes, int(counts.argmax())] if is_one else []
-        return float(len(self._classes) if len(set(self._classes)) > 1 else 0)
+        if counts.max() < ONE_CLASS * counts.sum():
+            self._of_one_class, self._classes = 0, set()
+            return 0.0
+        self._of_one_class += 1
+        self._classes.add(int(counts.argmax()))
+        return float(self._of_one_class if len(self._classes) > 1 else 0)
 
     def _cut(self, sequences: int, length: int) -> float:
         most, usual = self._shape

@@ -786,10 +786,9 @@ LOSS_MOVED = 0.25
 """Change of the loss between two readings, as a share of its level, that is called a jump if it was calm before."""
 
 
-_TRAINING_ONLY = (
-    "Look at the loss: its sign, its labels, and the terms that keep different inputs apart; and at what only a "
-    "training step does: dropout, noise, augmentation."
-)
+_LOSS = "Look at the loss: its sign, its labels, and the terms that keep different inputs apart."
+_TRAINING_ONLY = f"{_LOSS[:-1]}; and at what only a training step does: dropout, noise, augmentation."
+_COMPARED = "inputs, rate and what the model computes in evaluation"
 
 
 def _of_objective(scene: Scene) -> Cause | None:
@@ -806,13 +805,12 @@ def _of_objective(scene: Scene) -> Cause | None:
         return scene.known  # the loss moved because of what another alarm has found already
     risen = loss_shift(scene.whole)
     if risen is not None and risen.severity >= 1.0:
-        words = f"{risen.words}; inputs, rate and what the model computes in evaluation are as they were"
+        words = f"{risen.words}; {_COMPARED} are as they were"
         return Cause("objective", f"Cause: the objective or the labels: {words}.", _TRAINING_ONLY)
     shift = loss_shift_of(losses[-2 * RECENT :])
     if shift is not None:
         words = f"{shift[1]:.2g} before and {shift[2]:.2g} at step {shift[0]}"
-        same = "inputs, rate and what the model computes in evaluation as they were"
-        found = f"Cause: the objective or the labels: the loss was {words}, with {same}."
+        found = f"Cause: the objective or the labels: the loss was {words}, with {_COMPARED} as they were."
         return Cause("objective", found, _TRAINING_ONLY)
     return None
 
@@ -965,7 +963,7 @@ TO_DO: Mapping[str, str] = {
     "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
     "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
     "(`for group in optimizer.param_groups: group['lr'] {line}`), or lengthen the warm-up.",
-    "objective": "Look at the loss: its sign, its labels, and the terms that keep different inputs apart.",
+    "objective": _LOSS,
     "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
     "weights": f"{RELOAD} {_COMPARE}",
     "initialisation": _INITIALISE.format("each block", "the blocks"),

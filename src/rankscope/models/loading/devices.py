@@ -116,11 +116,9 @@ def seed_generators(seed: int) -> None:
     take as long as a pass of a small model.
     """
     torch.default_generator.manual_seed(seed)
-    accelerator = current_accelerator()
-    if accelerator is None:
-        return
-    module = torch.get_device_module(accelerator)
-    if getattr(module, "is_initialized", lambda: True)():
+    accelerator = _accelerator_in_use()
+    if accelerator is not None:
+        module = torch.get_device_module(accelerator)
         module.manual_seed(seed) if accelerator.type == "mps" else module.manual_seed_all(seed)
 
 
@@ -133,11 +131,18 @@ def current_accelerator() -> torch.device | None:
     return next((torch.device(kind) for kind, available in is_there.items() if available), None)
 
 
-def devices_in_use() -> list[torch.device]:
-    """The CPU, and every device of the accelerator if torch has initialised it."""
+def _accelerator_in_use() -> torch.device | None:
+    """The accelerator, if torch has initialised it."""
     accelerator = current_accelerator()
     if accelerator is None:
+        return None
+    return accelerator if getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)() else None
+
+
+def devices_in_use() -> list[torch.device]:
+    """The CPU, and every device of the accelerator if torch has initialised it."""
+    accelerator = _accelerator_in_use()
+    if accelerator is None:
         return [torch.device("cpu")]
-    module = torch.get_device_module(accelerator)
-    count = module.device_count() if getattr(module, "is_initialized", lambda: True)() else 0
+    count = torch.get_device_module(accelerator).device_count()
     return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in range(count))]
