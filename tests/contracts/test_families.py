@@ -30,7 +30,7 @@ def compare(name: str, report: DoctorReport) -> None:
     assert facts == committed()[name]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", without_relatives(TINY_PRESETS))
 def test_transformers_family(name: str) -> None:
     report = doctor(f"init:{name}")
@@ -46,7 +46,6 @@ def test_transformers_family(name: str) -> None:
     assert all(any(stack.skips) for stack in report.stacks)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OWN)
 def test_other_libraries(name: str) -> None:
     torch.manual_seed(0)

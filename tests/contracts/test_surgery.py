@@ -128,7 +128,7 @@ def test_a_family_under_surgery(name: str) -> None:
             assert not equal(halved(model, batch, view), bare)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", without_relatives(NAMES))
 def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     """By the way of a user, who shows inputs: the structure is found once more."""
@@ -222,7 +222,7 @@ ATTENTION_EDITS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NO_ATTENTION)
 def test_attention_that_cannot_be_seen_is_not_changed(name: str) -> None:
     for edit in ATTENTION_EDITS:
@@ -230,7 +230,6 @@ def test_attention_that_cannot_be_seen_is_not_changed(name: str) -> None:
             operated(name, **edit)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PARALLEL)
 def test_a_parallel_block_has_one_skip(name: str) -> None:
     with pytest.raises(UnsupportedOperationError, match="it has one skip"):
@@ -239,7 +238,6 @@ def test_a_parallel_block_has_one_skip(name: str) -> None:
         operated(name, mlp_skip=0.5)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(NO_MLP))
 def test_an_mlp_that_is_not_there_is_not_dropped(name: str) -> None:
     told = r"MLP to the stream that could be dropped|what its MLP adds cannot be told apart"
@@ -265,7 +263,6 @@ REFUSALS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "operation", "sentence"), REFUSALS)
 def test_what_a_family_cannot_do_is_refused(name: str, operation: Mapping[str, Any], sentence: str) -> None:
     with pytest.raises(UnsupportedOperationError, match=sentence):

@@ -90,7 +90,7 @@ def orders(view: ModelView, batch: Batch) -> list[float]:
 READ = [name for name in TINY_PRESETS if name not in {*REFUSED, *NO_BLOCKS, *BLIND}]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", without_relatives(READ))
 def test_exact_arithmetic(name: str) -> None:
     with warnings.catch_warnings():

@@ -32,7 +32,7 @@ def told(network: Network, found: Compared) -> str:
     return f"{network.described()}\n  true {true}\n  got  {got} {list(found.statuses)}"
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", FEW)
 def test_no_wrong_exponent_without_a_status(seed: int) -> None:
     network = draw_network(seed)

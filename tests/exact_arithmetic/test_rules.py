@@ -71,7 +71,7 @@ POSITIVE: dict[str, tuple[Function, Function]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMOOTH)
 @given(seed=seeds, log_scale=scales)
 def test_smooth_functions(name: str, seed: int, log_scale: float) -> None:

@@ -70,7 +70,7 @@ def test_multi_head_attention_of_torch_is_of_third_order(name: str) -> None:
     assert orders == pytest.approx([3.0**layer for layer in range(len(orders))], rel=1e-9)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "surgery",
     [

@@ -177,7 +177,6 @@ def test_the_twin_is_the_network(form: type[Hostile]) -> None:
     assert torch.allclose(out, sum(path_sums(model, given, 1.0)), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("gain", [1.0, 0.5])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_decompose_is_equal_or_refused(form: type[Hostile], gain: float) -> None:

@@ -55,7 +55,6 @@ def test_every_edit_is_equal_or_refused(name: str) -> None:
         assert found.kind == "equal" or edit not in case.equal, f"{edit}: refused, and must be equal: {found.detail}"
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "verb"),
     [
@@ -75,7 +74,6 @@ FORMS = [name for name, case in CASES.items() if case.skips and {"skip0", "skip0
 OFTEN = {"alpha", "channel_gain", "highway", "in_place", "where", "cat_projection", "einsum_mix", "long_skips_by_cat"}
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FORMS]
 )
@@ -103,7 +101,6 @@ def test_every_form_of_skip_in_float32_and_with_one_sequence(name: str) -> None:
     assert torch.equal(setting.run(), bare)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.declared])
 def test_right_with_the_declaration(name: str) -> None:
     case = CASES[name]

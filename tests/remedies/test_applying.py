@@ -40,7 +40,6 @@ def test_a_wrong_strength_is_refused(name: str, options: dict[str, object], word
         pass
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [name for name in REMEDIES if REMEDIES[name].learnable and name not in ("loop_scale", "peri_ln")]
 )  # BERT is post-norm and shares no blocks

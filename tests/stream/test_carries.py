@@ -88,7 +88,6 @@ UNSEEN = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", UNSEEN)
 def test_a_skip_that_no_function_shows_is_found(form: str) -> None:
     found = stack_of(UNSEEN[form])

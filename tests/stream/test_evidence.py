@@ -284,7 +284,6 @@ def by_hand(case: Case, model: Net, ids: Tensor) -> list[list[float]]:
     return found
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> None:
     case = CASES[name]
@@ -310,7 +309,7 @@ def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> No
     assert doctor(Model(model, blocks=case.blocks, stream=str(case.stream)), ids).trusted
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_verbs_that_cannot_honour_a_declaration_refuse_it_by_name(name: str) -> None:
     case = CASES[name]
@@ -599,7 +598,6 @@ class JointNet(Net):
         return image + text.mean(1, keepdim=True)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("which", ["image", "text"])
 def test_each_of_two_streams_of_different_length(swapped: bool, which: str) -> None:

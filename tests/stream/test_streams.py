@@ -54,7 +54,6 @@ def check(model: nn.Module, ids: Tensor, seen: list[Tensor], layout: str, rel: f
     assert run.extra["axes"][0]["axis"] == "streams"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_found_in_every_layout(layout: str) -> None:
     model, ids = Network("dynamic", layout=layout), given()
@@ -63,7 +62,6 @@ def test_found_in_every_layout(layout: str) -> None:
     check(model, ids, list(model.seen), layout, 1e-10)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dynamic"])
 def test_found_however_they_are_mixed(kind: str) -> None:
     model, ids = Network(kind, layout="streams batch tokens dim"), given()
@@ -138,7 +136,6 @@ def test_padding_is_left_out_of_the_streams() -> None:
     assert value == pytest.approx(float(relative_residual(model.seen[0])[1, :5].mean()), rel=1e-10)
 
 
-@pytest.mark.slow
 def test_gemma_3n() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -192,7 +189,6 @@ def test_gemma_3n() -> None:
         assert torch.allclose(found[layer], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_deepseek_v4() -> None:
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "DeepseekV4Model"):
@@ -231,7 +227,6 @@ def test_deepseek_v4() -> None:
         )
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("streams", [2, 4])
 def test_x_transformers(streams: int) -> None:
     library = pytest.importorskip("x_transformers")

@@ -55,7 +55,7 @@ def family(name: str) -> Any:
     return model
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-gpt-neox"])
 @REENTRANT

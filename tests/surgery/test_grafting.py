@@ -55,7 +55,6 @@ def written_out(model: Model, x: Tensor, share: float) -> Tensor:
     return F.layer_norm(x, (DIM,), model.norm.weight, model.norm.bias, model.norm.eps)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_all_grafts_at_once(carrier: str, causal: bool) -> None:

@@ -226,7 +226,7 @@ def cut_by_hand(model: Network, gain: float) -> Iterator[None]:
             del part.gain
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_long_skip_is_scaled_as_by_hand(kind: type[Network]) -> None:
     model, x = made(kind), tokens()
@@ -267,7 +267,6 @@ def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
     assert report["uncut skips"].status == "refused"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [UNet, *REFUSED])
 def test_what_needs_a_sum_of_paths_refuses_every_long_skip(kind: type[Network]) -> None:
     model, x = made(kind).float(), tokens().float()
@@ -378,7 +377,6 @@ def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
         rs.measure(model, x)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [*SCALED, *REFUSED])
 def test_what_does_not_concern_skips_stays_possible(kind: type[Network]) -> None:
     model, x = made(kind), tokens()

@@ -69,7 +69,6 @@ SAME: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SAME)
 def test_nesting(name: str) -> None:
     model = gpt(causal=False)

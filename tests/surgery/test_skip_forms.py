@@ -219,7 +219,7 @@ def close(got: Tensor, want: Tensor) -> bool:
     return bool((got - want).norm() <= 1e-12 * want.norm())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", EDITED, ids=lambda form: form.__name__)
 def test_a_skip_in_this_form_is_edited_as_by_hand(form: Callable[..., Tensor]) -> None:
     model, x = net(form), tokens()
@@ -236,7 +236,6 @@ def test_a_skip_in_this_form_is_edited_as_by_hand(form: Callable[..., Tensor]) -
         assert torch.equal(model(x), bare)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", REFUSED, ids=lambda form: form.__name__)
 def test_a_skip_in_this_form_is_refused_by_name(form: Callable[..., Tensor]) -> None:
     model, x = net(form), tokens()

@@ -14,7 +14,6 @@ from tests.verdicts.corpus import KINDS, Draw, verdicts_of
 RECORD = Path(__file__).parents[2] / "docs" / "data" / "verdicts.json"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_stack_is_named(name: str) -> None:
     found = verdicts_of(KINDS[name], seeds=range(2))

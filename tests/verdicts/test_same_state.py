@@ -156,7 +156,6 @@ def test_there_are_forty_patterns() -> None:
     assert not set(KINDS) & set(MORE)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     stack, label = PATTERNS[name].build(Draw(7)), PATTERNS[name].label

@@ -68,7 +68,7 @@ def worst(network) -> float:
     return error
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", without_relatives(FAMILIES))
 def test_mlps_as_sources(name: str) -> None:
     single = name in ONLY_FLOAT32
@@ -77,7 +77,7 @@ def test_mlps_as_sources(name: str) -> None:
     assert max(found.values()) < (1e-4 if single else 1e-10), found
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", without_relatives(FAMILIES))
 def test_mlps_linearised(name: str) -> None:
     single = name in ONLY_FLOAT32 or name.removeprefix("tiny-") in ROUTED
