@@ -47,6 +47,7 @@ from benchmarks.failing_runs.nets import (
 from benchmarks.failing_runs.options import DRAWS, OPTIMIZERS, PLANS, RATES, SHAPES
 from rankscope.monitor import Gauge
 from rankscope.monitor.probing import Prober
+from rankscope.monitor.schedules import Jumps, Linear
 
 STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
 CLASSES = 4
@@ -1104,6 +1105,20 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
 """What each fault does before a step, given how many steps ago it set in."""
 
 
+class EveryAndJumps(Linear):
+    """Every few steps, and as the default schedule does after a jump: the same steps on every machine."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(every)
+        self._jumps = Jumps()
+
+    def wants(self, step: int, now: float) -> bool:
+        return super().wants(step, now) or self._jumps.wants(step)
+
+    def notice(self, step: int, name: str, value: float) -> None:
+        self._jumps.take(step, name, value)
+
+
 def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -> None:
     """Train, and store the gauge's record, and losses, gradient norms and RankMe, in a folder of its own.
 
@@ -1125,7 +1140,7 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
         Gauge(
             training.model,
             probe,
-            schedule=every,
+            schedule=EveryAndJumps(every),
             alarms=alarms,
             record=folder,
             actions=(),

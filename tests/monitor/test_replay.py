@@ -117,8 +117,27 @@ def replaced(model: Any, step: int) -> None:
         model.transformer.wte.weight.data.mul_(10.0)
 
 
+def switched_on(model: Any, step: int) -> None:
+    """Attention of the second block adds nothing until then, and a part of what it will in the first step after it."""
+    projection = model.transformer.h[1].attn.c_proj
+    projection.factor = min(1.0, max(0.0, (step - CHANGED + 1) / 2))
+    if step == 0:
+        projection.register_forward_hook(lambda module, args, out: module.factor * out)
+
+
+def test_a_branch_that_changes_after_it_was_switched_on_is_found() -> None:
+    def change(model: Any, step: int) -> None:
+        projection = model.transformer.h[1].attn.c_proj
+        projection.factor = 0.0 if step < 2 else 1.0 if step < CHANGED else -1.0
+        if step == 0:
+            projection.register_forward_hook(lambda module, args, out: module.factor * out)
+
+    ((step, departure),) = departures(gpt2(dropout=0.0), change)
+    assert (step, departure.component) == (CHANGED, "attention")
+
+
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("change", [noisy, annealed, less_dropout, replaced, lambda model, step: None])
+@pytest.mark.parametrize("change", [noisy, annealed, less_dropout, replaced, switched_on, lambda model, step: None])
 def test_healthy_trainings_never_depart(change: Change) -> None:
     """Hostile cases: a high rate, noise in evaluation mode, annealed numbers, dropout that falls, weights replaced."""
     assert departures(gpt2(dropout=0.1), change) == []

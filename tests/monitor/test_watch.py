@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.threads.parts import LanguageModel, next_token, text
 from torch import Tensor, nn
 
 import rankscope as rs
@@ -366,6 +367,53 @@ def test_blocks_that_begin_as_copies_are_an_alarm_before_the_first_step() -> Non
     (alarm,) = watch.alarms
     assert (alarm.name, alarm.step, alarm.component) == ("cloned_blocks", 0, "initialisation")
     assert "no alarm now, before: cloned_blocks (step 0)" in repr(watch)
+
+
+@pytest.mark.parametrize("bug", ["", "softmax axis", "off by one", "norm axis"])
+def test_fault_of_the_wiring_is_an_alarm_before_the_first_step(bug: str) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(bug=bug, depth=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids, labels = text()
+    with rs.watch(model, optimizer, strict=True) as watch:
+        for _ in range(3):
+            next_token(model(ids), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [(one.name, one.step, one.component) for one in watch.alarms] == (
+        [("shown_faults", 0, "structure")] if bug else []
+    )
+    assert all("Shown by: " in one.sentence for one in watch.alarms)
+
+
+def test_small_initial_weights_are_no_fault_of_the_wiring() -> None:
+    """Hostile: tokens are alike after the first blocks, and training leads out of it."""
+    torch.manual_seed(0)
+    model = LanguageModel(depth=4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.1 if parameter.ndim > 1 else 1.0)
+    ids, labels = text()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with rs.watch(model, optimizer, strict=True) as watch:
+        next_token(model(ids), labels).backward()
+        optimizer.step()
+    assert watch.alarms == ()
+
+
+def test_loss_that_jumps_is_seen_after_four_steps_and_a_burst_of_three_is_not() -> None:
+    level = LossLevel()
+    for step in range(60):
+        level.take(2.0 + 0.02 * (step % 5))
+    for number in range(1, 4):
+        level.take(3.0)
+        assert rise(*(level.level() or (0.0, 0.0, 1.0))) < 1.0, number
+    level.take(3.0)
+    assert rise(*(level.level() or ())) > 1.0
+    for step in range(60):
+        level.take((3.0 if step % 20 < 3 else 2.0) + 0.02 * (step % 5))
+        level.level()
+    assert rise(*(level.level() or (0.0, 0.0, 1.0))) < 1.0
 
 
 def test_loss_that_jumps_between_two_readings_is_seen_at_the_next() -> None:

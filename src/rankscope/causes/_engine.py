@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,9 @@ or optimised (2) nor what the loss is given (5). What is registered or optimised
 (3) can be judged; and a collapse in the stack says nothing about the loss."""
 
 
-def find(examination: Examination, tell: Callable[[str], None] = lambda _: None) -> Diagnosis:
+def find(
+    examination: Examination, tell: Callable[[str], None] = lambda _: None, *, before: float = math.inf
+) -> Diagnosis:
     """Ask every cause, in the order in which they explain each other.
 
     Once a fault is shown, causes of later steps whose measurements it makes meaningless are not looked for; see
@@ -89,12 +92,13 @@ def find(examination: Examination, tell: Callable[[str], None] = lambda _: None)
     Args:
         examination: of a model.
         tell: called with the title of each cause before it is looked for.
+        before: causes of this order and later ones are not looked for.
     """
     with torch.random.fork_rng(devices=[]):  # a model in training draws random numbers in each pass
-        return _found(examination, tell)
+        return _found(examination, tell, before)
 
 
-def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
+def _found(examination: Examination, tell: Callable[[str], None], before: float) -> Diagnosis:
     has = {
         "structure": examination.stack is not None,
         "loss": examination.loss is not None,
@@ -104,7 +108,8 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
-    for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
+    asked = [spec for spec in CAUSES.values() if spec.order < before]
+    for spec in sorted(asked, key=lambda one: (one.order, one.code)):
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"

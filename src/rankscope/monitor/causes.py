@@ -706,6 +706,8 @@ def _of_kept_gradients(scene: Scene) -> Cause | None:
 
 
 def _of_start(scene: Scene) -> Cause | None:
+    if scene.begun.get("shown_faults", 0.0) > 0.0:
+        return scene.structural()
     number, share = (scene.begun.get(name, 0.0) for name in ("cloned_blocks", "equal_units"))
     if share > 0.0:
         words = f"in {share:.0%} of the matrices of a block, units began as copies of each other"

@@ -142,14 +142,23 @@ class LossLevel:
             return
         self._losses.append(loss)
         levels = self._levels()
-        if levels is not None:
-            self._last.append(levels)
-            lasting = min(self._last, key=lambda one: rise(*one))
-            if len(self._last) == LASTS and (self._worst is None or rise(*lasting) > rise(*self._worst)):
-                self._worst = lasting
+        if levels is None:
+            return
+        self._last.append(levels)
+        found = [min(self._last, key=lambda one: rise(*one))] if len(self._last) == LASTS else []
+        losses = list(self._losses)
+        least, largest = min(losses[-LASTS:]), max(losses[-LASTS - 32 : -LASTS])
+        if least > largest:
+            found.append((least, largest, levels[2]))
+        if self._worst is not None:
+            found.append(self._worst)
+        self._worst = max(found, key=lambda one: rise(*one), default=None)
 
     def level(self) -> tuple[float, float, float] | None:
-        """The largest rise since the last call that lasted for four steps: loss, level and spread."""
+        """The largest rise since the last call that lasted for four steps: loss, level and spread.
+
+        Of the median of eight steps, or of the least of four steps in a row above the largest of the 32 before.
+        """
         worst, self._worst = self._worst, None
         return worst
 

@@ -72,6 +72,8 @@ GAUGE_SITES = (
 MOST_RENEWALS = 3
 """Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
 
+OF_WEIGHTS = 31
+"""Order of the first cause that may depend on weights, which training changes; those before it are of the wiring."""
 MOST_EQUAL = 0.5
 """Share of the matrices of a block in which units may be copies of each other: some are made so, as the decay rates of
 a state space model."""
@@ -322,13 +324,17 @@ class Prober:
         """The structure of the model."""
         return self.set_up()[0]
 
-    def diagnosed(self) -> tuple[Finding, ...]:
-        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
+    def diagnosed(self, *, before: float = math.inf) -> tuple[Finding, ...]:
+        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part.
+
+        Args:
+            before: causes of this order and later ones are not looked for.
+        """
         if self.needs_all_ranks:
             return ()
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view)).findings
+            return find(examine(self.model, prepared[0], view=view), before=before).findings
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics.
@@ -365,8 +371,11 @@ class Prober:
         return self.battery.values()
 
     def look_at_start(self) -> Iterator[LayerValue]:
-        """What is only looked at once: blocks that begin as copies of the first one of their stack, and equal units."""
+        """What is only looked at once: faults of the wiring, blocks that begin as copies of the first, equal units."""
         view, _, _ = self.set_up()
+        shown = sum(one.kind == "fault" and one.certainty == "shown" for one in self.diagnosed(before=OF_WEIGHTS))
+        if shown:
+            yield fact("shown_faults", "structure", float(shown))
         if not any(map(is_distributed, self.model.parameters())):
             modules = view.modules()
             stacks = [[modules[call.module_name] for call in stack.calls] for stack in view.stacks]

@@ -26,6 +26,7 @@ chance or on what a call left behind never has them."""
 SAME = 0.01
 """Relative difference that is taken for rounding; half of the digits of the dtype if that is more."""
 _BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
+_ADDED = tuple(f"{label}.out" for label in _BRANCHES)
 _SITES = ("block.in", "block.out", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
 _DEEPEST = 8
 OUTPUT = "the output"
@@ -38,7 +39,8 @@ class Departure:
     """The first place at which the same weights and inputs give other values.
 
     Attributes:
-        component: one word, as that of a cause.
+        component: one word, as that of a cause; empty for a branch that added nothing and was switched on, which is a
+            plan and no fault.
         words: where, and how far the values are from the earlier ones.
         since: when the values were recorded.
     """
@@ -66,7 +68,8 @@ class Replay:
 
     def forget(self) -> None:
         """Start over: the model is not the one whose weights are held."""
-        self._weights, self._seen, self._looks, self._calm = {}, {}, 0, 0
+        self._weights, self._buffers, self._seen = {}, {}, {}
+        self._varying, self._looks, self._calm = set(), 0, 0
 
     def take(self, view: ModelView, batch: Batch, step: int) -> Departure | None:
         """Compare with the earlier values. The weights are replaced by the current ones at looks 1, 2, 3, 5, 9, ..."""
@@ -87,7 +90,8 @@ class Replay:
                 found = self._departure(self._run(view, batch, replayed=True))
             else:
                 self.forget()
-        is_new, self._calm = found is not None and self._calm >= CALM, self._calm + 1 if found is None else 0
+        is_new = found is not None and bool(found.component) and self._calm >= CALM
+        self._calm = self._calm + 1 if found is None else 0
         self._varying |= changed
         if found is not None or self._looks & (self._looks - 1) == 0:
             self._weights = {name: one.detach().to("cpu", copy=True) for name, one in learned.items()}
@@ -136,6 +140,8 @@ class Replay:
                 return Departure("structure", f"{words}{before}", self._step)
             size = float(old.norm())
             distance = float((values[0] - old).norm()) / size if size > 0.0 else math.inf * bool(values[0].any())
+            if math.isinf(distance) and place[2] in _ADDED:
+                return Departure("", f"{_where(place)} was nothing", self._step)
             if distance > max(SAME, math.sqrt(eps)):
                 gone = f", and {_where(missing)} is no longer seen" if missing else ""
                 words = f"{_where(place)} differs by {distance:.2g}{before}{gone}"

@@ -122,17 +122,17 @@ def dense_start(since: int, last: int) -> bool:
     return since // gap * gap > last
 
 
-AFTER = (1, 2, 3, 8, 12, 16)
-"""Steps after a jump that are read."""
+AFTER = (0, 1, 3, 8, 12, 16)
+"""Steps after a jump that are read, if its value is known by then."""
 
 
 class Jumps:
     """Tells when the loss or the norm of the gradient leaves the range of the last steps.
 
     A value jumps if it is further from the median of the last sixteen than three times the furthest of them, and by a
-    tenth of that median at least; or if it is not finite. The three steps after it are then worth a reading, and three
-    later ones that show whether it lasts. Each jump that was looked at doubles the number of steps until the next one
-    counts.
+    tenth of that median at least; or if it is not finite. That step is then worth a reading, and so are the one after it
+    and four later ones, which show whether it lasts. Each jump that was looked at doubles the number of steps until the
+    next one counts.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Jumps:
             kept.append(value)
 
     def wants(self, step: int) -> bool:
-        """Whether a value jumped one, two, three, 8, 12 or 16 steps ago."""
+        """Whether a value jumped at this step, or one, three, 8, 12 or 16 steps ago."""
         return step - self._jumped in AFTER
 
 
@@ -170,7 +170,7 @@ class WallTime:
     - The first steps are read on a grid that gets coarser with the steps (:func:`dense_start`), so that a run of 100
       steps has 23 readings; this is the only part that may cost more than ``share``, in runs of some thousand steps at
       most.
-    - Six of the next 16 steps are read after the loss or the norm of the gradient jumped (:class:`Jumps`).
+    - Six of 17 steps are read once the loss or the norm of the gradient jumps (:class:`Jumps`).
     - Apart from these, a reading is due once the time spent on readings, including the next one, is at most ``share``
       of the time since the gauge was first called. The first reading is left out of the account and of the forecast:
       it sets up what later ones reuse.

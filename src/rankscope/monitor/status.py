@@ -256,7 +256,11 @@ class StatusWatch:
         if self._unmet is not None:
             return
         why = reasons_why_not(self._request.metrics, values, view, notes)
-        read = {row.metric for row in values if row.metric not in why} | {"structure_changes", "cloned_blocks"}
+        read = {row.metric for row in values if row.metric not in why} | {
+            "structure_changes",
+            "cloned_blocks",
+            "shown_faults",
+        }
         if not any(map(is_distributed, view.model.parameters())):
             read |= {"weight_motion", "weight_jump", "still_steps"}  # from the second reading on
         if "loss_not_finite" in read:

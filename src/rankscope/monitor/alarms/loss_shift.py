@@ -27,14 +27,15 @@ def rise(now: float, level: float, spread: float) -> float:
 
 @alarm(metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=1, is_event=True)
 def loss_shift(layer: LayerState) -> Judgement | None:
-    """The loss of eight steps is above the range of the steps before, for four steps in a row since the last reading.
+    """The loss is above the range of the steps before, for four steps in a row since the last reading.
 
     **Heuristic.** Severity is the rise of the median of eight steps above the median of sixteen steps before the last
-    sixteen, divided by the larger of 8% of the latter and two standard deviations of the loss of a
-    step. A loss that falls below zero counts alike if it fell by more than its level.
+    sixteen, or that of the least of four steps above the largest of the 32 before, divided by the larger of 8% of the
+    level before and two standard deviations of the loss of a step. A loss that falls below zero counts alike if it fell
+    by more than its level.
     """
     if not layer.has("loss_now", "loss_level", "loss_spread"):
         return None
     now, level, spread = (layer.now[name] for name in ("loss_now", "loss_level", "loss_spread"))
     evidence = {"loss_now": now, "loss_level": level, "loss_spread": spread}
-    return Judgement(rise(now, level, spread), evidence, f"loss {now:.3g} over eight steps, {level:.3g} before")
+    return Judgement(rise(now, level, spread), evidence, f"loss {now:.3g} for four steps or more, {level:.3g} before")
