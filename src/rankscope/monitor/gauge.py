@@ -377,7 +377,7 @@ class Gauge:
     def _look_at_start(self) -> None:
         """Once, before the first step of the optimizer if gradients are read: what only the initial weights show."""
         if self._start is None:
-            self._start = tuple(self._prober.look_at_start())
+            self._start = tuple(self._prober.look_at_start(examined=self._where == "probe"))
 
     def _begun(self, step: int, lasts: bool) -> Mapping[str, float]:
         """What the initial weights showed, for an alarm of the first steps or about what is so since then."""
@@ -591,6 +591,8 @@ class Gauge:
         before = self._prober.before_update
         if before is not None and before[0]:
             component, words = before
+            if component == "weights" and (earlier := self._cause_in_earlier_step(words, since)) is not None:
+                return earlier
             words = words if component == "weights" else f"the output of {words}"
             return Cause(component, f"First, before the update: {words}.{since}")
         if "weights_not_finite" in bad and self._prober.all_weights_bad:
@@ -601,6 +603,15 @@ class Gauge:
         if "not_finite" in bad:
             return Cause("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
         return Cause("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
+
+    def _cause_in_earlier_step(self, words: str, since: str) -> Cause | None:
+        """A step since the last finite reading whose gradient was not finite, which its update brought to weights."""
+        gradient, loss = (self._first_bad.get(name, math.inf) for name in ("gradient", "loss"))
+        if not (self._finite or 0) <= gradient < self._references.past[-1].step:
+            return None
+        component = "loss" if loss <= gradient else "gradients"
+        told = f"First: the {component} of step {min(loss, gradient):.0f}, whose update reached {words}."
+        return Cause(component, f"{told}{since}", f"{RELOAD} {TO_DO[component]}")
 
     def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> Cause:
         """An update wrote all weights: its gradient was not finite, perhaps because activations or the loss were not.

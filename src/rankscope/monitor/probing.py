@@ -370,10 +370,15 @@ class Prober:
                     part.run(self.model)
         return self.battery.values()
 
-    def look_at_start(self) -> Iterator[LayerValue]:
-        """What is only looked at once: faults of the wiring, blocks that begin as copies of the first, equal units."""
+    def look_at_start(self, *, examined: bool) -> Iterator[LayerValue]:
+        """What is only looked at once: faults of the wiring, blocks that begin as copies of the first, equal units.
+
+        Args:
+            examined: whether passes of the probe may look for faults, which a gauge in the training forward would read.
+        """
         view, _, _ = self.set_up()
-        shown = sum(one.kind == "fault" and one.certainty == "shown" for one in self.diagnosed(before=OF_WEIGHTS))
+        findings = self.diagnosed(before=OF_WEIGHTS) if examined else ()
+        shown = sum(one.kind == "fault" and one.certainty == "shown" for one in findings)
         if shown:
             yield fact("shown_faults", "structure", float(shown))
         if not any(map(is_distributed, self.model.parameters())):

@@ -130,9 +130,9 @@ class Jumps:
     """Tells when the loss or the norm of the gradient leaves the range of the last steps.
 
     A value jumps if it is further from the median of the last sixteen than three times the furthest of them, and by a
-    tenth of that median at least; or if it is not finite. That step is then worth a reading, and so are the one after it
-    and four later ones, which show whether it lasts. Each jump that was looked at doubles the number of steps until the
-    next one counts.
+    tenth of that median at least; or if it is not finite. That step is then worth a reading, and so are the next
+    one and four later ones, which show whether it lasts. Each jump that was looked at doubles the number of
+    steps until the next one counts.
     """
 
     def __init__(self) -> None:
