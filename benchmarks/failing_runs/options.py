@@ -279,6 +279,10 @@ def _spans(training: Training, step: int, batch: Batch) -> Batch:
     return {"input_ids": torch.where(hidden, HIDDEN, ids), "labels": torch.where(hidden, ids, -100)}
 
 
+def _restored(training: Training, step: int, batch: Batch) -> Batch:
+    return {**batch, "input_ids": masked(batch["input_ids"], training.generator, 0.15)[0]}
+
+
 def _left(training: Training, step: int, batch: Batch) -> Batch:
     places = (torch.arange(TOKENS) + batch["attention_mask"].sum(1, keepdim=True)) % TOKENS
     return {name: value.gather(1, places) for name, value in batch.items()}
@@ -297,10 +301,7 @@ DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
     "spans": _spans,
     "left": _left,
     "late class": _late_class,
-    "restored": lambda training, step, batch: {
-        **batch,
-        "input_ids": masked(batch["input_ids"], training.generator, 0.15)[0],
-    },
+    "restored": _restored,
     "packed": _packed,
     "short": _short,
     "erased": _erased,
