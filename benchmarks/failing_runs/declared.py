@@ -439,6 +439,73 @@ SIXTH_HEALTHY: tuple[Declared, ...] = (
     Declared("series with outliers", family="series", objective="series", batch=16, options=frozenset({"spikes"})),
 )  # fmt: skip
 
+# Stricter than _EVERY: an alarm that would be untrue of the fault does not count.
+_STEPPED = (*_ANY, "not_finite", "not_finite_gradients", "gradient_underflow", "optimizer_settings")
+_ENCODER: dict[str, Any] = {"family": "pre-mlm", "batch": 16}
+
+SEVENTH_FAULTY: tuple[Declared, ...] = (
+    # pytorch/pytorch#41679, TransformerLensOrg/TransformerLens#81: the settings of AdamW given to Adam
+    Declared("weight decay inside Adam", "coupled decay", 0, _STEPPED, ("optimizer", "weights")),
+    # huggingface/transformers#29219, AnswerDotAI/ModernBERT#96: loss far too high after resize_token_embeddings
+    Declared("new rows of the vocabulary too wide", "wide rows", 0, _ANY,
+             ("initialisation", "weights", "embedding", "head"), **_TRAINED),
+    # huggingface/transformers#29554, nyu-mll/jiant#714: gamma and beta; a loader by order takes beta first
+    Declared("gains and biases of the norms swapped", "gains and biases", 0, _ANY,
+             ("weights", "norm", "initialisation"), **_TRAINED),
+    # common where an encoder of (tokens, batch) or of channels first is ported
+    Declared("final norm over the tokens, their mean is classified", "over tokens", 0, _ANY, ("norm", "structure"),
+             objective="pooled", rate=2e-3, **_ENCODER),
+    # pytorch/pytorch#5059, Lightning-AI/pytorch-lightning#20412: both workers draw the same augmentation
+    Declared("both views are the same", "same view", 0, _MIXED_UP, ("data", "objective"), kind="data",
+             objective="contrast", layers=2, **_ENCODER),
+    # weights clamped in place of gradients, as in the code of a Wasserstein critic
+    Declared("weights clipped at 0.02", "clipped weights", 0, _STEPPED, ("weights", "optimizer"), family="post",
+             warmup=40),
+    # asynchronous pipelines and offloaded optimizers apply gradients of older weights
+    Declared("gradients eight steps late", "late gradients", 0, _STEPPED, ("gradients", "optimizer"), family="gpt2"),
+    # an einops pattern (p1 h) (p2 w) for (h p1) (w p2)
+    Declared("patches of every fourth pixel", "strided patches", 60, _ANY, ("embedding", "structure"), family="vit",
+             objective="images", batch=16),
+    # EleutherAI/DeeperSpeed#19, deepspeedai/DeepSpeed#8277: offsets in a flat buffer
+    Declared("flat gradients shifted by one", "shifted gradients", 60, _STEPPED, ("gradients", "optimizer"),
+             family="post", warmup=40),
+    # ultralytics/ultralytics#24085, warner-benjamin/optimi#15
+    Declared("second moments stored in float16", "half moments", 40, _STEPPED, ("optimizer", "numbers"),
+             kind="numbers"),
+    # a cache of thumbnails, or a resize to the wrong size
+    Declared("images enlarged from four pixels", "thumbnails", 60, _MIXED_UP, _DATA, **_IMAGES),
+    # pytorch/vision#192, xyanchen/WiFi-CSI-Sensing-Benchmark#7: folders listed in another order after a restart
+    Declared("classes numbered in another order", "other classes", 80, _MIXED_UP, ("data", "objective"), kind="loss",
+             family="post-mlm", objective="pooled", batch=16, warmup=40),
+    # columns of a table after a change of its schema
+    Declared("columns of the series in another order", "other columns", 60, _MIXED_UP, _DATA, kind="data",
+             family="series", objective="series", batch=16),
+    # Khayrallah and Koehn, 2018: the noise of parallel text that does most harm
+    Declared("targets are not translated", "untranslated", 50, _MIXED_UP, ("data", "objective"), kind="data",
+             family="t5", objective="translate", rate=5e-3),
+)  # fmt: skip
+
+SEVENTH_HEALTHY: tuple[Declared, ...] = (
+    Declared("Adamax", rate=3e-3, options=frozenset({"adamax"})),
+    Declared("NAdam", options=frozenset({"nadam"})),
+    Declared("gradients clipped at 0.001", options=frozenset({"clipped low"})),
+    Declared("resumed without moments, warmed up again", options=frozenset({"moments dropped"})),
+    Declared("counts first, then text", options=frozenset({"counts first"})),
+    Declared("chosen pages at the end, with a falling rate", options=frozenset({"pages last"})),
+    Declared("penalty on the normaliser of the softmax", options=frozenset({"small logits"})),
+    Declared("matrices kept at their first norm", options=frozenset({"first norms"})),
+    Declared("weights rounded at random to bfloat16", options=frozenset({"random rounding"})),
+    Declared("GPT-2, rate redrawn every twenty steps", family="gpt2", options=frozenset({"population"})),
+    Declared("adapters merged and begun again", rate=5e-3,
+             options=frozenset({"pretrained", "reversed", "adapters", "begun again"})),
+    Declared("padding on the left", family="pre-mlm", objective="masked", options=frozenset({"lengths", "left"})),
+    Declared("a class appears later", objective="first", rate=2e-3, options=frozenset({"late class"}), **_ENCODER),
+    Declared("BERT, spans hidden", family="bert", objective="masked", warmup=40, options=frozenset({"spans"})),
+    Declared("T5, from text with gaps", family="t5", objective="translate", rate=5e-3,
+             options=frozenset({"restored"})),
+    Declared("ViT, images sharpen", family="vit", objective="images", batch=16, options=frozenset({"sharpens"})),
+)  # fmt: skip
+
 SETS: dict[str, tuple[Declared, ...]] = {
     "first": (*FAULTY, *HEALTHY),
     "more": (*MORE_FAULTY, *MORE_HEALTHY),
@@ -448,8 +515,9 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "fresh": (*FRESH_FAULTY, *FRESH_HEALTHY),
     "fifth": (*FIFTH_FAULTY, *FIFTH_HEALTHY),
     "sixth": (*SIXTH_FAULTY, *SIXTH_HEALTHY),
+    "seventh": (*SEVENTH_FAULTY, *SEVENTH_HEALTHY),
 }
-"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``,
-``fifth`` and ``sixth``: declared after that, each without knowledge of the alarms. The others are known."""
+"""``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``, ``fifth``,
+``sixth`` and ``seventh``: declared after that, each without knowledge of the alarms. The others are known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

@@ -1,4 +1,4 @@
-"""What the options of the healthy runs of the sixth set do: before training, before a step, and to a batch."""
+"""What options of healthy runs do, from the sixth set on: before training, before a step, and to a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.failing_runs.nets import HIDDEN, PAD, SPECIAL, TOKENS, Block, Net
+from benchmarks.failing_runs.nets import (
+    HIDDEN,
+    PAD,
+    SPECIAL,
+    TOKENS,
+    Adapter,
+    Block,
+    Net,
+    masked,
+    parameters_of,
+    windows,
+)
 
 if TYPE_CHECKING:
     from benchmarks.failing_runs.training import Training
@@ -97,7 +108,13 @@ def _focal(training: Training) -> None:
     training.loss_change = change
 
 
+def _small_logits(training: Training) -> None:
+    """Penalty on the normaliser of the softmax (PaLM)."""
+    training.loss_change = lambda loss, logits, ids: loss + 1e-2 * logits.logsumexp(-1).square().mean()
+
+
 SHAPES: dict[str, Callable[[Training], None]] = {
+    "small logits": _small_logits,
     "dynamic tanh": _dynamic_tanh,
     "deep norm": _deep_norm,
     "factorised": _factorised,
@@ -145,7 +162,52 @@ def _two_tasks(training: Training, step: int) -> None:
     training.loss_change = change if step % 2 else lambda loss, logits, ids: loss
 
 
+def _clipped_low(training: Training, step: int) -> None:
+    def change() -> None:
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1e-3)
+
+    training.gradient_change = change
+
+
+def _moments_dropped(training: Training, step: int) -> None:
+    """Resumed from weights only; the rate is warmed up again."""
+    if step == training.size["steps"] // 2:
+        training.optimizer.state.clear()
+
+
+def _first_norms(training: Training, step: int) -> None:
+    """Every matrix of a block is scaled back to the norm that it began with."""
+    with torch.no_grad():
+        for name, weight in training.model.named_parameters():
+            if "blocks" in name and weight.dim() == 2:
+                weight.mul_(training.initial[name].norm() / weight.norm())
+
+
+def _random_rounding(training: Training, step: int) -> None:
+    """Weights are rounded to bfloat16, up or down at random."""
+    for weight in parameters_of(training.model):
+        bits = weight.data.view(torch.int32)
+        noise = torch.randint_like(bits, 1 << 16)
+        weight.data.copy_(((bits + noise) >> 16 << 16).view(torch.float32))
+
+
+def _begun_again(training: Training, step: int) -> None:
+    """Adapters are merged, and begin again at zero (ReLoRA)."""
+    for module in training.model.modules() if step and step % 40 == 0 else ():
+        if isinstance(module, Adapter):
+            module.base.weight.data += module.up.weight.data @ module.down.weight.data
+            module.down.reset_parameters()
+            nn.init.zeros_(module.up.weight)
+            for part in (module.down, module.up):
+                training.optimizer.state.pop(part.weight, None)
+
+
 PLANS: dict[str, Callable[[Training, int], None]] = {
+    "clipped low": _clipped_low,
+    "moments dropped": _moments_dropped,
+    "first norms": _first_norms,
+    "random rounding": _random_rounding,
+    "begun again": _begun_again,
     "frozen in order": _frozen_in_order,
     "switched on": _switched_on,
     "averaged": _averaged,
@@ -186,7 +248,60 @@ def _spikes(training: Training, step: int, batch: Batch) -> Batch:
     return {**batch, "series": torch.where(torch.rand(values.shape, generator=training.generator) < 0.02, 10.0, values)}
 
 
+def _counts_first(training: Training, step: int, batch: Batch) -> Batch:
+    ids, letters = batch["input_ids"], training.vocabulary - SPECIAL
+    counts = SPECIAL + (ids[:, :1] + torch.arange(ids.shape[1])) % letters
+    return {"input_ids": counts} if step < training.size["steps"] // 4 else batch
+
+
+def _pages_last(training: Training, step: int, batch: Batch) -> Batch:
+    """The last fifth of the steps draws from a tenth of the text."""
+    if step < 4 * training.size["steps"] // 5:
+        return batch
+    return {
+        "input_ids": windows(training.text[: len(training.text) // 10], len(batch["input_ids"]), training.generator)
+    }
+
+
+def _sharpens(training: Training, step: int, batch: Batch) -> Batch:
+    """Images of half the resolution in the first quarter of the steps."""
+    if step >= training.size["steps"] // 4:
+        return batch
+    small = F.avg_pool2d(batch["pixel_values"], 2)
+    return {**batch, "pixel_values": small.repeat_interleave(2, 2).repeat_interleave(2, 3)}
+
+
+def _spans(training: Training, step: int, batch: Batch) -> Batch:
+    """Four neighbours are hidden, twice in each sequence."""
+    ids = torch.where(batch["labels"] == -100, batch["input_ids"], batch["labels"])
+    starts = torch.randint(0, TOKENS - 3, (2, len(ids), 1), generator=training.generator)
+    hidden = ((torch.arange(TOKENS) - starts).clamp(-1, 4) % 5 < 4).any(0)
+    return {"input_ids": torch.where(hidden, HIDDEN, ids), "labels": torch.where(hidden, ids, -100)}
+
+
+def _restored(training: Training, step: int, batch: Batch) -> Batch:
+    return {**batch, "input_ids": masked(batch["input_ids"], training.generator, 0.15)[0]}
+
+
+def _left(training: Training, step: int, batch: Batch) -> Batch:
+    places = (torch.arange(TOKENS) + batch["attention_mask"].sum(1, keepdim=True)) % TOKENS
+    return {name: value.gather(1, places) for name, value in batch.items()}
+
+
+def _late_class(training: Training, step: int, batch: Batch) -> Batch:
+    """The last class appears after a third of the steps."""
+    known = batch["labels"] < (3 if step < training.size["steps"] // 3 else 4)
+    return {name: value[known] for name, value in batch.items()}
+
+
 DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
+    "counts first": _counts_first,
+    "pages last": _pages_last,
+    "sharpens": _sharpens,
+    "spans": _spans,
+    "left": _left,
+    "late class": _late_class,
+    "restored": _restored,
     "packed": _packed,
     "short": _short,
     "erased": _erased,
@@ -198,12 +313,17 @@ DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
 """To the batch of a step."""
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "nadam": lambda learned, rate: torch.optim.NAdam(learned, lr=rate),
+    "adamax": lambda learned, rate: torch.optim.Adamax(learned, lr=rate),
     "radam": lambda learned, rate: torch.optim.RAdam(learned, lr=rate),
     "lion": lambda learned, rate: Lion(learned, rate),
     "muon": lambda learned, rate: torch.optim.Muon([one for one in learned if one.dim() == 2], lr=rate),
 }
 
 RATES: dict[str, Callable[[int, int], float]] = {
+    "moments dropped": lambda step, steps: min(1.0, (step - steps // 2 + 1) / 20) if step >= steps // 2 else 1.0,
+    "pages last": lambda step, steps: min(1.0, 5 * (steps - step) / steps),
+    "population": lambda step, steps: (1.0, 1.4, 0.7, 2.0, 0.5, 1.0, 1.6, 0.8)[8 * step // steps],
     "inverse root": lambda step, steps: math.sqrt(20 / max(20, step + 1)),
     "decay at the end": lambda step, steps: min(1.0, 4 * (steps - step) / steps),
 }

@@ -48,7 +48,7 @@ ONCE = frozenset(
     {"no gains", "large embedding", "one embedding", "times four", "nan head", "reversed blocks", "reset block",
      "reset half", "new head", "large gain", "no positions", "shifted embedding", "first checkpoint", "five times",
      "nan row", "infinite gain", "one weight", "other mlps", "wrong split", "constant", "copies",
-     "transposed", "zero adapters", "fresh attention"}
+     "transposed", "zero adapters", "fresh attention", "wide rows", "gains and biases"}
 )  # fmt: skip
 """Faults that overwrite weights at one step."""
 GOOD_RATE = {True: 0.02, False: 1e-3}

@@ -105,7 +105,7 @@ class Training:
         self.loss_change: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda loss, hidden, ids: loss
         self.label_change: Callable[[Tensor], Tensor] = lambda labels: labels
         self.classes = nn.Linear(width, CLASSES)
-        self.group_factors = [1.0, 1.0]
+        self.group_factors, self.views = [1.0, 1.0], 2
         if "small" in declared.options:
             for parameter in self.model.parameters():
                 if parameter.dim() > 1:
@@ -401,8 +401,8 @@ class Training:
         """The loss of a batch."""
         declared = self.declared
         if declared.objective in ("siamese", "contrast"):
-            views = [replaced(batch["input_ids"], self.vocabulary, self.generator) for _ in range(2)]
-            z = [encoded(self.model, view).mean(1) for view in views]
+            views = [replaced(batch["input_ids"], self.vocabulary, self.generator) for _ in range(self.views)]
+            z = [encoded(self.model, view).mean(1) for view in (views[0], views[-1])]
             if declared.objective == "contrast":
                 a, b = (torch.nn.functional.normalize(one, dim=-1) for one in z)
                 if "no negatives" in declared.options:
@@ -965,6 +965,73 @@ def _spaces_ignored(training: Training, since: int) -> None:
     training.loss_change = change
 
 
+def _coupled_decay(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group.update(weight_decay=0.1, decoupled_weight_decay=False)
+
+
+def _wide_rows(model: Net) -> None:
+    """Rows of tokens that were added to the vocabulary, drawn 5 wide."""
+    for part in (model.embed, model.head):
+        part.weight[SPECIAL : SPECIAL + 20].normal_(std=5.0)
+
+
+def _gains_and_biases(model: Net) -> None:
+    for norm in model.modules():
+        if isinstance(norm, nn.LayerNorm):
+            norm.weight.data, norm.bias.data = norm.bias.data, norm.weight.data
+
+
+def _over_tokens(args: Any, output: Tensor) -> Tensor:
+    return nn.functional.layer_norm(args[0].transpose(1, 2), args[0].shape[1:2]).transpose(1, 2)
+
+
+def _clipped_weights(training: Training, since: int) -> None:
+    for parameter in parameters_of(training.model):
+        parameter.data.clamp_(-0.02, 0.02)
+
+
+def _of_gradients(change: Callable[[Tensor], Tensor], training: Training) -> None:
+    """Change the gradients of all parameters, in one flat buffer."""
+
+    def changed() -> None:
+        learned = [one for one in parameters_of(training.model) if one.grad is not None]
+        flat = change(nn.utils.parameters_to_vector([one.grad for one in learned if one.grad is not None]))
+        for one, part in zip(learned, torch.split(flat, [one.numel() for one in learned]), strict=True):
+            one.grad = part.view_as(one).clone()
+
+    training.gradient_change = changed
+
+
+def _late_gradients(training: Training, since: int) -> None:
+    """Each step applies the gradients of eight steps ago."""
+    kept: list[Tensor] = []
+
+    def late(flat: Tensor) -> Tensor:
+        kept.append(flat)
+        return kept.pop(0) if len(kept) > 8 else kept[0]
+
+    if since == 0:
+        _of_gradients(late, training)
+
+
+def _half_moments(training: Training, since: int) -> None:
+    for state in training.optimizer.state.values():
+        state["exp_avg_sq"].copy_(state["exp_avg_sq"].half())
+
+
+def _strided_patches(training: Training, since: int) -> None:
+    """A patch takes every fourth row and column."""
+    order = torch.arange(16).view(4, 4).t().flatten()
+    for place, module in training.model.named_modules() if since == 0 else ():
+        if place.endswith("patch_embeddings"):
+            module.register_forward_pre_hook(lambda module, args: (args[0][..., order, :][..., order], *args[1:]))
+
+
+def _thumbnails(pixels: Tensor) -> Tensor:
+    return nn.functional.avg_pool2d(pixels, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -1101,6 +1168,24 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
         _of_batch, "series", lambda values: torch.cat([values[..., :2], torch.full_like(values[..., 2:], 2024)], -1)
     ),
     "spaces ignored": _spaces_ignored,
+    "coupled decay": _coupled_decay,
+    "wide rows": partial(_in_place, _wide_rows),
+    "gains and biases": partial(_in_place, _gains_and_biases),
+    "over tokens": partial(_of_modules, "norm", _over_tokens),
+    "same view": lambda training, since: setattr(training, "views", 1),
+    "clipped weights": _clipped_weights,
+    "late gradients": _late_gradients,
+    "strided patches": _strided_patches,
+    "shifted gradients": lambda training, since: _of_gradients(lambda flat: flat.roll(1), training),
+    "half moments": _half_moments,
+    "thumbnails": partial(_of_batch, "pixel_values", _thumbnails),
+    "other classes": partial(_of_batch, "labels", lambda labels: (labels + 1) % CLASSES),
+    "other columns": partial(_of_batch, "series", lambda values: values.roll(1, -1)),
+    "untranslated": lambda training, since: setattr(
+        training,
+        "change",
+        lambda batch: {**translation(batch["labels"], training.vocabulary), "input_ids": batch["input_ids"]},
+    ),
 }
 """What each fault does before a step, given how many steps ago it set in."""
 
