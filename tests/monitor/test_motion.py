@@ -405,6 +405,48 @@ def test_settings_that_contradict_each_other_are_an_alarm(kind: Any, options: di
     assert "(0.9, 0.999) and 0.9 are usual" in alarm.sentence
 
 
+def half_moments(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """From step 20 on, what the optimizer holds is stored in float16 between steps."""
+
+    def store(*_: Any) -> None:
+        for state in optimizer.state.values():
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"].half())
+
+    if step == 20:
+        optimizer.register_step_post_hook(store)
+
+
+def test_second_moments_that_underflow_are_named_and_not_the_weights_that_jump() -> None:
+    found = trained(half_moments)
+    assert found
+    assert {alarm.component for alarm in found if alarm.step <= 24} == {"optimizer"}
+    assert "at most 7.3 times is possible: its second moments were rounded to zero" in found[0].sentence
+    assert "Keep the state of the optimizer in float32" in found[0].sentence
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.95, 0.95), (0.5, 0.9)])
+def test_no_gradients_have_a_larger_mean_than_that_of_their_squares_allows(betas: tuple[float, float]) -> None:
+    """Hostile: spikes, signs that change, gradients that grow as fast as makes the ratio largest."""
+    first, second = betas
+    layer = nn.Linear(32, 32)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-4, betas=betas)
+    for step in range(60):
+        factor = (second / first) ** -step if step < 50 else 1e6 * (-1.0) ** step
+        layer.weight.grad = torch.full_like(layer.weight, factor) + 1e-3 * torch.randn(32, 32)
+        layer.bias.grad = torch.zeros(32)
+        optimizer.step()
+        assert contradiction([optimizer])[0] < 0.6, step
+
+
+def test_decay_inside_adam_that_outweighs_gradients_is_an_alarm_and_one_beside_them_is_not() -> None:
+    found = trained(kind=torch.optim.Adam, weight_decay=1.0)
+    assert [alarm.component for alarm in found if alarm.name == "optimizer_settings"] == ["optimizer"]
+    assert "torch.optim.AdamW, which keeps it apart" in found[0].sentence
+    for kind, decay in ((torch.optim.AdamW, 1.0), (torch.optim.Adam, 1e-4)):
+        alarms = trained(kind=kind, weight_decay=decay)
+        assert "optimizer_settings" not in {alarm.name for alarm in alarms}, kind
+
+
 class Adan(torch.optim.AdamW):
     """Has three betas, of which the second is that of differences of gradients."""
 

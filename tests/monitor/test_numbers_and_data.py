@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from torch import nn
 
 from rankscope.monitor import Alarm, Gauge
-from rankscope.monitor.alarms.data_shift import data_shift
+from rankscope.monitor.alarms.data_shift import LIMIT, data_shift
 from rankscope.monitor.batches import BatchWatch
-from rankscope.monitor.changes import LAG, LEAST_HISTORY, Peak, Series
+from rankscope.monitor.changes import LAG, LEAST_HISTORY, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.monitor.readings import fact
 from rankscope.monitor.watching import References
 from tests.monitor.trainings import batches, bert, gpt2, probe
@@ -356,3 +357,21 @@ def test_a_feature_that_drowns_the_others_is_found_and_large_ones_that_vary_are_
     assert drowns(x + torch.tensor([0.0, 0.0, 2026.0])) == 2.0
     assert drowns(x + 2026.0) == -1.0  # all of them: the pixels of a white image
     assert "batch_feature" not in BatchWatch().facts({"inputs": 1e3 + torch.rand(4, 1, 16, 16)})
+
+
+def test_other_columns_of_a_table_are_another_source_and_more_of_the_same_is_not() -> None:
+    def series(number: int, order: list[int]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(16, 12, 3, generator=generator)
+        x[..., 1] = x[..., 1].cumsum(1) / 12**0.5  # the same spread, and neighbours that are close
+        return x[..., order]
+
+    def found(of: Callable[[int], torch.Tensor]) -> list[float]:
+        watch, level = BatchWatch(), Series(RESOLVED_OF_BATCH)
+        return [level.take(watch.facts({"inputs": of(n)}).get("batch_columns", math.nan)).score for n in range(24)]
+
+    assert max(found(lambda n: series(n, [0, 1, 2] if n < 16 else [1, 2, 0]))[16:18]) > LIMIT
+    assert max(found(lambda n: series(n, [0, 1, 2]))) < LIMIT
+    assert max(found(lambda n: series(n, [[0, 1, 2], [1, 2, 0]][n % 2]))) < LIMIT, "two sources in turn"
+    assert "batch_columns" not in BatchWatch().facts({"inputs": torch.rand(4, 1, 16, 16)})
+    assert max(found(lambda n: torch.randn(8, 4, 64, generator=torch.Generator().manual_seed(n)))) < LIMIT

@@ -148,9 +148,15 @@ class Examination:
         made: dict[str, None] = {}
         room = _ROOM
 
+        hooked = {module for module in names if module._forward_hooks}
+
         def note(module: nn.Module, args: Any, output: Any) -> None:
             with torch._C.DisableTorchFunction():  # our own copies are not noted
                 take(module, args, output)
+
+        def note_unhooked(module: nn.Module, args: Any, output: Any) -> None:
+            if module not in hooked:
+                note(module, args, output)
 
         def take(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal room
@@ -167,7 +173,9 @@ class Examination:
             made[type(module).__name__] = None
 
         with ExitStack() as hooks:
-            hooks.callback(register_module_forward_hook(note).remove)
+            hooks.callback(register_module_forward_hook(note_unhooked).remove)
+            for module in hooked:  # a hook of all modules would run before their own, which may change the output
+                hooks.callback(module.register_forward_hook(note).remove)
             hooks.callback(torch.nn.modules.module.register_module_parameter_registration_hook(registered).remove)
             if mode is not None:
                 hooks.enter_context(mode)

@@ -28,6 +28,7 @@ CONSTANT = 0.05
 """Standard deviation of that feature relative to its mean."""
 LEAST_CLASSED = 4
 """Sequences of a batch that have a class each."""
+MOST_FEATURES = 256
 SHORTER = 4
 """Batches in a row whose sequences have the same shorter length."""
 MOST_COMPARED = 4
@@ -51,6 +52,7 @@ class BatchWatch:
         self._different, self._same = 0, 0
         self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
         self._of_one_class, self._classes = 0, set[int]()
+        self._features = (torch.zeros(0, dtype=torch.float64), 0)
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -74,6 +76,9 @@ class BatchWatch:
         - ``batch_one_class``: how many batches in a row had sequences of a single class, if not all of the same one.
         - ``batch_feature``: the number of the feature that drowns the others and hardly varies, for inputs that are not
           tokens; -1 if there is none.
+        - ``batch_columns``: one, plus how far mean, spread and differences of neighbours of each feature are from those
+          of earlier batches, relative to how far features are from each other, for inputs of shape (batch, tokens,
+          features) and images of several channels; from the second batch on.
         - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
@@ -104,6 +109,8 @@ class BatchWatch:
             found["batch_size"] = size / math.sqrt(value.numel())
             if value.ndim == 3 and value.shape[-1] > 1 and size > 0.0:
                 found["batch_feature"] = float(_drowning(value.detach().double().flatten(0, -2)))
+            if value.ndim in (3, 4) and size > 0.0:
+                found |= self._columns(value.detach().double().movedim(-1 if value.ndim == 3 else 1, 0))
             if value.shape[-1] > 1 and size > 0.0:
                 found["batch_order"] = float(torch.linalg.vector_norm(value.detach().double().diff(dim=-1))) / size
             return found
@@ -154,6 +161,21 @@ class BatchWatch:
         seen, now = (torch.nn.functional.pad(one, (0, size - len(one))) for one in (before, counts))
         self._counts[name] = seen + now
         return seen, now, size
+
+    def _columns(self, features: Tensor) -> dict[str, float]:
+        """Given the features first and neighbours last: other columns in the same places have other statistics."""
+        if not 1 < len(features) <= MOST_FEATURES or features.shape[-1] < 2:
+            return {}
+        flat = features.flatten(1)
+        steps = features.diff(dim=-1).flatten(1)
+        now = torch.stack([flat.mean(1), flat.std(1, correction=0), steps.std(1, correction=0)]).cpu()
+        before, number = self._features
+        self._features = (now, 1) if before.shape != now.shape else (before + now, number + 1)
+        if before.shape != now.shape:
+            return {}
+        usual = before / number
+        apart = float((usual - usual.mean(1, keepdim=True)).norm())
+        return {"batch_columns": 1.0 + float((now - usual).norm()) / apart} if apart > 0.0 else {}
 
     def _stuck(self, value: Tensor) -> float:
         kept = value.detach()[:MOST_COMPARED].cpu().clone()

@@ -541,7 +541,11 @@ _SCALE = (
 )
 
 
-_SWAPPED = "Look at betas and momentum in optimizer.param_groups: (0.9, 0.999) and 0.9 are usual."
+_SETTINGS = {
+    "second moments": "Keep the state of the optimizer in float32, and look at how it was loaded.",
+    "weight_decay": "Lower weight_decay in optimizer.param_groups, or use torch.optim.AdamW, which keeps it apart.",
+    "": "Look at betas and momentum in optimizer.param_groups: (0.9, 0.999) and 0.9 are usual.",
+}
 
 
 def _of_contradiction(scene: Scene) -> Cause | None:
@@ -549,7 +553,8 @@ def _of_contradiction(scene: Scene) -> Cause | None:
     found = scene.past[-1].contradiction if scene.past else None
     if found is None or found.mean < 1.0:
         return None
-    return Cause("optimizer", f"Cause: the optimizer {found.site}.", _SWAPPED)
+    change = next((to_do for word, to_do in _SETTINGS.items() if word in found.site), "")
+    return Cause("optimizer", f"Cause: the optimizer {found.site}.", change)
 
 
 STEADY = 3

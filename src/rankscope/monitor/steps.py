@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rankscope.linalg.to_host import to_host
 from rankscope.models.wrapping import is_distributed
 
+ROUNDED = 4.0
+"""Times the largest ratio that a mean of gradients and the root of one of their squares can have; room for rounding."""
+DECAYED = 0.7
+"""Cosine between the mean of gradients of a matrix and its weights, from which on steps shrink it and little else."""
 REVERSED = 8.0
 """Times as many steps over which gradients are averaged, as those over which their squares are. Equal numbers of steps
 are usual, and twice as many occur; the usual settings in the wrong order give 10 to 100."""
@@ -45,7 +50,9 @@ def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
 def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
     """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words if it is beyond.
 
-    Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum.
+    Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum. A
+    mean of gradients that no gradients can have, given that of their squares, shows that the squares were rounded to
+    zero or are another parameter's; one along the weights, a decay that was added to the gradients.
     """
     found = [(0.0, "")]
     for optimizer in optimizers:
@@ -58,11 +65,45 @@ def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
                 words = f"averages gradients over {first:,.0f} steps and their squares over {second:,.0f}"
                 settings = f"(betas {float(betas[0]):.4g} and {float(betas[1]):.4g})"
                 found.append((first / second / REVERSED, f"{words}; the usual order is the other way round {settings}"))
+                found += _of_means(optimizer, group)
             if state.get("momentum_buffer") is not None and isinstance(momentum, (int, float)) and momentum >= 1.0:
                 words = f"keeps {momentum:.4g} of its velocity at each step, so that no gradient is ever forgotten"
                 found.append((2.0 * momentum, f"{words} (momentum)"))
     beyond, words = max(found)
     return beyond, words if beyond >= 1.0 else ""
+
+
+def _of_means(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+    """The same for what the means of a group hold: the median of some matrices, by a sample of each."""
+    held: list[tuple[Tensor, Any, Any]] = []
+    for one in group["params"]:
+        state: Mapping[str, Any] = optimizer.state.get(one, {})
+        parts = (one.detach(), state.get("exp_avg"), state.get("exp_avg_sq"))
+        plain = all(type(part) is Tensor and part.is_floating_point() and part.shape == one.shape for part in parts)
+        if one.ndim > 1 and one.numel() >= _SAMPLED and plain:
+            held.append(parts)
+    held = held[:: max(1, len(held) // _MOST)]
+    if not held:
+        return
+    samples = [sample.double() for sample in to_host([_sample(part) for parts in held for part in parts])]
+    first, second = (float(beta) for beta in group["betas"])
+    if first**2 < second:
+        # of sums over any gradients, by Cauchy and Schwarz
+        most = (1.0 - first) / math.sqrt((1.0 - second) * (1.0 - first**2 / second))
+        roots = [squares.sqrt() + float(group.get("eps", 0.0)) for squares in samples[2::3]]
+        means = zip(samples[1::3], roots, strict=True)
+        largest = max(float((mean.abs() / root).nan_to_num(0.0, 0.0).max()) for mean, root in means)
+        words = f"divides a mean of gradients by a root of their mean square that is {largest:.3g} times smaller"
+        words = (
+            f"{words}, and at most {most:.2g} times is possible: its second moments were rounded to zero, or mixed up"
+        )
+        yield largest / most / ROUNDED, words
+    along = median(
+        float(torch.nn.functional.cosine_similarity(weight, mean, dim=0))
+        for weight, mean in zip(samples[::3], samples[1::3], strict=True)
+    )
+    words = f"takes steps along the weights themselves (cosine {along:.2g})"
+    yield along / DECAYED, f"{words}: a decay that is added to gradients outweighs them (weight_decay)"
 
 
 def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]:

@@ -9,7 +9,7 @@ LIMIT = 3.0
 is seldom exceeded by far, and two in a row seldom at all."""
 CUT = 2.0
 """Length of all earlier sequences relative to that of the last ones."""
-WATCHED = ("batch_surprise", "batch_padding", "batch_size", "batch_order", "batch_labels")
+WATCHED = ("batch_surprise", "batch_padding", "batch_size", "batch_order", "batch_labels", "batch_columns")
 
 
 @alarm(
