@@ -15,7 +15,7 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.causes import WRITTEN
 from rankscope.monitor.readings import LayerValue
-from rankscope.monitor.writes import FAR, Writes, _severity
+from rankscope.monitor.writes import FAR, Writes, _rounded, _severity
 from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import alarms_raised, batches, gpt2, probe
 
@@ -135,6 +135,13 @@ def rounded(to: float) -> Act:
     return act
 
 
+def rounded_at_random(model: Any, step: int) -> None:
+    """To bfloat16, up or down."""
+    for one in model.parameters():
+        bits = one.data.view(torch.int32)
+        one.data.copy_(((bits + torch.randint_like(bits, 1 << 16)) >> 16 << 16).view(torch.float32))
+
+
 def pruned(model: Any, step: int) -> None:
     """The smaller half of each matrix is set to zero, and kept there, from step 4 on."""
     for one in model.parameters():
@@ -217,6 +224,8 @@ class Restored:
         (clipped, {"rate": 5e-3}),
         (clipped, {"kind": torch.optim.RMSprop}),
         (rounded(2.0**-10), {}),
+        (rounded_at_random, {}),
+        (rounded_at_random, {"rate": 1e-4}),
         (pruned, {}),
         (one_length, {}),
         (lambda model, step: [one.data.mul_(1.0 - 1e-4) for one in model.parameters()] and None, {}),
@@ -255,6 +264,13 @@ def test_what_something_else_writes_is_found_with_the_step(
     assert found
     assert where in found[0].site
     assert abs(found[0].most - step) <= 4, "the last step before it was written"
+
+
+def test_a_rounding_has_both_signs_and_is_small() -> None:
+    after = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+    assert bool(_rounded(after.bfloat16().float() - after, after))
+    assert not bool(_rounded(-0.005 * after, after)), "a decay by hand"
+    assert not bool(_rounded(0.01 * torch.randn(1, 64), after)), "noise"
 
 
 def test_a_write_is_far_if_it_is_eight_times_the_largest_step() -> None:

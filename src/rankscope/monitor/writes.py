@@ -91,6 +91,7 @@ class _Samples:
         size = torch.maximum(now.norm(dim=1), after.norm(dim=1))
         out = ((now - after).norm(dim=1) / size).nan_to_num(0.0, 0.0)
         written = out > self._resolved
+        moves = written & ~_rounded(now - after, after)
         facts["first"] = torch.where(written & (facts["writes"] == 0.0), float(self._steps), facts["first"])
         facts["writes"] = facts["writes"] + written
         is_rare = self._steps - self._last >= APART
@@ -99,10 +100,10 @@ class _Samples:
         facts["undone"] = facts["undone"] + (written & is_rare & (rest <= BACK * net))
         facts["restored"] = facts["restored"] + (written & (rest <= RESTORED * net))
         if self._moved is not None:
-            facts["large"] = facts["large"] + (written & (self._moved > 0.0) & (out > LARGE * self._moved))
+            facts["large"] = facts["large"] + (moves & (self._moved > 0.0) & (out > LARGE * self._moved))
         facts["step"] = torch.where(out > facts["most"], float(step), facts["step"])
         facts["most"] = torch.maximum(facts["most"], out * written)
-        facts["total"] = facts["total"] + out * written
+        facts["total"] = facts["total"] + out * moves
         self._base = torch.where(written[:, None], now, self._base)
 
     def after(self) -> None:
@@ -130,9 +131,10 @@ class _Samples:
 
 FACTS = ("most", "step", "total", "writes", "large", "undone", "restored", "first", "fastest", "before", "usual")
 """Of each parameter, with sizes relative to its norm: the largest write since the last reading, and the step before it;
-of all writes the sum, the number, how many were larger than the step before, how many undid the training since the
-write before, how many put the weights back, and the first step; the largest step of the optimizer since the last
-reading, and between the two readings before that; and the largest write until the last reading."""
+of all writes the sum and how many were larger than the step before, both without roundings, their number, how many
+undid the training since the write before, how many put the weights back, and the first step; the largest step of the
+optimizer since the last reading, and between the two readings before that; and the largest write until the last
+reading."""
 
 
 class Writes:
@@ -239,6 +241,17 @@ class Writes:
 
 
 MOST_OPTIMIZERS = 4
+BITS = 2.0**-7
+"""Distance of neighbouring numbers of bfloat16, relative to them, at most."""
+
+
+def _rounded(write: Tensor, after: Tensor) -> Tensor:
+    """Whether what was written to each parameter is a rounding to bfloat16, up and down: as at random, after each step.
+
+    A decay by hand has one sign.
+    """
+    is_small = (write.abs() <= BITS * after.abs()).all(1)
+    return is_small & ((write * after.sign()).sum(1).abs() <= 0.5 * write.abs().sum(1))
 
 
 def _severity(one: Mapping[str, float]) -> float:
