@@ -795,7 +795,7 @@ LOSS_MOVED = 0.25
 
 _LOSS = "Look at the loss: its sign, its labels, and the terms that keep different inputs apart."
 _TRAINING_ONLY = f"{_LOSS[:-1]}; and at what only a training step does: dropout, noise, augmentation."
-_COMPARED = "inputs, rate and what the model computes in evaluation"
+_COMPARED = "what is compared of the inputs, the rate and what the model computes in evaluation"
 
 
 def _of_objective(scene: Scene) -> Cause | None:
