@@ -81,6 +81,18 @@ def test_debug_by_environment(cli, monkeypatch: pytest.MonkeyPatch, value: str, 
         assert cli("measure", "x").code == 2
 
 
+def test_an_interrupt_that_breaks_a_context_manager_is_an_interrupt(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_way(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("trying to pop from empty mode stack")
+
+    monkeypatch.setitem(vars(rankscope), "measure", half_way)
+    outcome = cli("measure", "x")
+    assert (outcome.code, outcome.err) == (130, "Interrupted. Nothing was saved.\n")
+
+
 def test_a_defect_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError

@@ -14,7 +14,7 @@ from rankscope.cli import comparing, environment, listing, reporting, rerunning
 from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.examples import epilog, question
 from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintable, flush_output, told
-from rankscope.cli.interrupting import ending_on_request, exit_code, is_untold
+from rankscope.cli.interrupting import ending_on_request, exit_code, interrupt_behind, is_untold
 from rankscope.cli.panels import GroupedCommands, PanelledCommand
 from rankscope.cli.processes import one_voice
 from rankscope.cli.verb_commands import command_of
@@ -119,6 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _remark(f"error: {' '.join(str(error).split())}", style="red")
         sys.exit(EXIT_USAGE)
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        if (stopped := interrupt_behind(error)) is not None:
+            _remark("Interrupted. Nothing was saved.")
+            sys.exit(exit_code(stopped))
         sentence = told(error)
         if debug or sentence is None:
             raise

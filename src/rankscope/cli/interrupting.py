@@ -75,6 +75,14 @@ def exit_code(stopped: BaseException | None) -> int:
     return EXIT_TERMINATED if isinstance(seen, Terminated) else EXIT_INTERRUPTED
 
 
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The interrupt during whose handling an error was raised, as by a context manager it hit half-way; or None."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
 def is_untold(left: SystemExit) -> bool:
     """Whether a command was interrupted outside :func:`keeping`, so that no message was printed yet."""
     context = left.__context__
