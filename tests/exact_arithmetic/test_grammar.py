@@ -41,6 +41,7 @@ def test_no_wrong_exponent_without_a_status(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_no_wrong_exponent_without_a_status_in_400_networks() -> None:
     wrong = []
     for seed in MANY:
