@@ -1263,6 +1263,8 @@ def advance(training: Training, gauge: Gauge | None, step: int) -> tuple[float, 
     if not ("accumulate" in training.declared.options and step % 4):
         training.optimizer.zero_grad()
     loss = training.loss(batch)
+    if gauge is not None:
+        gauge.before_backward(loss)  # as rankscope.watch does
     (training.loss_scale * loss).backward()
     training.gradient_change()
     learned = [parameter for parameter in training.model.parameters() if parameter.grad is not None]

@@ -47,6 +47,9 @@ HEALTHY = {
     "gradient_carried": 0.0,
     "gradient_underflow": 0.05,
     "settings_contradiction": 0.1,
+    "answers_alike": 16.0,
+    "answers_loss": 1.2,
+    "mean_answer_loss": 1.3,
 }
 BAD = {
     "token_collapse": {"relative_residual": 0.05},
@@ -71,6 +74,7 @@ BAD = {
     "kept_gradients": {"gradient_carried": 0.5},
     "gradient_underflow": {"gradient_underflow": 0.9},
     "optimizer_settings": {"settings_contradiction": 12.0},
+    "constant_answer": {"answers_alike": 200.0},
 }
 
 

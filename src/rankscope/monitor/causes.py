@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes import Finding
+from rankscope.causes import CAUSES, Finding
 from rankscope.errors import RankscopeError
 from rankscope.linalg.precision import widest
 from rankscope.linalg.update import skip_gain
@@ -396,6 +396,8 @@ class Scene:
         changes: how the model differs from what was seen last, if this reading compared it.
         before: how the model was put together before.
         structure: how it is put together now.
+        diagnose: what ``doctor`` finds in it on the probe.
+        inputs_apart: how far the inputs are from their mean after the last block; NaN if they were not compared.
         not_finite: the first number that is not finite; None if all are finite.
         begun: what the initial weights showed, if the alarm is about the first steps or what is so since then.
         known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
@@ -412,6 +414,8 @@ class Scene:
     changes: Sequence[Cause]
     before: Structure | None
     structure: Callable[[], Structure]
+    diagnose: Callable[[], Sequence[Finding]]
+    inputs_apart: float
     not_finite: Callable[[], Cause | None]
     begun: Mapping[str, float]
     known: Cause | None
@@ -665,6 +669,9 @@ def _of_still_weights(scene: Scene) -> Cause | None:
     if moved > 0.0:
         words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
         return Cause("numbers", f"Cause: rounding: {words}.")
+    if scene.whole.now.get("blocks_with_gradient") == 0.0 and scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
+        words = f"no weight of a block moved in {still:.0f} steps; other parameters have gradients"
+        return Cause("gradients", f"Cause: no gradient reaches the blocks: {words}.", _NO_GRADIENT)
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
 
 
@@ -697,8 +704,8 @@ _STOPPED = (
     "to be a copy (copy.deepcopy)."
 )
 _NO_GRADIENT = (
-    "Look for detach(), torch.no_grad() and requires_grad in the forward after this block, and at the learning rate of "
-    "its parameters."
+    "Look for detach(), torch.no_grad() and requires_grad in the forward after it, and at the learning rate of its "
+    "parameters."
 )
 
 
@@ -833,6 +840,55 @@ def loss_shift_of(losses: Sequence[tuple[int, float]]) -> tuple[int, float, floa
     return None
 
 
+OF_WEIGHTS = 31
+"""Order of the first cause that may depend on weights, which training changes; those before it are of the wiring."""
+OF_OUTPUTS = range(40, 45)
+"""Orders of the causes that show where the difference between inputs is lost."""
+EQUAL_ANSWERS = 1e-5
+"""Distance of the answers from their mean, relative to the loss, at which they are the same."""
+_HEAD = (
+    "Look at the head and at what is done to its output: a scale or a temperature, a pooling, an activation after it."
+)
+_BY_EXCLUSION = (
+    "Print some inputs with their labels as the loss gets them, and train on one batch alone: if that works, the "
+    "labels do not follow from the inputs of their example."
+)
+MOVED_LITTLE = 0.01
+"""Motion of the weights in all steps together, relative to their norm, with which little can have been learned."""
+
+
+def _of_answers(scene: Scene) -> Cause | None:
+    """Answers that do not depend on the inputs, or do not help: what an experiment shows, the rate, or the labels."""
+    if "answers_alike" not in scene.spec.metrics:
+        return None
+    faults = [one for one in scene.diagnose() if one.kind == "fault" and one.certainty == "shown"]
+    for one in faults:
+        if CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
+            return _shown(one)
+    if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
+        words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
+        return Cause("objective", f"Cause: the objective: {words}.")
+    steps = [(after.step - before.step) * after.fastest for before, after in pairwise(scene.past)]
+    moved = math.fsum(one for one in steps if math.isfinite(one))
+    if moved < MOVED_LITTLE:
+        known = f" (learning rate {scene.past[-1].rate:.2g})" if math.isfinite(scene.past[-1].rate) else ""
+        words = f"in the steps that are remembered, weights moved by {moved:.1g} of their norm in all{known}"
+        return Cause("rate", f"Cause: the learning rate: {words}.", "Raise the learning rate.")
+    apart, loss = (scene.whole.now.get(name, math.nan) for name in ("answers_apart", "mean_answer_loss"))
+    if apart < EQUAL_ANSWERS * loss and scene.inputs_apart >= COLLAPSED_ENTRY:
+        words = f"inputs differ by {scene.inputs_apart:.2g} of their size after the last block, and answers hardly"
+        return Cause("head", f"Cause: what follows the last block: {words}, by {apart / loss:.1g} of the loss.", _HEAD)
+    if scene.known is not None:
+        return scene.known
+    words = "the model is not at fault in any experiment, its weights move, and gradients reach them"
+    return Cause("data", f"Cause, by exclusion: the labels or the inputs: {words}.", _BY_EXCLUSION)
+
+
+def _shown(finding: Finding) -> Cause:
+    """A fault that an experiment of ``doctor`` shows."""
+    return Cause("structure", f"Cause: {finding.sentence} Shown by: {finding.evidence}", f"{finding.change}.")
+
+
 def _of_structure(scene: Scene) -> Cause | None:
     return None if scene.layer is None else scene.structural()
 
@@ -911,6 +967,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_rate,
     _of_start,
     _of_entry,
+    _of_answers,
     _of_objective,
     _of_structure,
     _of_branches,
@@ -947,7 +1004,7 @@ def structural_cause(
     shown = next((one for one in diagnose() if one.kind == "fault" and one.certainty == "shown"), None)
     if shown is None:
         return None
-    return Cause("structure", f"Cause: {shown.sentence} Shown by: {shown.evidence}", f"{shown.change}.")
+    return _shown(shown)
 
 
 CERTAIN = frozenset(

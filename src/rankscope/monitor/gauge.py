@@ -24,6 +24,7 @@ from rankscope.models.loading import need_module
 from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
     CERTAIN,
@@ -143,6 +144,7 @@ class Gauge:
         self._status = StatusWatch(request, self._ranks)
         self._optimizers: tuple[Optimizer, ...] = ()
         self.writes: Writes | None = None
+        self.answers = Answers()
         self._loss_level = LossLevel()
         self._raw: int | None = None
         self._unseen: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {}
@@ -203,6 +205,16 @@ class Gauge:
             with self._guarded():
                 self._decision = (step, self._decide(step))
         return self._decision is not None and self._decision == (step, True)
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Keep some answers of the batch and their targets, as autograd saved them for this loss.
+
+        From them an alarm tells whether the answers are better than one answer for all inputs. Call it with the loss
+        before ``backward``; nothing is computed until a step is due.
+        """
+        if self.disabled is None and self._ranks.is_first:
+            with self._guarded():
+                self.answers.keep(loss)
 
     def after_backward(self, step: int) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
@@ -301,6 +313,7 @@ class Gauge:
         self._schedule.notice(step, name, value)
         if name == "loss":
             self._loss_level.take(value)
+            self.answers.hear(value)
 
     def silence(self, *names: str) -> None:
         """Never raise these alarms again.
@@ -415,9 +428,9 @@ class Gauge:
         written = () if self.writes is None else self.writes.take(self._prober.view)
         values = (*(read or self._prober.look()), *weights, *written, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
-        return (*values, *self._own(loss, batch))
+        return (*values, *self._own(step, loss, batch))
 
-    def _own(self, loss: float | Tensor | None, batch: BatchData | None) -> Iterator[LayerValue]:
+    def _own(self, step: int, loss: float | Tensor | None, batch: BatchData | None) -> Iterator[LayerValue]:
         """What only this process knows: its batch, and its loss if there is no other process to disagree with."""
         if loss is not None and self._ranks.world == 1:
             value = _plain(loss)
@@ -425,6 +438,8 @@ class Gauge:
             if math.isfinite(value):
                 yield fact("loss", "loss", value)
             for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
+                yield fact(name, "loss", number)
+            for name, number in self.answers.facts(step, self._rate()).items():
                 yield fact(name, "loss", number)
         if math.isfinite(carried := self._clearing.take()):
             yield fact("gradient_carried", "gradients", carried)
@@ -505,6 +520,8 @@ class Gauge:
                         ),
                         None,
                     ),
+                    diagnose=self._prober.diagnosed,
+                    inputs_apart=_last_of(values, "inputs_relative_residual"),
                     not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
                     structural=lambda: structural_cause(
                         structure(),
@@ -692,6 +709,12 @@ def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
         found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
         found[scalar_name(metric, stack, "most")] = max(means)
     return found
+
+
+def _last_of(values: Sequence[LayerValue], metric: str) -> float:
+    """The metric after the last block, the smallest of several stacks; NaN if it was not read."""
+    last = {row.stack: row.mean for row in values if row.metric == metric and row.layer is not None}
+    return min((value for value in last.values() if math.isfinite(value)), default=math.nan)
 
 
 def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:

@@ -23,7 +23,7 @@ from rankscope.models.model import Model
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed, needs_all_ranks
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.causes import Structure, read_structure
+from rankscope.monitor.causes import OF_WEIGHTS, Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.motion import WeightMotion
@@ -72,8 +72,6 @@ GAUGE_SITES = (
 MOST_RENEWALS = 3
 """Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
 
-OF_WEIGHTS = 31
-"""Order of the first cause that may depend on weights, which training changes; those before it are of the wiring."""
 MOST_EQUAL = 0.5
 """Share of the matrices of a block in which units may be copies of each other: some are made so, as the decay rates of
 a state space model."""
@@ -430,7 +428,8 @@ class Prober:
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
         known = norms.number > 0 and math.isfinite(norms.total)
-        total = (fact("total_gradient_norm", "gradients", norms.total),) if known else ()
+        facts = {"total_gradient_norm": norms.total, "blocks_with_gradient": float(len(norms.rows))} if known else {}
+        total = (fact(name, "gradients", value) for name, value in facts.items())
         lost = lost_to_underflow(self.model)
         return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total, *lost)
 

@@ -15,6 +15,9 @@ LONGEST_SECONDS = 2.5e11
 AlarmState = Literal["raised", "cleared"]
 ENOUGH = 8
 """Readings below which a run without an alarm is called neither healthy nor faulty."""
+SOON = 32
+"""Steps for which answers may be no better than one answer for all inputs before a run is not called healthy."""
+NOT_LEARNING = "no better than one answer for all inputs so far"
 LOSS = "rankscope/loss"
 """Name of the scalar with the loss of the step, if it was passed to the gauge."""
 LAYERS, LAYERS_READ, RANKS_READ = (f"rankscope/status/{name}" for name in ("layers", "layers_read", "ranks_read"))
@@ -232,7 +235,8 @@ def one_line(reading: Reading, count: int | None = None, raised: Sequence[Alarm]
     elif count is not None and count < ENOUGH:
         parts.append(too_few(count))
     else:
-        parts = ["healthy", *parts, "no alarm"]
+        alike = next((row.mean for row in reading.table if row.metric == "answers_alike"), 0.0)
+        parts = ["healthy" if alike < SOON else NOT_LEARNING, *parts, "no alarm"]
     return f"step {reading.step}: {', '.join(parts)}"
 
 

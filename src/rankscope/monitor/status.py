@@ -37,9 +37,14 @@ _OF_SIDE = {
     "branch": "no MLP branch was seen",
     "update": "no block was seen that takes the residual stream and returns it",
 }
+_NO_CRITERION = (
+    "no cross-entropy and no squared or robust error was seen before backward: call gauge.before_backward(loss), as "
+    "watch does; a loss inside a compiled graph or a checkpoint is not seen"
+)
 _OF_ALARMS = {
     "gradient_underflow": "no matrix has a gradient",
     "settings_contradiction": "no optimizer is known: set gauge.optimizers, or use watch",
+    "answers_alike": _NO_CRITERION,
     "gradient_carried": "several processes add to the gradients",
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
     "weight_motion": "the weights are sharded over processes",

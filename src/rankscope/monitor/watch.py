@@ -21,6 +21,7 @@ from rankscope.models.model import Model
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import ALARMS
+from rankscope.monitor.answers import Answers
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.probing import MetricsLike
@@ -72,7 +73,7 @@ class Watch(Watched):
         self._reached, self._returns = False, False
         self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
         self._hear_backward()
-        self._writes = Writes(self._optimizers)
+        self._writes, self._answers = Writes(self._optimizers), Answers()
         for one in self._optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
 
@@ -85,6 +86,7 @@ class Watch(Watched):
         """
         if not self._told:
             self._losses, self._told = [], True  # losses that the model itself returned are no longer used
+        self._show(loss)
         self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
         return loss
 
@@ -163,12 +165,18 @@ class Watch(Watched):
             loss = scalars[0] if len(scalars) == 1 else None
         self._returns = isinstance(loss, Tensor) and loss.numel() == 1
         if isinstance(loss, Tensor) and self._returns:
+            self._show(loss)
             self._losses.append(loss.detach())
             return
         is_plain = isinstance(output, Tensor | Mapping | tuple | list)
         for leaf in pytree.tree_leaves(output if is_plain else getattr(output, "__dict__", {})):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(self._reach)  # type: ignore[no-untyped-call]
+
+    def _show(self, loss: float | Tensor) -> None:
+        """Before ``backward`` frees what autograd saved for the loss."""
+        if isinstance(loss, Tensor):
+            self._guarded(lambda: self._answers.keep(loss))
 
     def _reach(self, gradient: Tensor) -> None:
         self._reached = True
@@ -189,6 +197,7 @@ class Watch(Watched):
                 plain(tensors, *args, **kwargs)
                 return
             loss = _unscaled(one)  # before backward frees what the graph saved
+            watch._show(one)
             watch._reached = False
             plain(tensors, *args, **kwargs)
             if watch._reached:
@@ -269,6 +278,7 @@ class Watch(Watched):
             own = self._watched
             part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
             self.gauge = Gauge(part, probe, **self._options)
+            self.gauge.answers = self._answers
             self.gauge.writes = self._writes  # its hooks are there already: none can be added inside another one
             self.gauge.optimizers = self._optimizers
             self.gauge.silence(*self._silenced)

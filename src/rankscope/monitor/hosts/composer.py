@@ -32,6 +32,10 @@ class GaugeCallback(HostedGauge, Callback):
         """Build the gauge: by now the model is on its device, and wrapped."""
         self._start(unwrapped(state.model), (), tuple(state.optimizers or ()))
 
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """Look at what the loss was computed from."""
+        self._before_backward(state.loss)
+
     def after_train_batch(self, state: State, logger: Logger) -> None:
         """Read gradients."""
         self._read_gradients(state.timestamp.batch.value + 1)

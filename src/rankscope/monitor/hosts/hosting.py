@@ -144,6 +144,10 @@ class HostedGauge(Watched):
         else:
             self.gauge = build(self._probe)
 
+    def _before_backward(self, loss: object) -> None:
+        if self.gauge is not None and isinstance(loss, Tensor):
+            self.gauge.before_backward(loss)
+
     def _read_gradients(self, step: int) -> None:
         """Before a step of the optimizer: build the gauge if it waits for a batch, and read the gradients."""
         if self.gauge is None and self._batches is not None:

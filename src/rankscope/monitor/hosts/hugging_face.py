@@ -64,6 +64,15 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             return loss
 
         trainer.training_step = heard
+        compute = trainer.compute_loss
+
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            loss = compute(*args, **kwargs)
+            if self._running:
+                self._before_backward(loss[0] if isinstance(loss, tuple) else loss)
+            return loss
+
+        trainer.compute_loss = computed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any

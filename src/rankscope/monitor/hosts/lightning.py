@@ -48,6 +48,10 @@ class GaugeCallback(HostedGauge, Callback):
         self._stepped = trainer.global_step
         self._start(pl_module, self._sinks_for(loggers, _sinks_of), tuple(trainer.optimizers))
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Look at what the loss was computed from."""
+        self._before_backward(loss)
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Read gradients."""
         self._read_gradients(trainer.global_step + 1)

@@ -1,0 +1,191 @@
+"""Whether a model answers better than with one answer for all inputs, from what autograd saved for the loss.
+
+A loss that is stuck at the logarithm of the number of classes, or at the variance of the targets, is that of a model
+whose answers do not depend on its inputs. The operation that computed the loss has saved the answers and the targets,
+so that both are known without a pass of the model, whatever code computed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankscope.linalg.precision import widest
+
+CLASSES, TRUTH, NUMBERS = "classes", "yes or no", "numbers"
+CRITERIA = {
+    "NllLossBackward0": CLASSES,
+    "NllLoss2DBackward0": CLASSES,
+    "BinaryCrossEntropyWithLogitsBackward0": TRUTH,
+    "MseLossBackward0": NUMBERS,
+    "SmoothL1LossBackward0": NUMBERS,
+    "HuberLossBackward0": NUMBERS,
+}
+"""Operations of a loss as autograd calls them, and what their targets are. A robust loss is judged by squares, too."""
+NEAR = 256
+"""Operations next to the loss among which these are looked for; a model that returns its loss has many more."""
+EVERY = 4
+"""Calls of ``keep`` of which one is kept, after the first ones."""
+ROWS, LEAST_ROWS = 64, 8
+"""Answers that are compared, and the fewest that can be."""
+ENTRIES = 2**20
+"""Numbers that are kept of one batch at most: of a large vocabulary, fewer answers."""
+WINDOW, LEAST = 16, 8
+"""Readings whose losses are added up, and the fewest that are judged."""
+USE, SURE_USE = 0.01, 0.03
+"""Share of the loss of one answer for all by which the answers have to be better over the window, or over a quarter of
+it, to count as depending on the inputs."""
+FALLS = 0.01
+"""Share by which the loss of 32 steps has to fall to count as falling."""
+
+
+class Answers:
+    """Compares the answers to some training batches with their mean, given for all inputs instead."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._kept: dict[tuple[Any, ...], deque[tuple[Tensor, ...]]] = {}
+        self._losses: deque[float] = deque(maxlen=32)
+        self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        self._since, self._level, self._rate = 0, math.nan, math.nan
+
+    def hear(self, loss: float) -> None:
+        """The loss of a step."""
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def keep(self, loss: Tensor) -> None:
+        """Keep some answers and their targets, given the loss before ``backward``; on their device, without waiting."""
+        self._calls += 1
+        if torch.compiler.is_compiling() or (self._calls > LEAST and self._calls % EVERY):
+            return
+        for place, node in enumerate(criteria(loss)):
+            kept = _sampled(node)
+            if kept is not None:
+                key = (place, CRITERIA[node.name()], kept[0].shape[1:], kept[0].device)
+                self._kept = {old: value for old, value in self._kept.items() if old[0] != place or old == key}
+                own = self._kept.setdefault(key, deque())
+                own.append(kept)
+                while len(own) > 1 and sum(len(one[0]) for one in own) - len(own[0][0]) >= ROWS:
+                    own.popleft()
+
+    def facts(self, step: int, rate: float) -> dict[str, float]:
+        """At a reading, by name; nothing if no such loss was seen.
+
+        - ``answers_alike``: steps for which the answers were no better than one answer for all, and the loss did not
+          fall. They are not counted while the learning rate rises.
+        - ``answers_loss``: the loss of the answers over the last readings; for numbers, the mean square of the errors.
+        - ``mean_answer_loss``: the same if the mean of the answers were given for all inputs.
+        - ``answers_apart``: how far the answers are from their mean, in the unit of the loss: the mean divergence of
+          Kullback and Leibler, or for numbers the variance.
+        """
+        if not self._kept:
+            return {}
+        losses = [_losses(key[1], kept) for key, kept in self._kept.items()]
+        known = [one for one in losses if one is not None]
+        if known:
+            own, mean, apart = map(math.fsum, zip(*known, strict=True))
+            self._window.append((own, mean, apart))
+        level = sum(self._losses) / len(self._losses) if self._losses else math.nan
+        rises, self._rate = rate > self._rate, rate
+        falls = not level > self._level - FALLS * abs(self._level)
+        if len(self._window) < LEAST or self._uses() or rises or falls:
+            self._since, self._level = step, level
+        found = {"answers_alike": float(step - self._since)}
+        if len(self._window) >= LEAST:
+            means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
+            found |= dict(zip(("answers_loss", "mean_answer_loss", "answers_apart"), means, strict=True))
+        return found
+
+    def _uses(self) -> bool:
+        """Whether the answers are better than their mean."""
+        for number, least in ((len(self._window), USE), (WINDOW // 4, SURE_USE)):
+            own, mean, _ = map(math.fsum, zip(*list(self._window)[-number:], strict=True))
+            if not own > (1.0 - least) * mean:
+                return True
+        return False
+
+
+def criteria(loss: Tensor) -> Iterator[Any]:
+    """The operations of :data:`CRITERIA` next to a loss, the nearest first; at most four.
+
+    Example:
+        >>> x = torch.zeros(3, 2, requires_grad=True)
+        >>> [node.name() for node in criteria(2 * F.cross_entropy(x, torch.tensor([0, 1, 1])))]
+        ['NllLossBackward0']
+    """
+    waiting, seen, count = deque([loss.grad_fn]), {loss.grad_fn}, 0
+    for _ in range(NEAR):
+        node = waiting.popleft() if waiting else None
+        if node is None or count == 4:
+            return
+        if node.name() in CRITERIA:
+            count += 1
+            yield node
+            continue
+        following = dict.fromkeys(one for one, _ in node.next_functions if one is not None and one not in seen)
+        seen.update(following)
+        waiting.extend(following)
+
+
+def _sampled(node: Any) -> tuple[Tensor, ...] | None:
+    """Some answers and their targets, one per row, and for classes which targets count; None if they are not there.
+
+    What hooks saved (a checkpoint, an offload) is left alone: to look at it would compute it, and a checkpoint allows
+    that only once.
+    """
+    raw = [getattr(node, f"_raw_saved_{name}", None) for name in ("self", "target")]
+    if any(getattr(one, "unpack_hook", raw) is not None for one in raw):  # an older torch does not tell
+        return None
+    answers, targets = node._saved_self.detach(), node._saved_target.detach()
+    if type(answers) is not Tensor or type(targets) is not Tensor or not answers.numel():
+        return None
+    if CRITERIA[node.name()] != CLASSES:
+        if answers.shape != targets.shape:
+            return None
+        wide = [one.reshape(len(one), -1) if one.ndim else one.reshape(1, 1) for one in (answers, targets)]
+        answers, targets = (one[:, :: -(-one.shape[1] * ROWS // ENTRIES)] for one in wide)
+        chosen = torch.arange(len(answers), device=answers.device)[:: -(-len(answers) // ROWS)]
+        return answers[chosen], targets[chosen]
+    answers = answers.movedim(1, -1).flatten(0, -2) if answers.ndim > 1 else answers[None]
+    targets = targets.reshape(-1)
+    ignored = node._saved_ignore_index  # -100 is given without its sign
+    counts = targets != (ignored - 2**64 if ignored >= 2**63 else ignored)
+    # Those that count first, from all over the batch: multiples of the golden ratio are spread evenly.
+    spread = torch.arange(len(targets), device=targets.device, dtype=torch.float32) * 0.6180339887 % 1.0
+    number = min(len(targets), max(LEAST_ROWS, min(ROWS, ENTRIES // answers.shape[1])))
+    chosen = (counts.float() + spread).topk(number).indices
+    return answers[chosen], targets[chosen], counts[chosen]
+
+
+def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, float] | None:
+    """The loss of the answers, their mean for all, and their distance; None if too few, or equal targets."""
+    answers, targets, *counts = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    if counts:
+        answers, targets = answers[counts[0]], targets[counts[0]]
+    answers = answers.to(widest(answers.device))
+    if len(answers) < LEAST_ROWS or bool((targets == targets[:1]).all()):
+        return None
+    if kind == CLASSES:
+        mean = torch.logsumexp(answers, 0, keepdim=True) - math.log(len(answers))
+        own, one = (F.nll_loss(given, targets) for given in (answers, mean.expand_as(answers)))
+        apart = F.kl_div(mean.expand_as(answers), answers, reduction="batchmean", log_target=True)
+    elif kind == TRUTH:
+        targets = targets.to(answers.dtype)
+        own = F.binary_cross_entropy_with_logits(answers, targets)
+        mean = answers.sigmoid().mean(0, keepdim=True).expand_as(answers)
+        one = F.binary_cross_entropy(mean, targets)
+        apart = F.binary_cross_entropy(mean, answers.sigmoid()) - F.binary_cross_entropy_with_logits(
+            answers, answers.sigmoid()
+        )
+    else:
+        own, one = ((given - targets).square().mean() for given in (answers, answers.mean(0, keepdim=True)))
+        apart = answers.var(0, correction=0).mean()
+    found = float(own), float(one), float(apart)
+    return found if all(map(math.isfinite, found)) and found[1] > 0.0 else None

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rankscope as rs
+from rankscope.monitor.alarms import ALARMS, LayerState
+from rankscope.monitor.alarms.constant_answer import PATIENCE
+from rankscope.monitor.answers import LEAST, ROWS, Answers, criteria
+
+
+def losses_of(*losses: Tensor) -> dict[str, float]:
+    """What is read of a run with these losses, one per reading."""
+    answers = Answers()
+    for step in range(LEAST):
+        for loss in losses:
+            answers.keep(loss)
+        found = answers.facts(step, 1.0)
+    return found
+
+
+def logits(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows * 8, dtype=torch.float64).requires_grad_()
+
+
+def test_classes_have_the_cross_entropies_of_the_answers_and_of_their_mean() -> None:
+    x, y = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)]), torch.tensor([0, 1] * 8)
+    found = losses_of(F.cross_entropy(x, y))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
+    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
+    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert found["answers_apart"] == pytest.approx(divergence, rel=1e-12)
+
+
+def test_yes_and_no_have_those_of_each_answer() -> None:
+    x, y = logits([math.log(3.0)], [-math.log(3.0)]), torch.tensor([[1.0], [0.0]] * 8, dtype=torch.float64)
+    found = losses_of(F.binary_cross_entropy_with_logits(x, y))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
+    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
+    assert found["answers_apart"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_numbers_have_mean_squares_whatever_robust_loss_is_trained(loss: object) -> None:
+    x, y = logits([1.0, 5.0], [3.0, 5.0]), torch.tensor([[1.5, 5.0], [3.5, 6.0]] * 8, dtype=torch.float64)
+    found = losses_of(loss(x, y))  # type: ignore[operator]
+    assert found["answers_loss"] == pytest.approx((0.25 + 0.25 + 0.0 + 1.0) / 4, rel=1e-12)
+    assert found["mean_answer_loss"] == pytest.approx((0.25 + 2.25 + 0.0 + 1.0) / 4, rel=1e-12)
+    assert found["answers_apart"] == pytest.approx(0.5, rel=1e-12)
+
+
+def test_ignored_labels_do_not_count() -> None:
+    x = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)], [50.0, -50.0])
+    found = losses_of(F.cross_entropy(x, torch.tensor([0, 1, -100] * 8)))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
+    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
+
+
+def test_labels_that_count_are_found_among_many_that_do_not() -> None:
+    x = torch.zeros(100 * ROWS, 3, dtype=torch.float64).requires_grad_()
+    y = torch.full((100 * ROWS,), -100)
+    y[::100] = torch.arange(ROWS) % 3
+    assert losses_of(F.cross_entropy(x, y))["answers_loss"] == pytest.approx(math.log(3.0), rel=1e-12)
+
+
+def test_pixels_are_answers_of_their_own() -> None:
+    x = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)]).detach()
+    images = x.view(2, 4, 2, 2).movedim(-1, 1).clone().requires_grad_()
+    found = losses_of(F.cross_entropy(images, torch.tensor([0, 1] * 8).view(2, 4, 2)))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
+
+
+def test_batches_of_one_are_compared_with_those_before() -> None:
+    answers = Answers()
+    for step in range(200):
+        label = step // 4 % 2  # one batch in four is kept
+        answers.keep(F.cross_entropy(logits([9.0 - 18.0 * label, 0.0])[:1], torch.tensor([label])))
+        found = answers.facts(step, 1.0)
+    assert found["answers_loss"] < 1e-3
+    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=0.05)
+    assert found["answers_alike"] == 0.0
+
+
+def test_a_batch_of_one_class_tells_nothing() -> None:
+    assert "answers_loss" not in losses_of(F.cross_entropy(logits([0.0, 1.0]), torch.zeros(8, dtype=torch.long)))
+
+
+def test_losses_of_two_tasks_are_added() -> None:
+    one, y = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)]), torch.tensor([0, 1] * 8)
+    two = logits([0.0, 0.0], [0.0, 0.0])
+    found = losses_of(F.cross_entropy(one, y) + 0.1 * F.cross_entropy(two, y))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3) + math.log(2.0), rel=1e-12)
+
+
+def test_what_surrounds_the_loss_does_not_hide_it() -> None:
+    x, y = logits([1.0, 0.0]), torch.tensor([0, 1] * 4)
+    plain = F.cross_entropy(x, y)
+    smoothed = F.cross_entropy(x, y, label_smoothing=0.1)
+    focal = ((1 - (-F.cross_entropy(x, y, reduction="none")).exp()) ** 2).mean() * 3.0
+    for loss in (plain / 7 + x.square().sum(), smoothed, focal, 1024.0 * plain):
+        assert [node.name() for node in criteria(loss)] == ["NllLossBackward0"]
+
+
+def test_nothing_is_read_from_a_checkpoint_which_still_runs_backward() -> None:
+    x, y = logits([1.0, 0.0]), torch.tensor([0, 1] * 4)
+    loss = checkpoint(lambda: F.cross_entropy(2 * x, y), use_reentrant=False)
+    assert isinstance(loss, Tensor)
+    assert losses_of(loss) == {}
+    loss.backward()
+    assert x.grad is not None
+
+
+def test_other_losses_are_not_read() -> None:
+    x = logits([1.0, 0.0])
+    for loss in (
+        x.square().mean(),
+        (x - 1).abs().mean(),
+        F.kl_div(x.log_softmax(-1), x.detach().softmax(-1), reduction="batchmean"),
+    ):
+        assert losses_of(loss) == {}
+    assert losses_of(x.detach().sum()) == {}
+
+
+def test_the_loss_is_left_as_it_was() -> None:
+    x, y = torch.randn(300, 5, requires_grad=True), torch.randint(0, 5, (300,))
+    state = torch.get_rng_state()
+    loss = F.cross_entropy(x, y)
+    Answers().keep(loss)
+    loss.backward()
+    twin = x.detach().clone().requires_grad_()
+    F.cross_entropy(twin, y).backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert x.grad is not None
+    assert twin.grad is not None
+    assert torch.equal(x.grad, twin.grad)
+
+
+def steps_alike(gain: float, *, fall: float = 0.0, rate: float = 0.0, readings: int = 60) -> float:
+    """How long answers count as alike after readings of every fourth step, given how much better they are."""
+    answers = Answers()
+    q = 2.0 ** (gain - 1.0)  # the share of the right class
+    x, y = logits([math.log(q / (1 - q)), 0.0], [0.0, math.log(q / (1 - q))]), torch.tensor([0, 1] * 8)
+    for step in range(0, 4 * readings, 4):
+        answers.keep(F.cross_entropy(x, y))
+        for _ in range(4):
+            answers.hear(math.log(2.0) * (1.0 - fall) ** step)
+        found = answers.facts(step, 1.0 + rate * step)
+    return found["answers_alike"]
+
+
+def test_steps_are_counted_while_answers_are_alike_and_the_loss_does_not_fall() -> None:
+    first = 4 * (LEAST - 2)  # the last reading that could not be judged
+    assert steps_alike(0.0) == 4 * 59 - first
+    assert steps_alike(0.005) == 4 * 59 - first
+    assert steps_alike(0.02) == 0.0
+    assert steps_alike(0.0, fall=0.001) < 24.0
+    assert steps_alike(0.0, rate=0.001) == 0.0
+
+
+def test_answers_that_begin_to_help_end_it_at_once() -> None:
+    answers, y = Answers(), torch.tensor([0, 1] * 8)
+    for step in range(0, 400, 4):
+        q = 0.0 if step < 300 else 1.0
+        answers.keep(F.cross_entropy(logits([q, -q], [-q, q]), y))
+        answers.hear(math.log(2.0))
+        found = answers.facts(step, 1.0)
+        if step == 296:
+            assert found["answers_alike"] > PATIENCE
+        if step >= 300:
+            assert found["answers_alike"] == 0.0
+
+
+class Net(nn.Module):
+    """A classifier of series, whose output ``after`` changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(8, 16)
+        settings = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, **settings) for _ in range(2))
+        self.head = nn.Linear(16, 4)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.scale * self.head(x.mean(1))
+
+
+def watched(
+    *, scale: float = 1.0, shuffled: bool = False, rate: float = 1e-3, steps: int = 224
+) -> rs.monitor.watch.Watch:
+    torch.manual_seed(0)
+    model, generator = Net(), torch.Generator().manual_seed(1)
+    model.scale = scale
+    centres = torch.randn(4, 6, 8, generator=generator)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    with rs.watch(model, optimizer, schedule=8, metrics=["relative_residual"]) as watch:
+        for _ in range(steps):
+            y = torch.randint(0, 4, (32,), generator=generator)
+            x = centres[y] + 0.5 * torch.randn(32, 6, 8, generator=generator)
+            y = y[torch.randperm(32, generator=generator)] if shuffled else y
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return watch
+
+
+def test_a_run_that_learns_raises_nothing() -> None:
+    watch = watched()
+    assert "constant_answer" not in {alarm.name for alarm in watch.alarms}
+    assert "healthy" in repr(watch)
+
+
+def test_labels_of_other_inputs_are_found_by_exclusion() -> None:
+    watch = watched(shuffled=True)
+    alarm = next(alarm for alarm in watch.alarms if alarm.name == "constant_answer")
+    assert alarm.component == "data"
+    assert alarm.evidence["answers_loss"] == pytest.approx(math.log(4.0), rel=0.02)
+
+
+def test_a_scale_that_hides_the_answers_is_found_after_the_blocks() -> None:
+    alarm = next(alarm for alarm in watched(scale=1e-5).alarms if alarm.name == "constant_answer")
+    assert alarm.component == "head"
+
+
+def test_a_rate_that_is_too_low_is_found() -> None:
+    alarm = next(alarm for alarm in watched(rate=1e-6).alarms if alarm.name == "constant_answer")
+    assert alarm.component == "rate"
+
+
+def test_the_line_does_not_call_it_healthy() -> None:
+    watch = watched(shuffled=True, steps=100)
+    assert "no better than one answer" in repr(watch)
+    assert not watch.alarms
+
+
+def test_the_alarm_needs_its_patience() -> None:
+    facts = {"answers_alike": PATIENCE - 1.0, "answers_loss": 1.386, "mean_answer_loss": 1.386}
+    state = LayerState(facts, {}, {}, {})
+    judged = ALARMS["constant_answer"].rule(state)
+    assert judged is not None
+    assert judged.severity < 1.0
