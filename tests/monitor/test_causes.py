@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope import Surgery
-from rankscope.causes import equal_units
+from rankscope.causes import Finding, equal_units
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record
@@ -135,7 +135,7 @@ def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) ->
     facts: dict[str, Any] = {
         "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
         "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None,
-        "begun": {}, "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
+        "begun": {}, "diagnose": tuple, "inputs_apart": 0.5, "structural": lambda: None, "experiment": lambda: Cause("mlp", "by experiment"),
     }  # fmt: skip
     return Scene(ALARMS[alarm], None, layer, **{**facts, **given})
 
@@ -267,6 +267,27 @@ def test_matrices_that_begin_constant_are_the_initialisation_in_every_early_alar
     assert {alarm.name for alarm in alarms} >= {"cloned_blocks", "token_collapse"}
     assert {alarm.component for alarm in alarms} == {"initialisation"}
     assert all("Initialise the model anew" in alarm.sentence for alarm in alarms)
+
+
+def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
+    def cause(**given: Any) -> str:
+        facts = {"answers_loss": 1.4, "mean_answer_loss": 1.4, "answers_apart": 0.01, "total_gradient_norm": 1.0}
+        own = whole(**{"answers_alike": 128.0, **facts, **given.pop("facts", {})})
+        return find_cause(scene("constant_answer", None, whole=own, state=own, **given)).component
+
+    shown = Finding("lost_in_module", "Lost.", "Look.", certainty="shown", measured="x", before=0.0, after=1.0)
+    assert cause() == "data", "by exclusion"
+    assert cause(diagnose=lambda: (shown,)) == "structure"
+    oversmoothed = replace(shown, code="oversmoothing")
+    assert cause(diagnose=lambda: (oversmoothed,)) == "data", "hostile: inputs that are apart are not lost there"
+    assert cause(diagnose=lambda: (oversmoothed,), inputs_apart=1e-3) == "structure"
+    assert cause(facts={"total_gradient_norm": 0.0}) == "objective"
+    assert cause(past=past(motion=lambda step: 1e-6)) == "rate"
+    assert cause(past=past(motion=lambda step: 0.05)) == "rate"
+    assert cause(facts={"answers_apart": 1e-9}) == "head"
+    assert cause(facts={"answers_apart": 1e-9}, inputs_apart=1e-3) == "data", "hostile: the head is given equal inputs"
+    assert cause(known=Cause("skip", "the skips")) == "skip"
+    assert cause(facts={"total_gradient_norm": math.nan}) == "unknown", "whether gradients arrive is not known"
 
 
 def test_loss_that_moved_after_a_fault_was_found_follows_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import rankscope
 from rankscope.errors import ResultError
-from rankscope.monitor.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, LayerValue, Reading
+from rankscope.monitor.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, SOON, Alarm, LayerValue, Reading, fact
 from rankscope.monitor.record import Record, read_record
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.gauge_chapter import training_chapter
@@ -78,6 +79,14 @@ def test_a_run_without_an_alarm_says_so() -> None:
 def test_few_readings_without_an_alarm_are_called_neither_good_nor_bad() -> None:
     chapter = training_chapter(record(reading(0, [0.9])), 1)
     assert (chapter.headline, chapter.state) == ("Too few readings to judge", "plain")
+
+
+def test_a_loss_that_is_stuck_is_not_good() -> None:
+    readings = [reading(step, [0.9]) for step in range(8)]
+    stuck = replace(readings[-1], table=(*readings[-1].table, fact("answers_alike", "loss", SOON)))
+    chapter = training_chapter(record(*readings[:-1], stuck), 1)
+    assert (chapter.headline, chapter.state) == ("No better than one answer for all inputs so far", "plain")
+    assert chapter.verdict == ["No alarm in 8 readings over steps 0 to 7, but the loss does not fall so far."]
 
 
 def test_an_alarm_that_is_over_asks_for_care() -> None:

@@ -858,12 +858,12 @@ MOVED_LITTLE = 0.01
 
 
 def _of_answers(scene: Scene) -> Cause | None:
-    """Answers that do not depend on the inputs, or do not help: what an experiment shows, the rate, or the labels."""
+    """Answers that do not depend on the inputs, or do not help: what an experiment shows, the rate, or the head."""
     if "answers_alike" not in scene.spec.metrics:
         return None
     faults = [one for one in scene.diagnose() if one.kind == "fault" and one.certainty == "shown"]
     for one in faults:
-        if CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
+        if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
             return _shown(one)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
         words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
@@ -878,8 +878,13 @@ def _of_answers(scene: Scene) -> Cause | None:
     if apart < EQUAL_ANSWERS * loss and scene.inputs_apart >= COLLAPSED_ENTRY:
         words = f"inputs differ by {scene.inputs_apart:.2g} of their size after the last block, and answers hardly"
         return Cause("head", f"Cause: what follows the last block: {words}, by {apart / loss:.1g} of the loss.", _HEAD)
-    if scene.known is not None:
-        return scene.known
+    return scene.known
+
+
+def _of_labels(scene: Scene) -> Cause | None:
+    """What is left if answers do not help, and gradients are known to arrive."""
+    if "answers_alike" not in scene.spec.metrics or not scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
+        return None
     words = "the model is not at fault in any experiment, its weights move, and gradients reach them"
     return Cause("data", f"Cause, by exclusion: the labels or the inputs: {words}.", _BY_EXCLUSION)
 
@@ -974,6 +979,7 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_unread_keys,
     _of_first_steps,
     _of_attention,
+    _of_labels,
     _by_experiment,
 )
 

@@ -132,6 +132,11 @@ class Reading:
     def __repr__(self) -> str:
         return one_line(self)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the answers were no better than one answer for all inputs for a while, and the loss did not fall."""
+        return any(row.metric == "answers_alike" and row.mean >= SOON for row in self.table)
+
     def values(self, metric: str, stack: str | None = None) -> dict[int, float]:
         """Mean of one metric by layer."""
         rows = [row for row in self.table if row.metric == metric and row.stack == stack]
@@ -235,8 +240,7 @@ def one_line(reading: Reading, count: int | None = None, raised: Sequence[Alarm]
     elif count is not None and count < ENOUGH:
         parts.append(too_few(count))
     else:
-        alike = next((row.mean for row in reading.table if row.metric == "answers_alike"), 0.0)
-        parts = ["healthy" if alike < SOON else NOT_LEARNING, *parts, "no alarm"]
+        parts = [NOT_LEARNING if reading.is_stuck else "healthy", *parts, "no alarm"]
     return f"step {reading.step}: {', '.join(parts)}"
 
 

@@ -218,4 +218,7 @@ def test_one_line_watches_a_trainer_with_its_loss_and_prints_six_keys(tmp_path: 
     own = list(watch.history["loss"])
     assert [(own[0] + own[1]) / 2, (own[2] + own[3]) / 2] == pytest.approx(means, rel=1e-3)
     assert "learning_rate" in watch.history
+    assert watch.gauge is not None
+    assert watch.gauge.last is not None
+    assert "answers_alike" in {row.metric for row in watch.gauge.last.table}
     assert not trainer.model._forward_pre_hooks

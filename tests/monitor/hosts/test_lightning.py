@@ -139,3 +139,5 @@ def test_no_argument_is_needed_and_the_loss_is_read() -> None:
     assert callback.history["loss"].gt(0.0).all()
     assert callback.gauge is not None
     assert type(callback.gauge._prober.model).__name__ == "BertForMaskedLM"
+    assert callback.gauge.last is not None
+    assert "answers_alike" in {row.metric for row in callback.gauge.last.table}

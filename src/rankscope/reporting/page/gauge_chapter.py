@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.monitor.history import COLUMNS, History
-from rankscope.monitor.readings import ENOUGH, LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, Heatmap
+from rankscope.monitor.readings import ENOUGH, LAYERS, LAYERS_READ, LOSS, NOT_LEARNING, RANKS_READ, Alarm, Heatmap
 from rankscope.monitor.record import Record
 from rankscope.reporting.page.charts import Chart, plain, plain_list
 from rankscope.reporting.page.facts import FACTS
@@ -55,7 +55,8 @@ def training_chapter(record: Record, detail: int) -> Chapter:
 def _state(record: Record, raised: Sequence[Alarm]) -> str:
     if record.readings and record.readings[-1].active:
         return "bad"
-    return "care" if raised else "good" if len(record.readings) >= ENOUGH else "plain"
+    is_good = len(record.readings) >= ENOUGH and not record.readings[-1].is_stuck
+    return "care" if raised else "good" if is_good else "plain"
 
 
 def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
@@ -65,6 +66,9 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
     if not raised and len(record.readings) < ENOUGH:
         words = f"{len(record.readings)} of at least {ENOUGH} readings, over {steps}: too few to raise every alarm."
         return "Too few readings to judge", [words]
+    if not raised and record.readings[-1].is_stuck:
+        words = f"no alarm in {len(record.readings)} readings over {steps}, but the loss does not fall so far."
+        return f"{NOT_LEARNING[0].upper()}{NOT_LEARNING[1:]}", [words.capitalize()]
     if not raised:
         return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
     first, standing = raised[0], record.readings[-1].active
