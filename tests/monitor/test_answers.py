@@ -247,3 +247,19 @@ def test_the_alarm_needs_its_patience() -> None:
     judged = ALARMS["constant_answer"].rule(state)
     assert judged is not None
     assert judged.severity < 1.0
+
+
+def test_the_loss_of_another_model_is_not_taken_for_its_own() -> None:
+    torch.manual_seed(0)
+    model, other = Net(), nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    y = torch.arange(4).repeat(8)
+    with rs.watch(model, optimizer, schedule=1, metrics=["relative_residual"], alarms=()) as watch:
+        for _ in range(2):
+            x = torch.randn(32, 6, 8)
+            F.cross_entropy(other(x.mean(1)), y).backward()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert watch.gauge is not None
+    assert watch.gauge.last is not None
+    assert "answers_alike" not in {row.metric for row in watch.gauge.last.table}

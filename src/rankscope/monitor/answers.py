@@ -44,6 +44,9 @@ it, to count as depending on the inputs."""
 FALLS = 0.01
 """Share by which the loss of 32 steps has to fall to count as falling."""
 
+Samples = dict[tuple[Any, ...], tuple[Tensor, ...]]
+"""Answers and targets of a batch, by the place of the operation, its kind, and their shape and device."""
+
 
 class Answers:
     """Compares the answers to some training batches with their mean, given for all inputs instead."""
@@ -62,18 +65,28 @@ class Answers:
 
     def keep(self, loss: Tensor) -> None:
         """Keep some answers and their targets, given the loss before ``backward``; on their device, without waiting."""
+        self.add(self.sample(loss))
+
+    def sample(self, loss: Tensor) -> Samples:
+        """What :meth:`keep` would keep; for a loss of which only ``backward`` shows whether it is that of the model."""
         self._calls += 1
         if torch.compiler.is_compiling() or (self._calls > LEAST and self._calls % EVERY):
-            return
+            return {}
+        found = {}
         for place, node in enumerate(criteria(loss)):
             kept = _sampled(node)
             if kept is not None:
-                key = (place, CRITERIA[node.name()], kept[0].shape[1:], kept[0].device)
-                self._kept = {old: value for old, value in self._kept.items() if old[0] != place or old == key}
-                own = self._kept.setdefault(key, deque())
-                own.append(kept)
-                while len(own) > 1 and sum(len(one[0]) for one in own) - len(own[0][0]) >= ROWS:
-                    own.popleft()
+                found[place, CRITERIA[node.name()], kept[0].shape[1:], kept[0].device] = kept
+        return found
+
+    def add(self, samples: Samples) -> None:
+        """Keep what was sampled."""
+        for key, kept in samples.items():
+            self._kept = {old: value for old, value in self._kept.items() if old[0] != key[0] or old == key}
+            own = self._kept.setdefault(key, deque())
+            own.append(kept)
+            while len(own) > 1 and sum(len(one[0]) for one in own) - len(own[0][0]) >= ROWS:
+                own.popleft()
 
     def facts(self, step: int, rate: float) -> dict[str, float]:
         """At a reading, by name; nothing if no such loss was seen.

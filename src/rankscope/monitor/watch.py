@@ -21,7 +21,7 @@ from rankscope.models.model import Model
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import ALARMS
-from rankscope.monitor.answers import Answers
+from rankscope.monitor.answers import Answers, Samples
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.probing import MetricsLike
@@ -197,11 +197,13 @@ class Watch(Watched):
                 plain(tensors, *args, **kwargs)
                 return
             loss = _unscaled(one)  # before backward frees what the graph saved
-            watch._show(one)
+            samples: Samples = {}
+            watch._guarded(lambda: samples.update(watch._answers.sample(one)))
             watch._reached = False
             plain(tensors, *args, **kwargs)
             if watch._reached:
                 watch._losses.append(loss)
+                watch._answers.add(samples)
 
         torch.autograd.backward = heard
 
