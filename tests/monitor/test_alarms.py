@@ -107,6 +107,13 @@ def test_trouble_is_beyond_the_threshold_and_health_is_not(name: str) -> None:
     assert severity(ALARMS[name], {}) < ALARMS[name].release
 
 
+def test_a_jump_of_a_loss_that_stays_low_is_none() -> None:
+    jump = {"loss_now": 0.13, "loss_level": 0.03, "loss_spread": 0.01}
+    assert severity(ALARMS["loss_shift"], jump) > 1.0, "where the run began is not known"
+    assert severity(ALARMS["loss_shift"], jump, {"loss": 0.7}) == 0.0
+    assert severity(ALARMS["loss_shift"], {**jump, "loss_now": 0.2}, {"loss": 0.7}) > 1.0
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_what_was_not_measured_is_not_judged(name: str) -> None:
     metrics = (*ALARMS[name].metrics, *(("relative_residual",) if name == "not_finite" else ()))

@@ -115,6 +115,15 @@ def test_nothing_is_read_from_a_checkpoint_which_still_runs_backward() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
+def test_answers_and_targets_that_are_broadcast_are_seen() -> None:
+    x, y = torch.randn(16, 1, requires_grad=True), torch.randn(16)
+    assert losses_of(F.mse_loss(x, y))["answers_crossed"] == 1.0
+    assert losses_of(F.smooth_l1_loss(x[:, 0], y))["answers_crossed"] == 0.0
+    assert losses_of(F.mse_loss(torch.randn(16, 4, requires_grad=True), y[:, None]))["answers_crossed"] == 0.0
+    assert losses_of(F.mse_loss(x.expand(16, 5), torch.randn(16, 5)))["answers_crossed"] == 0.0
+
+
 def test_other_losses_are_not_read() -> None:
     x = logits([1.0, 0.0])
     for loss in (

@@ -274,7 +274,7 @@ def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
     def cause(**given: Any) -> str:
         facts = {"answers_loss": 1.4, "mean_answer_loss": 1.4, "answers_apart": 0.01, "total_gradient_norm": 1.0}
         own = whole(**{"answers_alike": 128.0, **facts, **given.pop("facts", {})})
-        return find_cause(scene("constant_answer", None, whole=own, state=own, **given)).component
+        return find_cause(scene("constant_answer", None, **{"whole": own, "state": own, **given})).component
 
     shown = Finding("lost_in_module", "Lost.", "Look.", certainty="shown", measured="x", before=0.0, after=1.0)
     assert cause() == "data", "by exclusion"
@@ -286,6 +286,9 @@ def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
     assert cause(past=past(motion=lambda step: 1e-6)) == "rate"
     assert cause(past=past(motion=lambda step: 0.05)) == "rate"
     assert cause(facts={"answers_apart": 1e-9}) == "head"
+    assert cause(facts={"answers_crossed": 1.0}, diagnose=lambda: (shown,)) == "objective"
+    settled = LayerState({"answers_alike": 128.0}, {}, {}, {}, settled=True)
+    assert cause(state=settled) == "data", "the gradient of the best constant answer vanishes"
     assert cause(facts={"answers_apart": 1e-9}, inputs_apart=1e-3) == "data", "hostile: the head is given equal inputs"
     assert cause(known=Cause("skip", "the skips")) == "skip"
     assert cause(facts={"total_gradient_norm": math.nan}) == "unknown", "whether gradients arrive is not known"

@@ -52,7 +52,7 @@ class Answers:
     """Compares the answers to some training batches with their mean, given for all inputs instead."""
 
     def __init__(self) -> None:
-        self._calls = 0
+        self._calls, self._crossed = 0, False
         self._kept: dict[tuple[Any, ...], deque[tuple[Tensor, ...]]] = {}
         self._losses: deque[float] = deque(maxlen=32)
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
@@ -76,6 +76,7 @@ class Answers:
         for place, node in enumerate(criteria(loss)):
             kept = _sampled(node)
             if kept is not None:
+                self._crossed = _is_crossed(node)
                 found[place, CRITERIA[node.name()], kept[0].shape[1:], kept[0].device] = kept
         return found
 
@@ -95,6 +96,7 @@ class Answers:
           fall. They are not counted while the learning rate rises.
         - ``answers_loss``: the loss of the answers over the last readings; for numbers, the mean square of the errors.
         - ``mean_answer_loss``: the same if the mean of the answers were given for all inputs.
+        - ``answers_crossed``: 1 if answers and targets were broadcast against each other, as (N, 1) and (N).
         - ``answers_apart``: how far the answers are from their mean, in the unit of the loss: the mean divergence of
           Kullback and Leibler, or for numbers the variance.
         """
@@ -110,7 +112,7 @@ class Answers:
         falls = not level > self._level - FALLS * abs(self._level)
         if len(self._window) < LEAST or self._uses() or rises or falls:
             self._since, self._level = step, level
-        found = {"answers_alike": float(step - self._since)}
+        found = {"answers_alike": float(step - self._since), "answers_crossed": float(self._crossed)}
         if len(self._window) >= LEAST:
             means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
             found |= dict(zip(("answers_loss", "mean_answer_loss", "answers_apart"), means, strict=True))
@@ -175,6 +177,15 @@ def _sampled(node: Any) -> tuple[Tensor, ...] | None:
     number = min(len(targets), max(LEAST_ROWS, min(ROWS, ENTRIES // answers.shape[1])))
     chosen = (counts.float() + spread).topk(number).indices
     return answers[chosen], targets[chosen], counts[chosen]
+
+
+def _is_crossed(node: Any) -> bool:
+    """Whether answers and targets were each repeated along an axis of the other one before they were compared."""
+    if CRITERIA[node.name()] != NUMBERS:
+        return False
+    pairs = list(zip(*(one.stride() for one in (node._saved_self, node._saved_target)), strict=True))
+    repeated = [pair for pair, size in zip(pairs, node._saved_self.shape, strict=True) if size > 1]
+    return any(own == 0 < target for own, target in repeated) and any(target == 0 < own for own, target in repeated)
 
 
 def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, float] | None:

@@ -846,6 +846,10 @@ OF_OUTPUTS = range(40, 45)
 """Orders of the causes that show where the difference between inputs is lost."""
 EQUAL_ANSWERS = 1e-5
 """Distance of the answers from their mean, relative to the loss, at which they are the same."""
+_CROSSED = (
+    "Give answers and targets the same shape before the loss: `output.squeeze(-1)`, or `target[:, None]`, for (N, 1) "
+    "and (N)."
+)
 _HEAD = (
     "Look at the head and at what is done to its output: a scale or a temperature, a pooling, an activation after it."
 )
@@ -858,9 +862,12 @@ MOVED_LITTLE = 0.01
 
 
 def _of_answers(scene: Scene) -> Cause | None:
-    """Answers that do not depend on the inputs, or do not help: what an experiment shows, the rate, or the head."""
+    """Answers that do not depend on the inputs, or do not help: what is shown, the rate, the head, or the labels."""
     if "answers_alike" not in scene.spec.metrics:
         return None
+    if scene.whole.now.get("answers_crossed", 0.0) > 0.0:
+        words = "each answer is compared with the targets of all inputs: their shapes are broadcast against each other"
+        return Cause("objective", f"Cause: the objective: {words}.", _CROSSED)
     faults = [one for one in scene.diagnose() if one.kind == "fault" and one.certainty == "shown"]
     for one in faults:
         if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
@@ -878,13 +885,8 @@ def _of_answers(scene: Scene) -> Cause | None:
     if apart < EQUAL_ANSWERS * loss and scene.inputs_apart >= COLLAPSED_ENTRY:
         words = f"inputs differ by {scene.inputs_apart:.2g} of their size after the last block, and answers hardly"
         return Cause("head", f"Cause: what follows the last block: {words}, by {apart / loss:.1g} of the loss.", _HEAD)
-    return scene.known
-
-
-def _of_labels(scene: Scene) -> Cause | None:
-    """What is left if answers do not help, and gradients are known to arrive."""
-    if "answers_alike" not in scene.spec.metrics or not scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
-        return None
+    if scene.known is not None or not scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
+        return scene.known
     words = "the model is not at fault in any experiment, its weights move, and gradients reach them"
     return Cause("data", f"Cause, by exclusion: the labels or the inputs: {words}.", _BY_EXCLUSION)
 
@@ -979,7 +981,6 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_unread_keys,
     _of_first_steps,
     _of_attention,
-    _of_labels,
     _by_experiment,
 )
 

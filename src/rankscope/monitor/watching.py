@@ -15,7 +15,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import SETTLED, TRANSIENT, TRANSIENT_STEPS
+from rankscope.monitor.alarms._spec import CONVERGED, SETTLED, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.alarms.data_shift import LIMIT as DATA_JUMP
 from rankscope.monitor.causes import FAST, RAISED, RECENT, WRITTEN, Cause, Moment, to_do
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
@@ -26,8 +26,6 @@ from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""
 
-CONVERGED = 0.25
-"""Loss relative to the first readings, at which a low loss explains what gradients and tokens look like."""
 REMEMBERED = 64
 """Readings that causes may look back at."""
 _LARGEST_NULL = 256

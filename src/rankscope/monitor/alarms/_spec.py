@@ -125,6 +125,8 @@ class AlarmSpec:
 SETTLED = 0.05
 """Norm of the gradient of the whole model, relative to the first readings, at which training has settled. While a model
 learns how frequent each token is, gradients of its blocks vanish, but not those of embeddings and head."""
+CONVERGED = 0.25
+"""Loss relative to the first readings, at which a low loss explains what gradients and tokens look like."""
 DEEP = 8.0
 """Severity of a collapse that no healthy run was seen to pass through."""
 JUMP = 4.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
+from rankscope.monitor.alarms._spec import CONVERGED, Judgement, LayerState, alarm
 
 RISE = 0.08
 """Share of the loss before, by which it has to rise."""
@@ -32,10 +32,11 @@ def loss_shift(layer: LayerState) -> Judgement | None:
     **Heuristic.** Severity is the rise of the median of eight steps above the median of sixteen steps before the last
     sixteen, or that of the least of four steps above the largest of the 32 before, divided by the larger of 8% of the
     level before and two standard deviations of the loss of a step. A loss that falls below zero counts alike if it fell
-    by more than its level.
+    by more than its level. A loss that is below a quarter of that of the first readings after its jump is none.
     """
     if not layer.has("loss_now", "loss_level", "loss_spread"):
         return None
     now, level, spread = (layer.now[name] for name in ("loss_now", "loss_level", "loss_spread"))
     evidence = {"loss_now": now, "loss_level": level, "loss_spread": spread}
-    return Judgement(rise(now, level, spread), evidence, f"loss {now:.3g} for four steps or more, {level:.3g} before")
+    severity = 0.0 if 0.0 <= now <= CONVERGED * layer.start.get("loss", 0.0) else rise(now, level, spread)
+    return Judgement(severity, evidence, f"loss {now:.3g} for four steps or more, {level:.3g} before")
