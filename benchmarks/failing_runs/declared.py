@@ -526,9 +526,9 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     Declared("softmax over one output", "softmax of one", 0, _STOPPED, ("objective", "loss", "head"), kind="loss",
              objective="binary", rate=2e-3, **_ENCODER),
     # yhenon/pytorch-retinanet#41: clamp(1e-4, 1 - 1e-4) has no gradient beyond its limits
-    Declared("probabilities clamped, rate 0.1", "clamped chance", 0, (*_TOO_FAR, "still_weights"),
-             ("objective", "loss", "rate", "gradients"), objective="binary", rate=0.1, warmup=0,
-             options=frozenset({"rare"}), **_ENCODER),
+    Declared("probabilities clamped, momentum at rate 1", "clamped chance", 0, (*_TOO_FAR, "still_weights"),
+             ("objective", "loss", "rate", "gradients"), family="post-mlm", objective="binary", rate=1.0, warmup=0,
+             batch=16, options=frozenset({"sgd"})),
     # ProteomicsML/ProteomicsML#203, jvargasmu/population_estimation#68
     Declared("activation after the last layer, dead from the start", "dead output", 0, _STOPPED,
              ("head", "initialisation", "objective", "gradients"), objective="amount", rate=2e-3, **_ENCODER),
@@ -552,7 +552,7 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     # keras-team/keras#255: pixels scaled to [0, 1] in an array of integers
     Declared("pixels cut to integers", "whole pixels", 0, _ONE_INPUT, _DATA, **_IMAGES),
     # pkmital/pycadl#5, 4uiiurz1/pytorch-nested-unet#62
-    Declared("pixels divided by 255 twice", "divided twice", 0, _ONE_INPUT, _DATA, **_IMAGES),
+    Declared("pixels divided by 255 twice", "divided twice", 0, (*_FLAT, "vanishing_qk_gradients"), _DATA, **_IMAGES),
     # tensorflow/tensorflow#21033: images and labels from two queues
     Declared("tags of another sequence", "labels of others", 0, _FLAT, ("data", "objective"), kind="data",
              objective="tags", rate=2e-3, **_ENCODER),
@@ -580,6 +580,9 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     # huggingface/transformers#753, rowanz/r2c#43: one class, 1.386 = ln 4
     Declared("post-norm classifier, rate 0.02", "none", 0, _TOO_FAR, _RATE, family="post-mlm", objective="first",
              layers=8, rate=2e-2, warmup=0, batch=16),
+    # karpathy/nanoGPT#303: falls, rises to 7.81 within the warm-up, and stays
+    Declared("post-norm, warm-up to a rate of 0.03", "none", 0, _TOO_FAR, _RATE, family="post", layers=6, rate=3e-2,
+             warmup=100),
     # dewenzeng/positional_cl#5, VisualComputingInstitute/triplet-reid#30: every embedding the same
     Declared("contrastive, rate 0.05", "none", 0, _TOO_FAR, _RATE, family="post-mlm", objective="contrast", layers=4,
              batch=16, rate=5e-2, warmup=0),
@@ -587,7 +590,7 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     Declared("contrastive, one column for all", "constant labels", 0, _FLAT, ("objective", "loss", "data"),
              kind="loss", family="pre-mlm", objective="contrast", layers=2, batch=16),
     # huggingface/sentence-transformers#3054, huggingface/transformers#13430
-    Declared("contrastive, temperature 10", "no temperature", 0, ("constant_answer",), ("objective", "loss"),
+    Declared("contrastive, temperature 100", "no temperature", 0, ("constant_answer",), ("objective", "loss"),
              kind="loss", family="pre-mlm", objective="contrast", layers=2, batch=16),
     # AppliedDataSciencePartners/WorldModels#12, openai/DALL-E#26: one term summed, the other averaged
     Declared("divergence of the code summed", "summed divergence", 0, _FLAT, ("objective", "loss"), objective="pooled",
@@ -596,17 +599,19 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
 
 EIGHTH_HEALTHY: tuple[Declared, ...] = (
     # google-research/bert#649
-    Declared("binary targets, warm-up of 120 steps", objective="binary", rate=2e-3, warmup=120, **_ENCODER),
+    Declared("binary targets, warm-up of 320 steps", objective="binary", rate=5e-4, warmup=320, longer=2, **_ENCODER),
     # ChuhuaW/SGNet.pytorch#14: a plateau, then a sudden fall
-    Declared("whether the two halves agree", objective="binary", rate=2e-3, longer=2, options=frozenset({"either"}),
+    Declared("whether the two halves agree", objective="binary", rate=5e-4, longer=2, options=frozenset({"either"}),
              **_ENCODER),
     Declared("ViT, three fifths of the labels of others", family="vit", objective="images", batch=16, longer=2,
              options=frozenset({"three fifths of others"})),
     Declared("tags, two fifths of others", objective="tags", rate=2e-3, options=frozenset({"two fifths of others"}),
              **_ENCODER),
     # dmlc/gluon-cv#644
-    Declared("one target in ten is positive", objective="binary", rate=2e-3, longer=2, options=frozenset({"rare"}),
-             **_ENCODER),
+    Declared("one target in ten is positive", objective="binary", rate=2e-3, longer=2,
+             options=frozenset({"rare", "faint"}), **_ENCODER),
+    Declared("binary targets, three fifths of others", objective="binary", rate=2e-3, longer=2,
+             family="pre-mlm", batch=32, options=frozenset({"three fifths of others"})),
     # huggingface/transformers#1048
     Declared("classifier, batch of one", family="pre-mlm", objective="pooled", rate=5e-4, batch=1, longer=2),
     Declared("series, noise above the signal", family="series", objective="series", batch=16,
@@ -614,18 +619,21 @@ EIGHTH_HEALTHY: tuple[Declared, ...] = (
     Declared("frozen model, head learns", objective="pooled", rate=1e-2, batch=16,
              options=frozenset({"pretrained", "frozen body"})),
     Declared("labels drawn once, learned by heart", objective="pooled", rate=2e-3, longer=2,
-             options=frozenset({"four batches", "drawn labels"}), **_ENCODER),
+             options=frozenset({"twelve batches", "drawn labels"}), **_ENCODER),
     Declared("trained model goes on", rate=1e-4, options=_PRETRAINED),
     # facebookresearch/swav#12: the loss begins at the logarithm of the number of prototypes
     Declared("contrastive, eight layers, rate 2e-4", family="pre-mlm", objective="contrast", layers=8, rate=2e-4,
              batch=16),
     Declared("classifier begins at zero", family="post-mlm", objective="pooled", batch=16, warmup=40,
              options=frozenset({"zero classes"})),
-    Declared("distilled at temperature 4", rate=2e-3, options=frozenset({"distilled", "softened"})),
+    # lightly-ai/lightly-train#353
+    Declared("distilled at temperature 4", rate=2e-3, longer=2, options=frozenset({"distilled", "softened"})),
+    # PRBonn/LiDiff#27, facebookresearch/DiT#17: stays at 0.9, or falls no more after some hundred steps
     Declared("noise of a series is found", family="series", objective="series", batch=16,
              options=frozenset({"denoised"})),
     # google-research/bert#746, huggingface/transformers#3983: stays at the frequencies of the tokens for long
-    Declared("BERT, one character in five hidden", family="bert", objective="masked", warmup=40, longer=2),
+    Declared("masked, one paragraph many times", family="pre-mlm", objective="masked", rate=3e-3, batch=32, longer=2,
+             options=frozenset({"one paragraph"})),
     Declared("marks become rarer", objective="pooled", rate=2e-3, options=frozenset({"fainter"}), **_ENCODER),
     # yu4u/age-gender-estimation#18: one class in the first epochs
     Declared("ViT, rate 1e-4", family="vit", objective="images", rate=1e-4, batch=16, longer=2),
@@ -648,6 +656,7 @@ SETS: dict[str, tuple[Declared, ...]] = {
     "eighth": (*EIGHTH_FAULTY, *EIGHTH_HEALTHY),
 }
 """``final``: declared before the alarms were changed last, and trained once, after it. ``fresh``, ``fifth``,
-``sixth``, ``seventh`` and ``eighth``: declared after that, each without knowledge of the alarms. The others are known."""
+``sixth``, ``seventh`` and ``eighth``: declared after that, each without knowledge of the alarms. The others are
+known."""
 RUNS = {run.name: run for runs in SETS.values() for run in runs}
 assert len(RUNS) == sum(map(len, SETS.values()))

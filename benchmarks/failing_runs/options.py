@@ -160,6 +160,7 @@ SHAPES: dict[str, Callable[[Training], None]] = {
     "soft prompt": _soft_prompt,
     "autocast": _autocast,
     "focal": _focal,
+    "one paragraph": lambda training: setattr(training, "text", training.text[:300]),
     "many epochs": lambda training: setattr(training, "text", training.text[:1000]),
 }
 """Before the optimizer is built."""
@@ -240,12 +241,8 @@ def _begun_again(training: Training, step: int) -> None:
                 training.optimizer.state.pop(part.weight, None)
 
 
-def _four_batches(training: Training, step: int) -> None:
-    training.generator.manual_seed(step % 4)
-
-
 PLANS: dict[str, Callable[[Training, int], None]] = {
-    "four batches": _four_batches,
+    "twelve batches": lambda training, step: training.generator.manual_seed(step % 12),
     "clipped low": _clipped_low,
     "moments dropped": _moments_dropped,
     "first norms": _first_norms,
@@ -338,7 +335,7 @@ def _late_class(training: Training, step: int, batch: Batch) -> Batch:
 
 
 def _class_token(training: Training, step: int, batch: Batch) -> Batch:
-    return {**batch, "input_ids": torch.cat([torch.full_like(batch["input_ids"][:, :1], HIDDEN), batch["input_ids"][:, 1:]], 1)}
+    return {**batch, "input_ids": batch["input_ids"].index_fill(1, torch.tensor(0), HIDDEN)}
 
 
 def _drawn_labels(training: Training, step: int, batch: Batch) -> Batch:
@@ -349,7 +346,8 @@ def _of_others(share: float, training: Training, step: int, batch: Batch) -> Bat
     """A share of the labels belongs to other inputs of the batch."""
     labels = batch["labels"]
     other = labels[torch.randperm(len(labels), generator=training.generator)]
-    return {**batch, "labels": torch.where(torch.rand(labels.shape, generator=training.generator) < share, other, labels)}
+    wrong = torch.rand(labels.shape, generator=training.generator) < share
+    return {**batch, "labels": torch.where(wrong, other, labels)}
 
 
 def _loud_targets(training: Training, step: int, batch: Batch) -> Batch:
@@ -357,10 +355,10 @@ def _loud_targets(training: Training, step: int, batch: Batch) -> Batch:
 
 
 def _denoised(training: Training, step: int, batch: Batch) -> Batch:
-    """The first wave is mixed with noise, which is to be found."""
+    """Noise is added to the first wave, and is to be found."""
     values = batch["series"]
     noise = torch.randn(values[..., :1].shape, generator=training.generator)
-    return {"series": torch.cat([0.7 * (values[..., :1] + noise), values[..., 1:]], -1), "labels": noise}
+    return {"series": torch.cat([values[..., :1] + 0.3 * noise, values[..., 1:]], -1), "labels": noise}
 
 
 DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {

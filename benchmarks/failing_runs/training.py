@@ -405,7 +405,10 @@ class Training:
         objective, options = self.declared.objective, self.declared.options
         if objective == "tags":
             return {"input_ids": ids, "labels": place_in_word(ids)}
-        drawn, letters, share = torch.rand(ids.shape, generator=self.generator), labels[:, None], torch.tensor(0.3)
+        drawn, letters = torch.rand(ids.shape, generator=self.generator), labels[:, None]
+        share: float | Tensor = 0.3
+        if "faint" in options:
+            share = 0.1
         if "fainter" in options:
             share = 0.3 - 0.22 * step / self.size["steps"]
         if objective == "binary":
@@ -1293,11 +1296,11 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "no graph": _no_graph,
     "always skipped": _always_skipped,
     "whole pixels": partial(_of_batch, "pixel_values", lambda pixels: pixels.sigmoid().floor()),
-    "divided twice": partial(_of_batch, "pixel_values", lambda pixels: pixels / 255**2),
+    "divided twice": partial(_of_batch, "pixel_values", lambda pixels: pixels / 255),
     "labels of others": partial(_of_batch, "labels", lambda labels: labels.roll(1, 0)),
     "all unknown": partial(_of_ids, lambda ids: torch.full_like(ids, SPECIAL)),
     "no scale": partial(_in_place, lambda model: setattr(model.head, "scale", 1.0)),
-    "no temperature": lambda training, since: setattr(training, "temperature", 10.0),
+    "no temperature": lambda training, since: setattr(training, "temperature", 100.0),
     "rate vanishes": lambda training, since: setattr(training, "rate", training.declared.rate * 0.8**since),
     "summed divergence": lambda training, since: setattr(training, "divergence", 1.0),
     "other columns": partial(_of_batch, "series", lambda values: values.roll(1, -1)),
