@@ -516,7 +516,7 @@ _FLAT = ("constant_answer", "input_collapse", "token_collapse")
 _STOPPED = ("constant_answer", "still_weights", "vanishing_qk_gradients")
 _ONE_INPUT = (*_FLAT, "repeated_sequences", "vanishing_qk_gradients")
 _TOO_FAR = (*_FLAT, "update_growth", "entropy_collapse", "sink_domination", "vanishing_qk_gradients",
-            "optimizer_settings")  # fmt: skip
+            "optimizer_settings", "loss_shift", CHANGED)  # fmt: skip
 
 EIGHTH_FAULTY: tuple[Declared, ...] = (
     # pytorch/pytorch#16045, jsboige/CoursIA#926: predictions (n, 1) minus targets (n)
@@ -533,8 +533,8 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     Declared("activation after the last layer, dead from the start", "dead output", 0, _STOPPED,
              ("head", "initialisation", "objective", "gradients"), objective="amount", rate=2e-3, **_ENCODER),
     # janfreyberg/pytorch-revgrad#5, joonson/voxceleb_unsupervised#8: a reversal layer where none belongs
-    Declared("gradient of the encoder reversed", "reversed encoder", 0, _FLAT, ("gradients", "optimizer", "objective"),
-             objective="pooled", rate=2e-3, **_ENCODER),
+    Declared("gradient of the encoder reversed", "reversed encoder", 0, (*_FLAT, "loss_shift"),
+             ("gradients", "optimizer", "objective"), objective="pooled", rate=2e-3, **_ENCODER),
     # OpenNMT/OpenNMT-py#1521, HHTseng/video-classification#42
     Declared("batch and tokens mixed by a view", "mixed axes", 0, _FLAT, ("head", "structure"), objective="pooled",
              rate=2e-3, **_ENCODER),
@@ -559,9 +559,9 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     # facebookresearch/fairseq#1142, shibing624/pycorrector#221: a vocabulary of other text
     Declared("every character is unknown", "all unknown", 0, _ONE_INPUT, _DATA, kind="data", objective="pooled",
              rate=2e-3, **_ENCODER),
-    # pytorch/pytorch#108956, pytorch/pytorch#12968
-    Declared("norm of a single feature", "norm of one", 0, _ONE_INPUT, ("embedding", "norm", "structure", "data"),
-             family="series", objective="series", batch=16),
+    # pytorch/pytorch#108956, pytorch/pytorch#12968: a norm over one feature returns zero
+    Declared("norm of a single output", "norm of one", 0, _STOPPED, ("head", "norm", "structure"), family="series",
+             objective="series", batch=16),
     # ExplainableML/czsl#30, deepinsight/insightface#1966
     Declared("cosine logits without a scale", "no scale", 0, ("constant_answer",), ("head", "objective", "loss"),
              kind="loss", rate=2e-3, options=frozenset({"cosine head"})),
@@ -583,7 +583,8 @@ EIGHTH_FAULTY: tuple[Declared, ...] = (
     # karpathy/nanoGPT#303: falls, rises to 7.81 within the warm-up, and stays
     Declared("post-norm, warm-up to a rate of 0.03", "none", 0, _TOO_FAR, _RATE, family="post", layers=6, rate=3e-2,
              warmup=100),
-    # dewenzeng/positional_cl#5, VisualComputingInstitute/triplet-reid#30: every embedding the same
+    # huggingface/sentence-transformers#3642: 6.93 = ln(1024); dewenzeng/positional_cl#5,
+    # VisualComputingInstitute/triplet-reid#30: every embedding the same
     Declared("contrastive, rate 0.05", "none", 0, _TOO_FAR, _RATE, family="post-mlm", objective="contrast", layers=4,
              batch=16, rate=5e-2, warmup=0),
     # YihengZhang-CV/SeCo-Sequence-Contrastive-Learning#3: labels are zeros
@@ -610,8 +611,8 @@ EIGHTH_HEALTHY: tuple[Declared, ...] = (
     # dmlc/gluon-cv#644
     Declared("one target in ten is positive", objective="binary", rate=2e-3, longer=2,
              options=frozenset({"rare", "faint"}), **_ENCODER),
-    Declared("binary targets, three fifths of others", objective="binary", rate=2e-3, longer=2,
-             family="pre-mlm", batch=32, options=frozenset({"three fifths of others"})),
+    Declared("binary targets, three fifths of others", family="pre-mlm", objective="binary", rate=2e-3, batch=32,
+             longer=2, options=frozenset({"three fifths of others"})),
     # huggingface/transformers#1048
     Declared("classifier, batch of one", family="pre-mlm", objective="pooled", rate=5e-4, batch=1, longer=2),
     Declared("series, noise above the signal", family="series", objective="series", batch=16,

@@ -1112,15 +1112,6 @@ def _zero_weights(training: Training, since: int) -> None:
         nn.init.zeros_(parameter)
 
 
-def _norm_of_one(training: Training, since: int) -> None:
-    """A norm over an axis of one feature."""
-    if since == 0:
-        assert isinstance(training.model, Net)
-        training.model.embed.register_forward_pre_hook(
-            lambda module, args: (nn.functional.layer_norm(args[0][..., None], (1,))[..., 0],)
-        )
-
-
 def _no_graph(training: Training, since: int) -> None:
     training.loss_change = lambda loss, logits, ids: loss.detach().requires_grad_()
 
@@ -1292,7 +1283,7 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "reversed encoder": _reversed_encoder,
     "mixed axes": _mixed_axes,
     "zero weights": _zero_weights,
-    "norm of one": _norm_of_one,
+    "norm of one": partial(_of_modules, "head", lambda args, output: nn.functional.layer_norm(output, (1,))),
     "no graph": _no_graph,
     "always skipped": _always_skipped,
     "whole pixels": partial(_of_batch, "pixel_values", lambda pixels: pixels.sigmoid().floor()),
