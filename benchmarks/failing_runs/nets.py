@@ -229,9 +229,18 @@ def add_adapters(model: nn.Module) -> None:
         block.q_proj, block.v_proj = Adapter(block.q_proj), Adapter(block.v_proj)
 
 
-def encoded(model: nn.Module, input_ids: Tensor) -> Tensor:
+def encoded(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """The stream after the last block and norm."""
-    return model.encode(input_ids) if isinstance(model, Net) else model(input_ids=input_ids).last_hidden_state
+    if isinstance(model, Net):
+        return model.encode(input_ids, attention_mask)
+    return model(input_ids=input_ids).last_hidden_state
+
+
+def place_in_word(ids: Tensor) -> Tensor:
+    """For each character: whether it is a space, or the first, the last or another one of its word."""
+    space = F.pad(ids, (1, 1)) == SPECIAL + 1
+    before, here, after = space[:, :-2], space[:, 1:-1], space[:, 2:]
+    return torch.where(here, 0, torch.where(before, 1, torch.where(after, 2, 3)))
 
 
 def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,16 @@ class Lion(torch.optim.Optimizer):
                     kept = self.state[weight].setdefault("exp_avg", torch.zeros_like(weight))
                     weight.sub_(group["lr"] * torch.lerp(kept, weight.grad, 0.1).sign())
                     kept.lerp_(weight.grad, 0.01)
+
+
+class CosineHead(nn.Linear):
+    """Logits that are cosines, times a scale (Wang et al., 2017)."""
+
+    scale = 16.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Cosines with the rows of the weight, scaled."""
+        return self.scale * F.linear(F.normalize(input, dim=-1), F.normalize(self.weight, dim=-1))
 
 
 def _net(training: Training) -> Net:
@@ -113,7 +124,34 @@ def _small_logits(training: Training) -> None:
     training.loss_change = lambda loss, logits, ids: loss + 1e-2 * logits.logsumexp(-1).square().mean()
 
 
+def _cosines(training: Training) -> None:
+    head = _net(training).head
+    _net(training).head = CosineHead(head.in_features, head.out_features, bias=False)
+
+
+def _code(training: Training) -> None:
+    """The head reads a Gaussian code, and its divergence from the normal distribution is added to the loss."""
+    mean = torch.zeros(1, 1)
+
+    def pool(hidden: Tensor) -> Tensor:
+        nonlocal mean
+        mean = hidden.mean(1)
+        return mean + torch.randn_like(mean)
+
+    training.pool = pool
+    training.loss_change = lambda loss, scores, ids: loss + training.divergence * mean.square().sum(-1).mean() / 2
+
+
+def _zero_classes(training: Training) -> None:
+    for parameter in training.classes.parameters():
+        nn.init.zeros_(parameter)
+
+
 SHAPES: dict[str, Callable[[Training], None]] = {
+    "cosine head": _cosines,
+    "code": _code,
+    "zero classes": _zero_classes,
+    "frozen body": lambda training: setattr(training, "model", training.model.requires_grad_(False)),
     "small logits": _small_logits,
     "dynamic tanh": _dynamic_tanh,
     "deep norm": _deep_norm,
@@ -122,6 +160,7 @@ SHAPES: dict[str, Callable[[Training], None]] = {
     "soft prompt": _soft_prompt,
     "autocast": _autocast,
     "focal": _focal,
+    "one paragraph": lambda training: setattr(training, "text", training.text[:300]),
     "many epochs": lambda training: setattr(training, "text", training.text[:1000]),
 }
 """Before the optimizer is built."""
@@ -203,6 +242,7 @@ def _begun_again(training: Training, step: int) -> None:
 
 
 PLANS: dict[str, Callable[[Training, int], None]] = {
+    "twelve batches": lambda training, step: training.generator.manual_seed(step % 12),
     "clipped low": _clipped_low,
     "moments dropped": _moments_dropped,
     "first norms": _first_norms,
@@ -294,7 +334,40 @@ def _late_class(training: Training, step: int, batch: Batch) -> Batch:
     return {name: value[known] for name, value in batch.items()}
 
 
+def _class_token(training: Training, step: int, batch: Batch) -> Batch:
+    return {**batch, "input_ids": batch["input_ids"].index_fill(1, torch.tensor(0), HIDDEN)}
+
+
+def _drawn_labels(training: Training, step: int, batch: Batch) -> Batch:
+    return {**batch, "labels": torch.randint(4, batch["labels"].shape, generator=training.generator)}
+
+
+def _of_others(share: float, training: Training, step: int, batch: Batch) -> Batch:
+    """A share of the labels belongs to other inputs of the batch."""
+    labels = batch["labels"]
+    other = labels[torch.randperm(len(labels), generator=training.generator)]
+    wrong = torch.rand(labels.shape, generator=training.generator) < share
+    return {**batch, "labels": torch.where(wrong, other, labels)}
+
+
+def _loud_targets(training: Training, step: int, batch: Batch) -> Batch:
+    return {**batch, "labels": batch["labels"] + 1.5 * torch.randn(batch["labels"].shape, generator=training.generator)}
+
+
+def _denoised(training: Training, step: int, batch: Batch) -> Batch:
+    """Noise is added to the first wave, and is to be found."""
+    values = batch["series"]
+    noise = torch.randn(values[..., :1].shape, generator=training.generator)
+    return {"series": torch.cat([values[..., :1] + 0.3 * noise, values[..., 1:]], -1), "labels": noise}
+
+
 DRAWS: dict[str, Callable[[Training, int, Batch], Batch]] = {
+    "class token": _class_token,
+    "drawn labels": _drawn_labels,
+    "two fifths of others": partial(_of_others, 0.4),
+    "three fifths of others": partial(_of_others, 0.6),
+    "loud targets": _loud_targets,
+    "denoised": _denoised,
     "counts first": _counts_first,
     "pages last": _pages_last,
     "sharpens": _sharpens,

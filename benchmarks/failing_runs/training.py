@@ -37,6 +37,7 @@ from benchmarks.failing_runs.nets import (
     images,
     masked,
     parameters_of,
+    place_in_word,
     replaced,
     series,
     text_ids,
@@ -51,7 +52,9 @@ from rankscope.monitor.schedules import Jumps, Linear
 
 STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
 CLASSES = 4
-CLASSIFIED = ("pooled", "first")
+SINGLE = ("binary", "amount")
+CLASSIFIED = ("pooled", "first", "tags", *SINGLE)
+"""Objectives that a head of its own learns; those with one output."""
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "depth": 1.0, "steps": STEPS, "every": EVERY},
     "small": {"width": 64, "depth": 2.0, "steps": 2 * STEPS, "every": EVERY},
@@ -60,6 +63,15 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Width of the stream, factor on the declared layers, steps, and steps from one reading to the next."""
 DONE = "steps.json"
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {"first": lambda hidden: hidden[:, 0], "tags": lambda hidden: hidden}
+"""What the head of an objective reads; others read the mean over the tokens."""
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "binary": lambda scores, labels: nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.float()),
+    "amount": lambda scores, labels: (scores[:, 0] - labels).square().mean(),
+}
+"""The loss of an objective; others have the cross-entropy."""
 
 
 class DropPath(nn.Module):
@@ -90,7 +102,8 @@ class Training:
 
     def __init__(self, declared: Declared, seed: int, size: str) -> None:
         torch.manual_seed(seed)
-        self.declared, self.size = declared, SIZES[size]
+        self.declared = declared
+        self.size = {**SIZES[size], "steps": declared.longer * SIZES[size]["steps"]}
         self.generator = torch.Generator().manual_seed(seed)
         text, self.vocabulary = words() if declared.family == "minilm" else text_ids()
         self.text, self.held_out = text[: -len(text) // 5], text[-len(text) // 5 :]
@@ -104,8 +117,10 @@ class Training:
         self.decay = 0.5 if "decay 0.5" in declared.options else 0.01
         self.loss_change: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda loss, hidden, ids: loss
         self.label_change: Callable[[Tensor], Tensor] = lambda labels: labels
-        self.classes = nn.Linear(width, CLASSES)
-        self.group_factors, self.views = [1.0, 1.0], 2
+        self.classes = nn.Linear(width, 1 if declared.objective in SINGLE else CLASSES)
+        self.group_factors, self.views, self.temperature, self.divergence = [1.0, 1.0], 2, 0.1, 1 / width
+        self.pool: Callable[[Tensor], Tensor] = POOLS.get(declared.objective, lambda hidden: hidden.mean(1))
+        self.criterion: Callable[[Tensor, Tensor], Tensor] = CRITERIA.get(declared.objective, cross_entropy)
         if "small" in declared.options:
             for parameter in self.model.parameters():
                 if parameter.dim() > 1:
@@ -370,8 +385,7 @@ class Training:
             found["labels"] = torch.randint(CLASSES, (len(ids),), generator=self.generator)
             if "rare" in declared.options:
                 found["labels"] *= (torch.rand(len(ids), generator=self.generator) < 0.2).long()
-            mark = torch.rand(ids.shape, generator=self.generator) < 0.3
-            found["input_ids"] = torch.where(mark, SPECIAL + 3 + found["labels"][:, None], ids)
+            found = self._marked(ids, found["labels"], step)
         if declared.objective == "masked":
             share = 0.1 + 0.4 * step / self.size["steps"] if "more hidden" in declared.options else 0.2
             found["input_ids"], found["labels"] = masked(ids, self.generator, share)
@@ -380,10 +394,33 @@ class Training:
             keep = torch.arange(TOKENS)[None] < lengths
             found["attention_mask"] = keep.long()
             found["input_ids"] = torch.where(keep, found["input_ids"], PAD)
-            found["labels"] = torch.where(keep, found["labels"], -100)
+            if found["labels"].dim() > 1:
+                found["labels"] = torch.where(keep, found["labels"], -100)
         if declared.objective == "translate":
             found = translation(ids, self.vocabulary)
         return found
+
+    def _marked(self, ids: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
+        """What a classifier sees: a share of the characters is replaced by one that says the label."""
+        objective, options = self.declared.objective, self.declared.options
+        if objective == "tags":
+            return {"input_ids": ids, "labels": place_in_word(ids)}
+        drawn, letters = torch.rand(ids.shape, generator=self.generator), labels[:, None]
+        share: float | Tensor = 0.3
+        if "faint" in options:
+            share = 0.1
+        if "fainter" in options:
+            share = 0.3 - 0.22 * step / self.size["steps"]
+        if objective == "binary":
+            labels = labels // 2
+            letters = labels[:, None]
+        if "either" in options:  # the two halves say the same, or not
+            first = torch.randint(2, letters.shape, generator=self.generator)
+            letters = torch.where(torch.arange(ids.shape[1]) < ids.shape[1] // 2, first, (first + letters) % 2)
+        if objective == "amount":
+            share, letters = 0.6 * torch.rand(letters.shape, generator=self.generator), torch.zeros_like(letters)
+            labels = (share.flatten() - 0.3) / 0.173
+        return {"input_ids": torch.where(drawn < share, SPECIAL + 3 + letters, ids), "labels": labels}
 
     def probe(self, count: int) -> dict[str, Tensor]:
         """Inputs from the part of the text that is not trained on."""
@@ -407,7 +444,9 @@ class Training:
                 a, b = (torch.nn.functional.normalize(one, dim=-1) for one in z)
                 if "no negatives" in declared.options:
                     return 1.0 - (a * b).sum(-1).mean()
-                return torch.nn.functional.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+                return torch.nn.functional.cross_entropy(
+                    a @ b.T / self.temperature, self.label_change(torch.arange(len(a)))
+                )
             target = z if "no stop" in declared.options else [one.detach() for one in z]
             pairs = zip((self.predictor(one) for one in z), reversed(target), strict=True)
             return -torch.stack([torch.nn.functional.cosine_similarity(p, t).mean() for p, t in pairs]).mean()
@@ -419,10 +458,9 @@ class Training:
         if declared.objective == "images":
             return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
         if declared.objective in CLASSIFIED:
-            hidden = encoded(self.model, batch["input_ids"])
-            return cross_entropy(
-                self.classes(hidden.mean(1) if declared.objective == "pooled" else hidden[:, 0]), batch["labels"]
-            )
+            hidden = encoded(self.model, batch["input_ids"], batch.get("attention_mask"))
+            scores = self.classes(self.pool(hidden))
+            return self.loss_change(self.criterion(scores, batch["labels"]), scores, batch["input_ids"])
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         logits = self.logits(**inputs).float()
         if declared.objective == "series":
@@ -439,8 +477,9 @@ class Training:
                 logits[:, :-1].flatten(0, 1), labels.flatten(), label_smoothing=0.2
             )
         if "distilled" in declared.options:
-            taught = self.teacher(batch["input_ids"])[:, :-1].softmax(-1)
-            loss = -(taught * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
+            heat = 4.0 if "softened" in declared.options else 1.0
+            taught = (self.teacher(batch["input_ids"])[:, :-1] / heat).softmax(-1)
+            loss = -(taught * (logits[:, :-1] / heat).log_softmax(-1)).sum(-1).mean()
         if "mean teacher" in declared.options:
             taught = self.teacher(batch["input_ids"])[:, :-1].softmax(-1)
             loss = loss - 0.5 * (taught * logits[:, :-1].log_softmax(-1)).sum(-1).mean()
@@ -1032,6 +1071,63 @@ def _thumbnails(pixels: Tensor) -> Tensor:
     return nn.functional.avg_pool2d(pixels, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
 
 
+def _judged(criterion: Callable[[Tensor, Tensor], Tensor], training: Training, since: int) -> None:
+    """Another loss of the scores and the labels."""
+    training.criterion = criterion
+
+
+def _softmax_of_one(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(scores.softmax(-1)[:, 0].clamp(1e-7, 1 - 1e-7), labels.float())
+
+
+def _clamped_chance(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(scores[:, 0].sigmoid().clamp(1e-4, 1 - 1e-4), labels.float())
+
+
+def _dead_output(training: Training, since: int) -> None:
+    """An activation after the last layer, whose outputs are all negative when training begins."""
+    training.criterion = lambda scores, labels: CRITERIA["amount"](scores.relu(), labels)
+    if since == 0:
+        nn.init.constant_(training.classes.bias, -4.0)
+
+
+def _reversed_encoder(training: Training, since: int) -> None:
+    """The gradient changes its sign between the head and the encoder."""
+
+    def change() -> None:
+        for parameter in parameters_of(training.model):
+            if parameter.grad is not None:
+                parameter.grad.neg_()
+
+    training.gradient_change = change
+
+
+def _mixed_axes(training: Training, since: int) -> None:
+    """A view where the first two axes should be exchanged."""
+    training.pool = lambda hidden: hidden.reshape(hidden.shape[1], hidden.shape[0], -1).mean(0)
+
+
+def _zero_weights(training: Training, since: int) -> None:
+    for parameter in training.model.parameters() if since == 0 else ():
+        nn.init.zeros_(parameter)
+
+
+def _no_graph(training: Training, since: int) -> None:
+    training.loss_change = lambda loss, logits, ids: loss.detach().requires_grad_()
+
+
+def _always_skipped(training: Training, since: int) -> None:
+    """The loss scale never falls: every gradient is infinite, and every step is skipped."""
+
+    def change() -> None:
+        for parameter in parameters_of(training.model):
+            if parameter.grad is not None:
+                parameter.grad.fill_(math.inf)
+
+    training.gradient_change = change
+    training.optimizer.step = lambda closure=None: None  # type: ignore[assignment, method-assign]
+
+
 FAULTS: dict[str, Callable[[Training, int], None]] = {
     "none": lambda training, since: None,
     "sharper": partial(_sharper, 1.03),
@@ -1180,6 +1276,24 @@ FAULTS: dict[str, Callable[[Training, int], None]] = {
     "half moments": _half_moments,
     "thumbnails": partial(_of_batch, "pixel_values", _thumbnails),
     "other classes": partial(_of_batch, "labels", lambda labels: (labels + 1) % CLASSES),
+    "every pair": partial(_judged, lambda scores, labels: (scores - labels).square().mean()),
+    "softmax of one": partial(_judged, _softmax_of_one),
+    "clamped chance": partial(_judged, _clamped_chance),
+    "dead output": _dead_output,
+    "reversed encoder": _reversed_encoder,
+    "mixed axes": _mixed_axes,
+    "zero weights": _zero_weights,
+    "norm of one": partial(_of_modules, "head", lambda args, output: nn.functional.layer_norm(output, (1,))),
+    "no graph": _no_graph,
+    "always skipped": _always_skipped,
+    "whole pixels": partial(_of_batch, "pixel_values", lambda pixels: pixels.sigmoid().floor()),
+    "divided twice": partial(_of_batch, "pixel_values", lambda pixels: pixels / 255),
+    "labels of others": partial(_of_batch, "labels", lambda labels: labels.roll(1, 0)),
+    "all unknown": partial(_of_ids, lambda ids: torch.full_like(ids, SPECIAL)),
+    "no scale": partial(_in_place, lambda model: setattr(model.head, "scale", 1.0)),
+    "no temperature": lambda training, since: setattr(training, "temperature", 100.0),
+    "rate vanishes": lambda training, since: setattr(training, "rate", training.declared.rate * 0.8**since),
+    "summed divergence": lambda training, since: setattr(training, "divergence", 1.0),
     "other columns": partial(_of_batch, "series", lambda values: values.roll(1, -1)),
     "untranslated": lambda training, since: setattr(
         training,

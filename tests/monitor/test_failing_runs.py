@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.failing_runs import evaluating, training
 from benchmarks.failing_runs.declared import FAULTY, HEALTHY, RUNS, SETS
-from benchmarks.failing_runs.nets import Net
+from benchmarks.failing_runs.nets import SPECIAL, Net, place_in_word
 
 from rankscope.monitor import ALARMS, Gauge, read_record
 
@@ -20,11 +20,23 @@ def test_what_is_declared_exists() -> None:
     assert all(run.fault in training.FAULTS and run.right for run in FAULTY)
     assert {name for run in FAULTY for name in run.right} <= set(ALARMS)
     assert all(run.fault is None and not run.right for run in HEALTHY)
+    known = {*ALARMS, "constant_answer"}  # declared before that alarm existed
     for runs in SETS.values():
         faulty = [run for run in runs if run.fault is not None]
         assert len(faulty) >= 12
         assert len(runs) - len(faulty) >= 6
-        assert all(run.fault in training.FAULTS and set(run.right) <= set(ALARMS) for run in faulty)
+        assert all(run.fault in training.FAULTS and set(run.right) <= known for run in faulty)
+
+
+def test_the_place_of_a_character_in_its_word() -> None:
+    space, letter = SPECIAL + 1, SPECIAL + 9
+    ids = torch.tensor([[letter, letter, space, letter, letter, letter, space, letter]])
+    assert place_in_word(ids).tolist() == [[3, 2, 0, 1, 3, 2, 0, 1]]
+
+
+def test_a_run_may_take_more_steps_than_its_size_says() -> None:
+    declared = replace(RUNS["whether the two halves agree"], longer=3)
+    assert training.Training(declared, 0, "tiny").size["steps"] == 3 * training.SIZES["tiny"]["steps"]
 
 
 def test_stored_readings_give_the_alarms_of_the_run_and_a_stored_run_is_kept(
