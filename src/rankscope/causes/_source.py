@@ -320,6 +320,44 @@ def without_call(place: SourcePlace | None, *names: str) -> list[Edit]:
     return [Edit(place.text(call), place.text(given))]
 
 
+_SIGNS: Mapping[str, type[ast.operator]] = {
+    "mul": ast.Mult, "truediv": ast.Div, "div": ast.Div, "add": ast.Add, "sub": ast.Sub, "pow": ast.Pow
+}  # fmt: skip
+
+
+def operation(place: SourcePlace | None, name: str) -> ast.Call | ast.BinOp | None:
+    """The only call of a function, or the only sign that calls it, on a line; None if there is not exactly one."""
+    if place is None:
+        return None
+    plain = name.strip("_")
+    signs = {_SIGNS[one] for one in (plain, plain[1:]) if one in _SIGNS}
+    found = [
+        node
+        for node in ast.walk(place.node)
+        if isinstance(node, ast.BinOp)
+        and type(node.op) in signs
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    call = place.call(plain, f"{plain}_")
+    return call if call is not None and not found else found[0] if call is None and len(found) == 1 else None
+
+
+def without_operation(place: SourcePlace | None, name: str) -> list[Edit]:
+    """What an operation on this line takes instead of the operation; nothing if that is not one expression."""
+    node = operation(place, name)
+    if place is None or node is None:
+        return []
+    if isinstance(node, ast.Call):
+        return without_call(place, name.strip("_"), f"{name.strip('_')}_")
+    sides = [side for side in (node.left, node.right) if not _is_number(side)]
+    return [Edit(place.text(node), place.text(sides[0]))] if len(sides) == 1 else []
+
+
+def _is_number(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+
+
 def causal(place: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:
     """A causal mask before the softmax on a line, or instead of the mask that is filled in on another."""
     here = masking or place

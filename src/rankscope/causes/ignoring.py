@@ -1,0 +1,197 @@
+"""Models that give one answer, whatever their inputs are, and the operation in which the inputs are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rankscope.causes import _source
+from rankscope.causes._examination import Examination
+from rankscope.causes._following import Following, Step, at_unit_size, depends_on_inputs, without
+from rankscope.causes._spec import Finding, cause, told
+from rankscope.causes._tensors import main_output, redrawn
+from rankscope.causes.outputs import OUTPUTS, raw_apart
+from rankscope.models.inputs import Batch
+from rankscope.models.inputs.axes import other_entries
+from rankscope.models.inputs.record import is_mask_like
+
+ALIKE = 1e-4
+"""Spread of the outputs below which they may all be the same; whether they are is then tried with other inputs."""
+SMALL = 1e-2
+"""Size of what an operation takes, below which it may be lost beside what is added to it."""
+_TRIED = 3
+"""Operations that are tried as the place of the loss."""
+
+
+def _others(batch: Batch) -> tuple[Batch, list[Tensor]]:
+    """The batch with other ids, vectors and images everywhere, and these tensors."""
+    made: list[Tensor] = []
+
+    def other(name: str, value: Tensor, axis: int) -> Tensor:
+        if is_mask_like(name) or value.dtype is torch.bool or value.ndim < 2:
+            return value
+        made.append(other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)))
+        return made[-1]
+
+    return batch.mapped(other), made
+
+
+def _floating(value: Any) -> list[Tensor]:
+    """Everything that a model returns, as numbers."""
+    leaves = pytree.tree_leaves(value)
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        leaves = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _is_same_for_others(x: Examination) -> bool:
+    """Whether nothing that the model returns changes if all inputs do."""
+    other, made = _others(x.batch)
+    if not made:
+        return False
+    before, after = _floating(x.returned), _floating(x.run(other))
+    pairs = zip(before, after, strict=False)
+    return len(before) == len(after) > 0 and not any(depends_on_inputs(one, two) for one, two in pairs)
+
+
+def _other_weights(x: Examination) -> dict[str, Tensor]:
+    """Newly drawn weights, also for gains and gates that begin at zero."""
+    drawn = torch.Generator().manual_seed(0)
+    replaced = redrawn([("", x.model)])
+    for name, one in replaced.items():
+        if one.is_floating_point() and not bool(one.any()):
+            replaced[name] = (0.1 * torch.randn(one.shape, generator=drawn)).to(one)
+    return replaced
+
+
+def _losing(x: Examination) -> tuple[Following, list[Step]]:
+    """The operations that lose the inputs, the last one first, from two passes on two sequences."""
+    batch = x.batch.taken(0, 2) if x.sequences > 2 else x.batch
+    other, made = _others(batch)
+    before = Following(x.model)
+    with before.watching():
+        x.run(batch)
+    after = Following(x.model, before, [id(one) for one in made])
+    with after.watching():
+        result = main_output(x.run(other))
+    return after, [] if result is None else after.losing(result)
+
+
+def _spread_with(x: Examination, step: Step, run: Callable[[Callable[..., Any], Any, Any], Any]) -> float:
+    """How much the outputs of different inputs differ, with something else in the place of an operation."""
+    changed = Following(x.model, change=(step.number, run))
+    try:
+        with changed.watching():
+            output = x.output()
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return 0.0  # what the operation takes does not fit in the place of what it returns
+    return 0.0 if output is None else x.inputs_apart(output) or 0.0
+
+
+def _named(x: Examination, step: Step) -> str:
+    """The operation as it is written, with the function in which it is; or its name and module."""
+    node = _source.operation(step.place, step.name)
+    inside = f"in {step.module}" if step.module else "between the modules"
+    if step.module and step.module in dict(x.model.named_modules()):
+        inside = f"in {step.module} ({type(x.model.get_submodule(step.module)).__name__})"
+    if node is None or step.place is None:
+        where = "" if step.place is None else f", in `{step.place.name}`"
+        return f"{step.name.strip('_')} {inside}{where}"
+    return f"`{step.place.text(node)}` in `{step.place.name}`"
+
+
+def _removal(step: Step) -> str:
+    edits = _source.without_operation(step.place, step.name)
+    return _source.said(step.place, edits) if step.place is not None and edits else ""
+
+
+def _located(x: Examination, code: str, before: float, *, alone: bool) -> Finding | None:
+    """The finding for the operation in which the inputs are lost: without it, or with larger inputs, they are not."""
+    follow, losing = _losing(x)
+    lead = "All outputs are the same, whatever the inputs are"
+    for step in losing[:_TRIED]:
+        if step.lost is None or (alone and not step.is_alone):
+            continue
+        if 0 < step.taken < SMALL:
+            after = _spread_with(x, step, at_unit_size(step.lost))
+            if after > 100 * max(before, 1e-6):
+                shrinks = follow.shrinking(step.number)
+                why = "" if shrinks is None else f" {_named(x, shrinks)} made them so small."
+                change = "" if shrinks is None else _removal(shrinks)
+                return Finding(
+                    code,
+                    f"{lead}: they have a size of {told(step.taken)} where {_named(x, step)} takes them, and are lost "
+                    f"beside what is added there.{why}",
+                    (f"{change}; or s" if change else "S")
+                    + "tandardise what is taken there: x = (x - x.mean()) / x.std()",
+                    measured=OUTPUTS,
+                    before=before,
+                    after=after,
+                    intervention="with what is taken there at a size of 1",
+                    where=step.module or "",
+                )
+        after = _spread_with(x, step, without(step.lost))
+        if after > 100 * max(before, 1e-6):
+            still = all(one is None or not bool(one.any()) for one in x.gradients.values())
+            return Finding(
+                code,
+                f"{lead}: {_named(x, step)} returns the same for all of them, although what it takes differs."
+                + (" No parameter gets a gradient." if still and x.gradients else ""),
+                _removal(step) or f"Remove {_named(x, step)}, or give it values that it does not make equal",
+                measured=OUTPUTS,
+                before=before,
+                after=after,
+                intervention="without this operation",
+                where=step.module or "",
+            )
+    return None
+
+
+@cause(
+    proof="all inputs are replaced by others, and the weights by others, and no output changes; without the operation "
+    "that is named, or with larger numbers in it, outputs differ",
+    change="the operation that drops, clips or scales down the inputs",
+    order=10,
+)
+def inputs_ignored(x: Examination) -> Iterator[Finding]:
+    """A model that answers the same, whatever its inputs are."""
+    if x.result is None or raw_apart(x) == 0.0:
+        return
+    before = x.inputs_apart(x.result)
+    if before is None or before > ALIKE:
+        return
+    redone = x.output(replaced=_other_weights(x))
+    if redone is None or (x.inputs_apart(redone) or 0.0) > ALIKE or not _is_same_for_others(x):
+        return
+    found = _located(x, "inputs_ignored", before, alone=False)
+    if found is not None:
+        yield found
+        return
+    yield Finding(
+        "inputs_ignored",
+        "All outputs are the same, whatever the inputs are. The operation in which the inputs are lost was not found.",
+        "Look at where forward uses its inputs: what it returns is made of something else",
+        measured="change of the outputs when all inputs are replaced, relative to their size",
+        before=0.0,
+    )
+
+
+@cause(
+    proof="all inputs are replaced by others, and no output changes; without one operation of one tensor, they do",
+    change="remove the operation, or give it what it does not make equal",
+    order=40,
+)
+def lost_in_operation(x: Examination) -> Iterator[Finding]:
+    """An operation behind which all inputs are alike."""
+    if x.result is None or raw_apart(x) == 0.0:
+        return
+    before = x.inputs_apart(x.result)
+    if before is None or before > ALIKE or not _is_same_for_others(x):
+        return
+    found = _located(x, "lost_in_operation", before, alone=True)
+    if found is not None:
+        yield found
