@@ -21,6 +21,9 @@ _ROOM = 1 << 28
 _TRACES = 256
 """Roundings of the largest entry of a column that count as equal in float32 and float64; none do in half precision."""
 
+_TRACE = 1e-5
+"""Change of what an operation returns, relative to its size, below which the inputs count as lost in it."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -128,7 +131,7 @@ class Following(TorchFunctionMode):
         else:
             was, kept = self._before._kept.get(number, ("", None))
             self.is_whole = was == name and kept is not None
-            depends = self.is_whole and kept is not None and depends_on_inputs(kept, main)
+            depends = self.is_whole and kept is not None and _is_moved(kept, main)
             ids = {id(one) for one in tensors}
             self._moved = self._moved | ids if depends else self._moved - ids
         self._alive += tensors  # so that no other tensor gets their ids
@@ -179,6 +182,16 @@ class Following(TorchFunctionMode):
 def _size(one: Tensor) -> float:
     """Root mean square; 1 for ids."""
     return float(one.double().square().mean().sqrt()) if one.is_floating_point() and one.numel() else 1.0
+
+
+def _is_moved(before: Tensor, after: Tensor) -> bool:
+    """Whether what an operation returned changed by more than a trace, which later operations would lose anyway."""
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return True
+    if not before.is_floating_point() or torch.finfo(before.dtype).bits < 32:
+        return not torch.equal(before, after)
+    whole = before.double().nan_to_num(0.0, 0.0, 0.0)
+    return float((whole - after.double().nan_to_num(0.0, 0.0, 0.0)).norm()) > _TRACE * float(whole.norm())
 
 
 def depends_on_inputs(before: Tensor, after: Tensor) -> bool:

@@ -14,7 +14,7 @@ from rankscope.causes._examination import Examination
 from rankscope.causes._following import Following, Step, at_unit_size, depends_on_inputs, without
 from rankscope.causes._spec import Finding, cause, told
 from rankscope.causes._tensors import main_output, redrawn
-from rankscope.causes.outputs import OUTPUTS, raw_apart
+from rankscope.causes.outputs import OUTPUTS, begins_at_zero, raw_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.inputs.record import is_mask_like
@@ -93,15 +93,15 @@ def _spread_with(x: Examination, step: Step, run: Callable[[Callable[..., Any], 
 
 
 def _named(x: Examination, step: Step) -> str:
-    """The operation as it is written, with the function in which it is; or its name and module."""
+    """The operation as it is written, with the function in which it is; or the module, or its name."""
     node = _source.operation(step.place, step.name)
-    inside = f"in {step.module}" if step.module else "between the modules"
-    if step.module and step.module in dict(x.model.named_modules()):
-        inside = f"in {step.module} ({type(x.model.get_submodule(step.module)).__name__})"
-    if node is None or step.place is None:
-        where = "" if step.place is None else f", in `{step.place.name}`"
-        return f"{step.name.strip('_')} {inside}{where}"
-    return f"`{step.place.text(node)}` in `{step.place.name}`"
+    if node is not None and step.place is not None:
+        return f"`{step.place.text(node)}` in `{step.place.name}`"
+    module = x.model.get_submodule(step.module) if step.module else None
+    if module is not None and next(module.children(), None) is None:
+        return f"{step.module} ({type(module).__name__})"
+    where = f"`{step.place.name}`" if step.place is not None else step.module or "the model itself"
+    return f"{step.name.strip('_')} in {where}"
 
 
 def _removal(step: Step) -> str:
@@ -117,21 +117,24 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
         if step.lost is None or (alone and not step.is_alone):
             continue
         if 0 < step.taken < SMALL:
-            after = _spread_with(x, step, at_unit_size(step.lost))
+            shrinks = follow.shrinking(step.number)
+            after = 0.0 if shrinks is None else _spread_with(x, shrinks, without(0))
+            proven = after > 100 * max(before, 1e-6)
+            if not proven:
+                shrinks, after = None, _spread_with(x, step, at_unit_size(step.lost))
             if after > 100 * max(before, 1e-6):
-                shrinks = follow.shrinking(step.number)
-                why = "" if shrinks is None else f" {_named(x, shrinks)} made them so small."
                 change = "" if shrinks is None else _removal(shrinks)
                 return Finding(
                     code,
                     f"{lead}: they have a size of {told(step.taken)} where {_named(x, step)} takes them, and are lost "
-                    f"beside what is added there.{why}",
+                    "beside what is added there."
+                    + ("" if shrinks is None else f" {_named(x, shrinks)} makes them so small."),
                     (f"{change}; or s" if change else "S")
                     + "tandardise what is taken there: x = (x - x.mean()) / x.std()",
                     measured=OUTPUTS,
                     before=before,
                     after=after,
-                    intervention="with what is taken there at a size of 1",
+                    intervention="without that operation" if proven else "with what is taken there at a size of 1",
                     where=step.module or "",
                 )
         after = _spread_with(x, step, without(step.lost))
@@ -190,7 +193,7 @@ def lost_in_operation(x: Examination) -> Iterator[Finding]:
     if x.result is None or raw_apart(x) == 0.0:
         return
     before = x.inputs_apart(x.result)
-    if before is None or before > ALIKE or not _is_same_for_others(x):
+    if before is None or before > ALIKE or begins_at_zero(x) or not _is_same_for_others(x):
         return
     found = _located(x, "lost_in_operation", before, alone=True)
     if found is not None:

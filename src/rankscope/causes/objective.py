@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -35,6 +36,8 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     free = (free + size * drawn).requires_grad_()
     optimizer = torch.optim.Adam([free], 0.05 * size)
     start, begin = apart(free, axis), float(x.loss_of(free.detach()))
+    if not math.isfinite(begin):
+        return
     for _ in range(STEPS):
         optimizer.zero_grad()
         torch.autograd.backward(x.loss_of(free))
@@ -121,18 +124,30 @@ def loss_ignores_labels(x: Examination) -> Iterator[Finding]:
     rolled = x.labels.roll(1, 0)
     if torch.equal(rolled, x.labels):
         return
-    now, other = float(x.loss_of(x.result)), float(x.loss_of(x.result, rolled))
-    if now == other and float(x.loss_of(x.result, x.labels.flip(0))) == now:
+    out = _spread_out(x.result)  # outputs that are all alike have one loss for every order of the labels
+    now, other = float(x.loss_of(out)), float(x.loss_of(out, rolled))
+    if now == other and float(x.loss_of(out, x.labels.flip(0))) == now and math.isfinite(now):
         yield Finding(
             "loss_ignores_labels",
             "The loss is the same for every order of the labels: it does not depend on them.",
             "Compute the loss from the labels of the batch",
             certainty="possible",
-            measured="loss with the labels in another order",
+            measured="loss of outputs that differ, with the labels in another order",
             before=now,
             after=other,
             intervention="permuted",
         )
+
+
+def _spread_out(result: torch.Tensor) -> torch.Tensor:
+    """Outputs that differ, of the kind that a model returns: probabilities, numbers between 0 and 1, or any."""
+    drawn = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
+    if result.ndim > 1 and bool((result >= 0).all()) and float((result.double().sum(-1) - 1).abs().max()) < 1e-3:
+        return drawn.softmax(-1)
+    if bool(((result >= 0) & (result <= 1)).all()) and bool(result.any()):
+        return drawn.sigmoid()
+    size = float(result.double().square().mean().sqrt())
+    return result + drawn * (size if 0 < size < math.inf else 1.0)
 
 
 @cause(
