@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
 from rankscope.causes._source import SourcePlace
+from rankscope.linalg.rounding import differs
 
 _ROOM = 1 << 28
 """Bytes of what operations return that one pass keeps."""
 _TRACES = 256
-"""Roundings of the largest entry of a column that count as equal in float32 and float64; none do in half precision."""
+"""Roundings that count as equal in float32 and float64; in half precision none does."""
 
 _TRACE = 1e-5
 """Change of what an operation returns, relative to its size, below which the inputs count as lost in it."""
@@ -195,21 +196,20 @@ def _is_moved(before: Tensor, after: Tensor) -> bool:
 
 
 def depends_on_inputs(before: Tensor, after: Tensor) -> bool:
-    """Whether a tensor changed with the inputs by more than rounding, column by column.
+    """Whether a tensor changed with the inputs by more than rounding.
 
-    One column with huge entries, such as classes that are masked, says nothing about the others.
+    Rounding is that of the largest entry in the columns that changed at all: one column with huge entries, such as a
+    class that is masked, says nothing about the others.
     """
     if before.shape != after.shape or before.dtype != after.dtype:
         return True
     same = (before == after) | (before.isnan() & after.isnan())
-    if bool(same.all()) or not before.is_floating_point() or torch.finfo(before.dtype).bits < 32:
+    if bool(same.all()) or torch.finfo(before.dtype).bits < 32:
         return not bool(same.all())
-    rows = (before.reshape(-1, before.shape[-1]), after.reshape(-1, before.shape[-1])) if before.ndim else ()
-    if not rows:
-        rows = before.reshape(1, 1), after.reshape(1, 1)
-    size = rows[0].nan_to_num(0.0, 0.0, 0.0).abs().amax(0)
-    near = (rows[0] - rows[1]).abs() <= _TRACES * torch.finfo(before.dtype).eps * size
-    return not bool((same.reshape(rows[0].shape) | near).all())
+    columns = before.shape[-1] if before.ndim else 1
+    changed = ~same.reshape(-1, columns).all(0)
+    one, other = (part.reshape(-1, columns)[:, changed] for part in (before, after))
+    return bool(differs(one, other, _TRACES).any())
 
 
 def without(at: int) -> Callable[[Callable[..., Any], Any, Any], Any]:

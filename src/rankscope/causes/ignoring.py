@@ -19,8 +19,6 @@ from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.inputs.record import is_mask_like
 
-ALIKE = 1e-4
-"""Spread of the outputs below which they may all be the same; whether they are is then tried with other inputs."""
 SMALL = 1e-2
 """Size of what an operation takes, below which it may be lost beside what is added to it."""
 _TRIED = 3
@@ -46,6 +44,14 @@ def _floating(value: Any) -> list[Tensor]:
     if not any(isinstance(leaf, Tensor) for leaf in leaves):
         leaves = list(vars(value).values()) if hasattr(value, "__dict__") else []
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _are_alike(x: Examination, returned: Any) -> bool:
+    """Whether everything that a model returned for each sequence is the same for all of them."""
+    floating = _floating(returned)
+    axes = [x.sequence_axis(one) for one in floating]
+    rows = [one.movedim(axis, 0) for one, axis in zip(floating, axes, strict=True) if axis is not None]
+    return bool(rows) and not any(depends_on_inputs(one[:1].expand_as(one), one) for one in rows)
 
 
 def _is_same_for_others(x: Examination) -> bool:
@@ -162,13 +168,10 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
 )
 def inputs_ignored(x: Examination) -> Iterator[Finding]:
     """A model that answers the same, whatever its inputs are."""
-    if x.result is None or raw_apart(x) == 0.0:
+    before = None if x.result is None else x.inputs_apart(x.result)
+    if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
         return
-    before = x.inputs_apart(x.result)
-    if before is None or before > ALIKE:
-        return
-    redone = x.output(replaced=_other_weights(x))
-    if redone is None or (x.inputs_apart(redone) or 0.0) > ALIKE or not _is_same_for_others(x):
+    if not _are_alike(x, x.run(replaced=_other_weights(x))) or not _is_same_for_others(x):
         return
     found = _located(x, "inputs_ignored", before, alone=False)
     if found is not None:
@@ -190,10 +193,10 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
 )
 def lost_in_operation(x: Examination) -> Iterator[Finding]:
     """An operation behind which all inputs are alike."""
-    if x.result is None or raw_apart(x) == 0.0:
+    before = None if x.result is None else x.inputs_apart(x.result)
+    if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
         return
-    before = x.inputs_apart(x.result)
-    if before is None or before > ALIKE or begins_at_zero(x) or not _is_same_for_others(x):
+    if begins_at_zero(x) or not _is_same_for_others(x):
         return
     found = _located(x, "lost_in_operation", before, alone=True)
     if found is not None:
