@@ -300,7 +300,7 @@ def _names(node: ast.AST, name: str) -> bool:
 
 def over_axis(place: SourcePlace | None, axis: int) -> list[Edit]:
     """The softmax on this line over another axis."""
-    call = None if place is None else place.call("softmax")
+    call = None if place is None else place.call("softmax", "log_softmax")
     given = None if place is None or call is None else place.axis(call)
     if place is None or call is None or given is None:
         return []

@@ -13,6 +13,8 @@ from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart
 
 STEPS = 150
+PARALLEL = 0.9999
+"""Cosine from which on two gradients are taken to be of one loss."""
 
 
 @cause(
@@ -109,6 +111,97 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
         after=float(x.loss_of(best * 50)),
         intervention="with logits",
     )
+
+
+@cause(
+    proof="at outputs that differ the gradient of the loss is that of a cross-entropy whose softmax runs over other "
+    "sequences or tokens, and the loss changes when one number is added to all classes of one sequence",
+    change="dim=-1",
+    order=51,
+    needs={"loss", "labels"},
+)
+def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
+    """A loss whose softmax does not run over the classes."""
+    labels = _classes(x)
+    if labels is None or x.result is None:
+        return
+    out = _spread_out(x.result)
+    seen = _LossSoftmaxes()
+    with seen:
+        own = _gradient(x, out)
+    wrong = [at for at in range(-out.ndim, -1) if out.shape[at] > 1 and _along(own, _entropy_gradient(out, labels, at))]
+    flat = out.flatten(0, -2)
+    if not wrong and not _along(own.flatten(0, -2), _entropy_gradient(flat, labels.flatten(), 0)):
+        return
+    if out.shape[-1] in out.shape[:-1] and len(labels.unique()) == labels.numel():
+        return  # scores of all pairs, as in CLIP, are normalised along both axes
+    raised = out.clone()
+    raised[0] += 3.0
+    before = float(x.loss_of(out))
+    places = {place for shape, axis, place in seen.calls if shape[-1] == out.shape[-1] and axis % len(shape) < len(shape) - 1}
+    place = places.pop() if len(places) == 1 else None
+    edits = _source.over_axis(place, -1)
+    over = "sequences of the batch" if not wrong or out.shape[wrong[0]] == x.sequences else "tokens"
+    yield Finding(
+        "loss_softmax_axis",
+        f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
+        "class, and no sequence has to choose one.",
+        _source.said(place, edits)
+        if place is not None and edits
+        else "Take the softmax of the loss over the last axis (dim=-1), or use torch.nn.functional.cross_entropy",
+        measured="change of the loss when 3 is added to all classes of one sequence",
+        before=abs(float(x.loss_of(raised)) - before),
+        after=abs(_entropy(raised, labels) - _entropy(out, labels)),
+        intervention="with a softmax over the classes",
+    )
+
+
+class _LossSoftmaxes(torch.overrides.TorchFunctionMode):
+    """Notes the shape, the axis and the place of each softmax and log-softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[tuple[int, ...], int, _source.SourcePlace | None]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if func.__name__ in ("softmax", "log_softmax") and isinstance(out, torch.Tensor):
+            axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1] if len(args) > 1 else -1
+            self.calls.append((tuple(out.shape), axis, _source.running()))
+        return out
+
+
+def _classes(x: Examination) -> torch.Tensor | None:
+    """The labels if they are classes of the outputs, and there are several of these."""
+    out, labels = x.result, x.labels
+    if out is None or labels is None or out.ndim < 2 or out.shape[-1] < 2 or labels.is_floating_point():
+        return None
+    if labels.shape != out.shape[:-1] or labels.dtype is torch.bool or int(labels.max()) >= out.shape[-1]:
+        return None
+    return labels if bool((labels >= 0).any()) else None
+
+
+def _gradient(x: Examination, out: torch.Tensor) -> torch.Tensor:
+    free = out.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(x.loss_of(free), free)[0]
+
+
+def _entropy_gradient(out: torch.Tensor, labels: torch.Tensor, axis: int) -> torch.Tensor:
+    free = out.detach().double().requires_grad_()
+    with torch.enable_grad():
+        chosen = free.log_softmax(axis).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+        return torch.autograd.grad(-chosen[labels >= 0].sum(), free)[0]
+
+
+def _entropy(out: torch.Tensor, labels: torch.Tensor) -> float:
+    known = labels.flatten() >= 0
+    return float(torch.nn.functional.cross_entropy(out.flatten(0, -2).double()[known], labels.flatten()[known]))
+
+
+def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two gradients are one up to a factor."""
+    return float(torch.nn.functional.cosine_similarity(one.double().flatten(), other.flatten(), dim=0)) > PARALLEL
 
 
 @cause(
