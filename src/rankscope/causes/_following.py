@@ -157,9 +157,10 @@ class Following(TorchFunctionMode):
         found = [step for number, step in self.steps.items() if step.lost is not None and number in before]
         return sorted(found, key=lambda step: -step.number) if self.is_whole else []
 
-    def shrinking(self, number: int) -> Step | None:
-        """The operation before a step that made things smaller by most, by a factor of 30 or more."""
-        known = [self.steps[one] for one in self._leading_to(number) - {number} if one in self.steps]
+    def shrinking(self, made: Tensor | int) -> Step | None:
+        """The operation up to a tensor or a step that made things smaller by most, by a factor of 30 or more."""
+        number = made if isinstance(made, int) else self._made.get(id(made), -1)
+        known = [self.steps[one] for one in self._leading_to(number) if one in self.steps]
         factors = {
             step.number: min((step.size / size for one in step.sources if (size := self._size_of(one)) > 0), default=1.0)
             for step in known

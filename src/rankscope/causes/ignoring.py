@@ -160,6 +160,22 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
     return None
 
 
+def shrinking_operation(x: Examination) -> tuple[str, str]:
+    """The operation without which the outputs are 30 times as large, and the change that removes it; empty for none."""
+    follow = Following(x.model)
+    with follow.watching():
+        result = main_output(x.run(x.batch.taken(0, 2) if x.sequences > 2 else x.batch))
+    step = None if result is None else follow.shrinking(result)
+    if step is None or x.result is None:
+        return "", ""
+    changed = Following(x.model, change=(step.number, without(0)))
+    with changed.watching():
+        output = x.output()
+    if output is None or float(output.double().norm()) < 30 * float(x.result.double().norm()):
+        return "", ""
+    return _named(x, step), _removal(step)
+
+
 @cause(
     proof="all inputs are replaced by others, and the weights by others, and no output changes; without the operation "
     "that is named, or with larger numbers in it, outputs differ",

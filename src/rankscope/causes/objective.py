@@ -9,10 +9,16 @@ import torch
 
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
+from rankscope.causes._spec import Finding, cause, told
 from rankscope.causes._tensors import apart
+from rankscope.causes.ignoring import shrinking_operation
+from rankscope.models.wrapping import with_parameters
 
 STEPS = 150
+STEP = 1e-3
+"""How far each weight is moved, as the first step of Adam at its usual rate does."""
+SMALL = 1e-2
+"""Differences between classes below which one step of a trainable model is tried."""
 PARALLEL = 0.9999
 """Cosine from which on two gradients are taken to be of one loss."""
 
@@ -32,8 +38,8 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
         return
     free = x.result.detach().clone().float()
     size = float(free.square().mean().sqrt())
-    if not size > 0:
-        return
+    if not size > 0 or (x.labels is not None and bool((x.labels == x.labels[:1]).all())):
+        return  # labels that are all equal are met by one output in any loss
     drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
     free = (free + size * drawn).requires_grad_()
     optimizer = torch.optim.Adam([free], 0.05 * size)
@@ -136,21 +142,24 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
     if out.shape[-1] in out.shape[:-1] and len(labels.unique()) == labels.numel():
         return  # scores of all pairs, as in CLIP, are normalised along both axes
     raised = out.clone()
-    raised[0] += 3.0
-    before = float(x.loss_of(out))
-    places = {place for shape, axis, place in seen.calls if shape[-1] == out.shape[-1] and axis % len(shape) < len(shape) - 1}
+    raised[(0,) * (out.ndim - 1)] += 3.0
+    now = float(x.loss_of(out))
+    calls = [one for one in seen.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1]
+    places = {call[2] for call in calls}
     place = places.pop() if len(places) == 1 else None
     edits = _source.over_axis(place, -1)
-    over = "sequences of the batch" if not wrong or out.shape[wrong[0]] == x.sequences else "tokens"
+    over, one = ("sequences of the batch", "sequence") if out.ndim == 2 else ("tokens", "token")
+    if wrong and out.ndim + wrong[0] == x.sequence_axis(out):
+        over = "sequences of the batch"
     yield Finding(
         "loss_softmax_axis",
         f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
-        "class, and no sequence has to choose one.",
+        f"class, and no {one} has to choose one.",
         _source.said(place, edits)
         if place is not None and edits
         else "Take the softmax of the loss over the last axis (dim=-1), or use torch.nn.functional.cross_entropy",
-        measured="change of the loss when 3 is added to all classes of one sequence",
-        before=abs(float(x.loss_of(raised)) - before),
+        measured=f"change of the loss when 3 is added to all classes of one {one}",
+        before=abs(float(x.loss_of(raised)) - now),
         after=abs(_entropy(raised, labels) - _entropy(out, labels)),
         intervention="with a softmax over the classes",
     )
@@ -241,6 +250,57 @@ def _spread_out(result: torch.Tensor) -> torch.Tensor:
         return drawn.sigmoid()
     size = float(result.double().square().mean().sqrt())
     return result + drawn * (size if 0 < size < math.inf else 1.0)
+
+
+@cause(
+    proof="every weight is moved by 0.001 along its gradient: the loss hardly changes, and would if it were given what "
+    "the last module returns",
+    change="remove the factor behind the last module",
+    order=54,
+    needs={"loss", "labels"},
+)
+def outputs_too_small(x: Examination) -> Iterator[Finding]:
+    """Outputs that are made too small for a loss of classes to move."""
+    out = x.result
+    if _classes(x) is None or out is None or not 0 < _between_classes(out) < SMALL:
+        return
+    own = _gradient(x, out).double()
+    if float(own.sum(-1).norm()) > 1e-3 * float(own.norm()):
+        return  # the loss has no softmax over the classes
+    heads = [call for call in x.base if call.is_leaf and call.output is not None and call.output.shape == out.shape]
+    head = heads[-1] if heads else None
+    if head is None or head.output is None or SMALL * _between_classes(head.output) < _between_classes(out):
+        return
+    named = dict(x.model.named_parameters())
+    stepped = {n: named[n].detach() - STEP * g.sign() for n, g in x.gradients.items() if g is not None}
+    with with_parameters(x.model, stepped):
+        calls = [call for call in x.calls() if call.output is not None]
+    moved = [call.output for call in calls if call.module is head.module][-1:]
+    if not moved or moved[0] is None or calls[-1].output is None:
+        return
+    before = abs(float(x.loss_of(calls[-1].output)) - float(x.loss_of(out)))
+    after = abs(float(x.loss_of(moved[0])) - float(x.loss_of(head.output)))
+    if after < 100 * before or after < 1e-4:
+        return
+    where, change = shrinking_operation(x)
+    yield Finding(
+        "outputs_too_small",
+        f"The outputs are too small for the loss to move: {head.name or type(head.module).__name__} returns classes "
+        f"that differ by {told(_between_classes(head.output))}, and the model by {told(_between_classes(out))}."
+        + (f" {where} makes them so small." if where else ""),
+        change or f"Return what {head.name or 'the last module'} returns, without a small factor on it",
+        measured=f"change of the loss when every weight moves by {STEP:g} along its gradient",
+        before=before,
+        after=after,
+        intervention=f"if the loss is given what {head.name or 'the last module'} returns",
+        where=head.name or "",
+    )
+
+
+def _between_classes(out: torch.Tensor) -> float:
+    """Root mean square of the outputs about their mean over the classes."""
+    flat = out.double().flatten(0, -2)
+    return float((flat - flat.mean(-1, keepdim=True)).square().mean().sqrt())
 
 
 @cause(
