@@ -74,9 +74,13 @@ def _other_weights(x: Examination) -> dict[str, Tensor]:
     return replaced
 
 
+def _two(x: Examination) -> Batch:
+    return x.batch.taken(0, 2) if x.sequences > 2 else x.batch
+
+
 def _losing(x: Examination) -> tuple[Following, list[Step]]:
     """The operations that lose the inputs, the last one first, from two passes on two sequences."""
-    batch = x.batch.taken(0, 2) if x.sequences > 2 else x.batch
+    batch = _two(x)
     other, made = _others(batch)
     before = Following(x.model)
     with before.watching():
@@ -162,9 +166,9 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
 
 def shrinking_operation(x: Examination) -> tuple[str, str]:
     """The operation without which the outputs are 30 times as large, and the change that removes it; empty for none."""
-    follow = Following(x.model)
+    batch, follow = _two(x), Following(x.model)
     with follow.watching():
-        result = main_output(x.run(x.batch.taken(0, 2) if x.sequences > 2 else x.batch))
+        result = main_output(x.run(batch))
     step = None if result is None else follow.shrinking(result)
     if step is None or x.result is None:
         return "", ""

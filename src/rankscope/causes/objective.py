@@ -276,12 +276,14 @@ def outputs_too_small(x: Examination) -> Iterator[Finding]:
     with with_parameters(x.model, stepped):
         calls = [call for call in x.calls() if call.output is not None]
     moved = [call.output for call in calls if call.module is head.module][-1:]
-    if not moved or moved[0] is None or calls[-1].output is None:
+    last = calls[-1].output if calls else None
+    if not moved or moved[0] is None or last is None:
         return
-    before = abs(float(x.loss_of(calls[-1].output)) - float(x.loss_of(out)))
+    before = abs(float(x.loss_of(last)) - float(x.loss_of(out)))
     after = abs(float(x.loss_of(moved[0])) - float(x.loss_of(head.output)))
-    if after < 100 * before or after < 1e-4:
-        return
+    factor, now = (_between_classes(a) / _between_classes(b) for a, b in ((out, head.output), (last, moved[0])))
+    if before > 1e-3 or after < 100 * before or after < 1e-4 or abs(now / factor - 1) > 0.5:
+        return  # the loss makes up for it, or a weight is the factor, which grows
     where, change = shrinking_operation(x)
     yield Finding(
         "outputs_too_small",
