@@ -161,15 +161,13 @@ class Following(TorchFunctionMode):
         """The operation up to a tensor or a step that made things smaller by most, by a factor of 30 or more."""
         number = made if isinstance(made, int) else self._made.get(id(made), -1)
         known = [self.steps[one] for one in self._leading_to(number) if one in self.steps]
-        factors = {
-            step.number: min((step.size / size for one in step.sources if (size := self._size_of(one)) > 0), default=1.0)
-            for step in known
-        }
-        least = min(factors, key=lambda one: factors[one], default=None)
-        return self.steps[least] if least is not None and factors[least] < 1 / 30 else None
+        least = min(known, key=self._factor, default=None)
+        return least if least is not None and self._factor(least) < 1 / 30 else None
 
-    def _size_of(self, number: int) -> float:
-        return self.steps[number].size if number in self.steps else 0.0
+    def _factor(self, step: Step) -> float:
+        """By what an operation multiplied the size of the smallest tensor that it took."""
+        taken = [self.steps[one].size for one in step.sources if one in self.steps]
+        return step.size / min(taken) if taken and min(taken) > 0 else 1.0
 
     def _leading_to(self, number: int) -> set[int]:
         reached, waiting = {number}, [number]

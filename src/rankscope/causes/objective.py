@@ -139,7 +139,7 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
     flat = out.flatten(0, -2)
     if not wrong and not _along(own.flatten(0, -2), _entropy_gradient(flat, labels.flatten(), 0)):
         return
-    if out.shape[-1] in out.shape[:-1] and len(labels.unique()) == labels.numel():
+    if out.shape[-1] in out.shape[:-1] and len(set(labels.flatten().tolist())) == labels.numel():
         return  # scores of all pairs, as in CLIP, are normalised along both axes
     raised = out.clone()
     raised[(0,) * (out.ndim - 1)] += 3.0
@@ -287,9 +287,9 @@ def outputs_too_small(x: Examination) -> Iterator[Finding]:
     where, change = shrinking_operation(x)
     yield Finding(
         "outputs_too_small",
-        f"The outputs are too small for the loss to move: {head.name or type(head.module).__name__} returns classes "
-        f"that differ by {told(_between_classes(head.output))}, and the model by {told(_between_classes(out))}."
-        + (f" {where} makes them so small." if where else ""),
+        f"The outputs are too small for the loss to move: {head.name or type(head.module).__name__} returns values "
+        f"that differ by {told(_between_classes(head.output))} between classes, and the model values that "
+        f"differ by {told(_between_classes(out))}." + (f" {where} makes them so small." if where else ""),
         change or f"Return what {head.name or 'the last module'} returns, without a small factor on it",
         measured=f"change of the loss when every weight moves by {STEP:g} along its gradient",
         before=before,
@@ -344,8 +344,8 @@ def _tokens_of_label(x: Examination, out: torch.Tensor, labels: torch.Tensor, pl
     other = labels.clone()
     other[:, place] = labels[:, place].roll(1, 0) if int(labels.max()) < 2 else (labels[:, place] + 1) % out.shape[-1]
     gradients = []
-    for told in (labels, other):
+    for classes in (labels, other):
         free = out.detach().clone().requires_grad_()
-        gradients.append(torch.autograd.grad(x.loss_of(free, told), free)[0])
+        gradients.append(torch.autograd.grad(x.loss_of(free, classes), free)[0])
     moved = (gradients[0] != gradients[1]).flatten(2).any(-1).any(0)
     return [int(at) for at in moved.nonzero()]
