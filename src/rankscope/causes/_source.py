@@ -342,15 +342,15 @@ def operation(place: SourcePlace | None, name: str) -> ast.Call | ast.BinOp | No
     return call if call is not None and not found else found[0] if call is None and len(found) == 1 else None
 
 
-def without_operation(place: SourcePlace | None, name: str) -> list[Edit]:
-    """What an operation on this line takes instead of the operation; nothing if that is not one expression."""
+def without_operation(place: SourcePlace | None, name: str, at: int) -> list[Edit]:
+    """One of the tensors that an operation on this line takes instead of it; nothing if it is not known as written."""
     node = operation(place, name)
     if place is None or node is None:
         return []
     if isinstance(node, ast.Call):
-        return without_call(place, name.strip("_"), f"{name.strip('_')}_")
+        return [] if at else without_call(place, name.strip("_"), f"{name.strip('_')}_")
     sides = [side for side in (node.left, node.right) if not _is_number(side)]
-    return [Edit(place.text(node), place.text(sides[0]))] if len(sides) == 1 else []
+    return [Edit(place.text(node), place.text(sides[at]))] if at < len(sides) else []
 
 
 def _is_number(node: ast.expr) -> bool:

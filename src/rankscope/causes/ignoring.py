@@ -115,7 +115,7 @@ def _named(x: Examination, step: Step) -> str:
 
 
 def _removal(step: Step) -> str:
-    edits = _source.without_operation(step.place, step.name)
+    edits = _source.without_operation(step.place, step.name, step.lost or 0)
     return _source.said(step.place, edits) if step.place is not None and edits else ""
 
 
@@ -154,14 +154,23 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
                 code,
                 f"{lead}: {_named(x, step)} returns the same for all of them, although what it takes differs."
                 + (" No parameter gets a gradient." if still and x.gradients else ""),
-                _removal(step) or f"Remove {_named(x, step)}, or give it values that it does not make equal",
+                _removal(step) or f"Remove this operation ({_named(x, step)}), or give it values that it does not make equal",
                 measured=OUTPUTS,
                 before=before,
                 after=after,
                 intervention="without this operation",
                 where=step.module or "",
             )
-    return None
+    if alone or not losing:
+        return None
+    return Finding(
+        code,
+        f"{lead}: {_named(x, losing[0])} returns the same for all of them, although what it takes differs.",
+        f"Remove this operation ({_named(x, losing[0])}), or give it values that it does not make equal",
+        measured="change of the outputs when all inputs are replaced, relative to their size",
+        before=0.0,
+        where=losing[0].module or "",
+    )
 
 
 def shrinking_operation(x: Examination) -> tuple[str, str]:

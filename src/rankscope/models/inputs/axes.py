@@ -85,7 +85,7 @@ class _Finding:
         crosses: a tensor as large as the inputs depends on both sequences, so that this axis counts tokens.
         error: why the model could not be run on two sequences.
         varies: a module that ran for some entries only.
-        depends: an output, or a tensor as large as the inputs, depends on any of them.
+        depends: an output of the model depends on any of them.
     """
 
     mixes: bool = False
@@ -233,11 +233,10 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
         )
     if not any(finding.depends for finding in findings.values() if finding.error is None):
         return IgnoredInputError(
-            "The output does not depend on the inputs: the model computes the same for every input, and with other "
-            "entries neither its outputs change nor any tensor as large as the inputs. Look at what the first module "
-            "gets: ids that are clamped or all the same, inputs that are multiplied by zero or scaled down until a "
-            "bias or positions cover them, an embedding of equal rows. rankscope.doctor(model, inputs) says where "
-            "they are lost."
+            "The output does not depend on the inputs: with other entries everywhere the model returns the same. "
+            "rankscope.doctor(model, inputs) says where they are lost: ids that are clamped, inputs that are "
+            "multiplied by zero or scaled down until a bias or positions cover them, an embedding of equal rows. If "
+            f"the outputs begin at zero on purpose: {declare[0].lower()}{declare[1:]}"
         )
     return InputError(
         "Which axis of the inputs counts sequences cannot be told: replacing some entries changes nothing that also "
@@ -294,18 +293,14 @@ def _finding(
         together = bool(((some | rest) & other).any())
         mixes |= bool((some & rest).any()) and not together
         crosses |= together and some.numel() >= entries
-    depends = mixes or crosses or _depends(model, entries, plain, others)
+    depends = mixes or crosses or _depends(model, plain, others)
     return _Finding(mixes, crosses, varies=_varying(model, [plain, *others]), depends=depends)
 
 
-def _depends(
-    model: nn.Module, entries: int, plain: Mapping[_Place, Tensor], others: Sequence[Mapping[_Place, Tensor]]
-) -> bool:
-    """Whether an output of the model, or a tensor as large as the inputs, changes by more than a trace."""
+def _depends(model: nn.Module, plain: Mapping[_Place, Tensor], others: Sequence[Mapping[_Place, Tensor]]) -> bool:
+    """Whether an output of the model changes by more than a trace."""
     for place, one in plain.items():
-        if one.numel() < entries and place[0] != id(model):
-            continue
-        for other in others:
+        for other in others if place[0] == id(model) else ():
             if place not in other or other[place].shape != one.shape:
                 return True
             roundings = _TRACES if torch.finfo(one.dtype).bits > 16 else _ROUNDINGS
