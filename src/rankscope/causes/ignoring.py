@@ -54,16 +54,6 @@ def _are_alike(x: Examination, returned: Any) -> bool:
     return bool(rows) and not any(depends_on_inputs(one[:1].expand_as(one), one) for one in rows)
 
 
-def _is_same_for_others(x: Examination) -> bool:
-    """Whether nothing that the model returns changes if all inputs do."""
-    other, made = _others(x.batch)
-    if not made:
-        return False
-    before, after = _floating(x.returned), _floating(x.run(other))
-    pairs = zip(before, after, strict=False)
-    return len(before) == len(after) > 0 and not any(depends_on_inputs(one, two) for one, two in pairs)
-
-
 def _other_weights(x: Examination) -> dict[str, Tensor]:
     """Newly drawn weights, also for gains and gates that begin at zero."""
     drawn = torch.Generator().manual_seed(0)
@@ -78,17 +68,24 @@ def _two(x: Examination) -> Batch:
     return x.batch.taken(0, 2) if x.sequences > 2 else x.batch
 
 
-def _losing(x: Examination) -> tuple[Following, list[Step]]:
-    """The operations that lose the inputs, the last one first, from two passes on two sequences."""
+def _losing(x: Examination) -> tuple[Following, list[Step]] | None:
+    """The operations that lose the inputs, the last one first; None if anything that is returned depends on them.
+
+    Two passes on two sequences: as they are, and with all others.
+    """
     batch = _two(x)
     other, made = _others(batch)
     before = Following(x.model)
     with before.watching():
-        x.run(batch)
+        own = x.run(batch)
     after = Following(x.model, before, [id(one) for one in made])
     with after.watching():
-        result = main_output(x.run(other))
-    return after, [] if result is None else after.losing(result)
+        others = x.run(other)
+    pairs = list(zip(_floating(own), _floating(others), strict=False))
+    result = main_output(others)
+    if result is None or not made or any(depends_on_inputs(one, two) for one, two in pairs):
+        return None
+    return after, after.losing(result)
 
 
 def _spread_with(x: Examination, step: Step, run: Callable[[Callable[..., Any], Any, Any], Any]) -> float:
@@ -119,9 +116,10 @@ def _removal(step: Step) -> str:
     return _source.said(step.place, edits) if step.place is not None and edits else ""
 
 
-def _located(x: Examination, code: str, before: float, *, alone: bool) -> Finding | None:
+def _located(
+    x: Examination, code: str, before: float, follow: Following, losing: list[Step], *, alone: bool
+) -> Finding | None:
     """The finding for the operation in which the inputs are lost: without it, or with larger inputs, they are not."""
-    follow, losing = _losing(x)
     lead = "All outputs are the same, whatever the inputs are"
     for step in losing[:_TRIED]:
         if step.lost is None or (alone and not step.is_alone):
@@ -154,7 +152,8 @@ def _located(x: Examination, code: str, before: float, *, alone: bool) -> Findin
                 code,
                 f"{lead}: {_named(x, step)} returns the same for all of them, although what it takes differs."
                 + (" No parameter gets a gradient." if still and x.gradients else ""),
-                _removal(step) or f"Remove this operation ({_named(x, step)}), or give it values that it does not make equal",
+                _removal(step)
+                or f"Remove this operation ({_named(x, step)}), or give it values that it does not make equal",
                 measured=OUTPUTS,
                 before=before,
                 after=after,
@@ -200,9 +199,12 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
     before = None if x.result is None else x.inputs_apart(x.result)
     if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
         return
-    if not _are_alike(x, x.run(replaced=_other_weights(x))) or not _is_same_for_others(x):
+    if not _are_alike(x, x.run(replaced=_other_weights(x))):
         return
-    found = _located(x, "inputs_ignored", before, alone=False)
+    lost = _losing(x)
+    if lost is None:
+        return
+    found = _located(x, "inputs_ignored", before, *lost, alone=False)
     if found is not None:
         yield found
         return
@@ -225,8 +227,7 @@ def lost_in_operation(x: Examination) -> Iterator[Finding]:
     before = None if x.result is None else x.inputs_apart(x.result)
     if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
         return
-    if begins_at_zero(x) or not _is_same_for_others(x):
-        return
-    found = _located(x, "lost_in_operation", before, alone=True)
+    lost = None if begins_at_zero(x) else _losing(x)
+    found = None if lost is None else _located(x, "lost_in_operation", before, *lost, alone=True)
     if found is not None:
         yield found
