@@ -118,6 +118,43 @@ def test_inputs_that_are_ignored_are_followed_to_where_they_are_lost(kind: str, 
         assert report.passes[0] <= 12
 
 
+class Images(nn.Module):
+    """Patches of images, of which one kind is rounded to whole numbers and one divided too often."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.enter, self.head = kind, nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 4)
+        self.place = nn.Parameter(torch.randn(16, 32) * 0.1)
+        self.blocks = nn.ModuleList(Block(32, 4) for _ in range(2))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = pixel_values / 255
+        if self.kind == "whole numbers":
+            x = x.round()
+        if self.kind == "divided":
+            x = x / 255 / 255
+        x = self.enter(x).flatten(2).transpose(1, 2) + self.place
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("", ""),
+        ("whole numbers", "`x.round()` in `Images.forward` returns the same for all of them"),
+        ("divided", "where enter (Conv2d) takes them, and are lost beside what is added there"),
+    ],
+)
+def test_images_that_are_ignored(kind: str, sentence: str) -> None:
+    torch.manual_seed(0)
+    images = (255 if not kind else 1) * torch.rand(8, 3, 16, 16)
+    found = rs.doctor(Images(kind), images).findings
+    assert [one.code for one in found if one.kind == "fault"] == (["inputs_ignored"] if kind else [])
+    assert not kind or sentence in found[0].sentence
+
+
 def test_inputs_ignored_by_wiring_are_seen_before_a_training_and_those_lost_to_weights_are_not() -> None:
     assert CAUSES["inputs_ignored"].order < OF_WEIGHTS
     model = seeded("relu of weights")

@@ -14,7 +14,7 @@ from rankscope.causes._examination import Examination
 from rankscope.causes._following import Following, Step, at_unit_size, depends_on_inputs, without
 from rankscope.causes._spec import Finding, cause, told
 from rankscope.causes._tensors import main_output, redrawn
-from rankscope.causes.outputs import OUTPUTS, begins_at_zero, raw_apart
+from rankscope.causes.outputs import OUTPUTS, begins_at_zero
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.inputs.record import is_mask_like
@@ -36,6 +36,19 @@ def _others(batch: Batch) -> tuple[Batch, list[Tensor]]:
         return made[-1]
 
     return batch.mapped(other), made
+
+
+def _inputs_differ(x: Examination) -> bool:
+    """Whether the sequences, or images, of the batch are not all the same."""
+    differ: list[bool] = []
+
+    def compare(name: str, value: Tensor, axis: int) -> Tensor:
+        rows = value.movedim(axis, 0)
+        differ.append(not is_mask_like(name) and not torch.equal(rows, rows[:1].expand_as(rows)))
+        return value
+
+    x.batch.mapped(compare)
+    return any(differ)
 
 
 def _floating(value: Any) -> list[Tensor]:
@@ -99,6 +112,13 @@ def _spread_with(x: Examination, step: Step, run: Callable[[Callable[..., Any], 
     return 0.0 if output is None else x.inputs_apart(output) or 0.0
 
 
+def _is_without_gradient(x: Examination) -> bool:
+    try:
+        return bool(x.gradients) and not any(one is not None and bool(one.any()) for one in x.gradients.values())
+    except RuntimeError:
+        return False  # no backward pass on this machine: then nothing is said about gradients
+
+
 def _named(x: Examination, step: Step) -> str:
     """The operation as it is written, with the function in which it is; or the module, or its name."""
     node = _source.operation(step.place, step.name)
@@ -124,7 +144,7 @@ def _located(
     for step in losing[:_TRIED]:
         if step.lost is None or (alone and not step.is_alone):
             continue
-        if 0 < step.taken < SMALL:
+        if 0 < step.taken < SMALL and not step.is_alone:
             shrinks = follow.shrinking(step.number)
             after = 0.0 if shrinks is None else _spread_with(x, shrinks, without(0))
             proven = after > 100 * max(before, 1e-6)
@@ -147,11 +167,10 @@ def _located(
                 )
         after = _spread_with(x, step, without(step.lost))
         if after > 100 * max(before, 1e-6):
-            still = all(one is None or not bool(one.any()) for one in x.gradients.values())
             return Finding(
                 code,
                 f"{lead}: {_named(x, step)} returns the same for all of them, although what it takes differs."
-                + (" No parameter gets a gradient." if still and x.gradients else ""),
+                + (" No parameter gets a gradient." if _is_without_gradient(x) else ""),
                 _removal(step)
                 or f"Remove this operation ({_named(x, step)}), or give it values that it does not make equal",
                 measured=OUTPUTS,
@@ -197,7 +216,7 @@ def shrinking_operation(x: Examination) -> tuple[str, str]:
 def inputs_ignored(x: Examination) -> Iterator[Finding]:
     """A model that answers the same, whatever its inputs are."""
     before = None if x.result is None else x.inputs_apart(x.result)
-    if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
+    if before is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
         return
     if not _are_alike(x, x.run(replaced=_other_weights(x))):
         return
@@ -225,7 +244,7 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
 def lost_in_operation(x: Examination) -> Iterator[Finding]:
     """An operation behind which all inputs are alike."""
     before = None if x.result is None else x.inputs_apart(x.result)
-    if before is None or raw_apart(x) == 0.0 or not _are_alike(x, x.returned):
+    if before is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
         return
     lost = None if begins_at_zero(x) else _losing(x)
     found = None if lost is None else _located(x, "lost_in_operation", before, *lost, alone=True)

@@ -33,9 +33,8 @@ def begins_at_zero(x: Examination) -> bool:
     """Whether outputs are alike because weights begin at zero, get a gradient, and so move with the first step."""
     known: bool | None = vars(x).get("_begins_at_zero")
     if known is None:
-        named = dict(x.model.named_parameters())
-        got = {name for name, gradient in x.gradients.items() if gradient is not None and bool(gradient.any())}
-        zero = {name: one for name in sorted(got) if not bool((one := named[name].detach()).any())}
+        zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
+        zero = {name: one for name, one in zero.items() if (g := x.gradients.get(name)) is not None and bool(g.any())}
         drawn = torch.Generator().manual_seed(0)
         replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
         output = x.output(replaced=replaced) if replaced else None
