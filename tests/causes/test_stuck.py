@@ -174,6 +174,20 @@ def test_measure_and_watch_are_refused_with_the_true_reason(kind: str) -> None:
     assert "The output does not depend on the inputs" in failed[0].detail
 
 
+def test_a_watch_raises_it_before_the_first_step() -> None:
+    x, y = signals()
+    model = seeded("relu").train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with rs.watch(model, optimizer, schedule=1) as watched:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    raised = [alarm for alarm in watched.alarms if alarm.name == "shown_faults"]
+    assert [alarm.step for alarm in raised] == [0]
+    assert "All outputs are the same, whatever the inputs are" in raised[0].sentence
+
+
 def zeroed(*, bias: bool) -> Model:
     model = seeded()
     nn.init.zeros_(model.inner.head.weight)

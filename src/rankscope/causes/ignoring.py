@@ -67,14 +67,15 @@ def _are_alike(x: Examination, returned: Any) -> bool:
     return bool(rows) and not any(depends_on_inputs(one[:1].expand_as(one), one) for one in rows)
 
 
-def _other_weights(x: Examination) -> dict[str, Tensor]:
-    """Newly drawn weights, also for gains and gates that begin at zero."""
+def _is_made_so_by_weights(x: Examination) -> bool:
+    """Whether outputs differ with other weights, also in the place of gains and gates that begin at zero."""
     drawn = torch.Generator().manual_seed(0)
-    replaced = redrawn([("", x.model)])
-    for name, one in replaced.items():
-        if one.is_floating_point() and not bool(one.any()):
-            replaced[name] = (0.1 * torch.randn(one.shape, generator=drawn)).to(one)
-    return replaced
+    zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
+    moved = {name: (0.1 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
+    # Tried first, because it needs no copy of the model: a head or a gate of zero is usual.
+    if any(one.ndim > 1 or one.numel() == 1 for one in zero.values()) and not _are_alike(x, x.run(replaced=moved)):
+        return True
+    return not _are_alike(x, x.run(replaced=redrawn([("", x.model)]) | moved))
 
 
 def _two(x: Examination) -> Batch:
@@ -218,9 +219,7 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
     before = None if x.result is None else x.inputs_apart(x.result)
     if before is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
         return
-    if not _are_alike(x, x.run(replaced=_other_weights(x))):
-        return
-    lost = _losing(x)
+    lost = None if _is_made_so_by_weights(x) else _losing(x)
     if lost is None:
         return
     found = _located(x, "inputs_ignored", before, *lost, alone=False)
