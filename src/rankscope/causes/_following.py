@@ -27,7 +27,7 @@ _TRACE = 1e-5
 
 
 @dataclass(frozen=True)
-class Step:
+class FollowedStep:
     """One operation of a pass.
 
     Attributes:
@@ -83,7 +83,7 @@ class Following(TorchFunctionMode):
         self._kept: dict[int, tuple[str, Tensor | None]] = {}
         self._inside: list[str | None] = []
         self._number, self._room = 0, _ROOM
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, FollowedStep] = {}
         self.is_whole = True
 
     @contextmanager
@@ -139,7 +139,7 @@ class Following(TorchFunctionMode):
         self._made |= {id(one): number for one in tensors}
         loses = moved is not None and not depends
         floating = [one for one in given if one.is_floating_point()]
-        self.steps[number] = Step(
+        self.steps[number] = FollowedStep(
             number,
             name,
             self._inside[-1] if self._inside else None,
@@ -151,20 +151,20 @@ class Following(TorchFunctionMode):
             len(floating) == 1,
         )
 
-    def losing(self, result: Tensor) -> list[Step]:
+    def losing(self, result: Tensor) -> list[FollowedStep]:
         """The operations that lose the inputs on the way to a result, the last one first."""
         before = self._leading_to(self._made[id(result)]) if id(result) in self._made else set(self.steps)
         found = [step for number, step in self.steps.items() if step.lost is not None and number in before]
         return sorted(found, key=lambda step: -step.number) if self.is_whole else []
 
-    def shrinking(self, made: Tensor | int) -> Step | None:
+    def shrinking(self, made: Tensor | int) -> FollowedStep | None:
         """The operation up to a tensor or a step that made things smaller by most, by a factor of 30 or more."""
         number = made if isinstance(made, int) else self._made.get(id(made), -1)
         known = [self.steps[one] for one in self._leading_to(number) if one in self.steps]
         least = min(known, key=self._factor, default=None)
         return least if least is not None and self._factor(least) < 1 / 30 else None
 
-    def _factor(self, step: Step) -> float:
+    def _factor(self, step: FollowedStep) -> float:
         """By what an operation multiplied the size of the smallest tensor that it took."""
         taken = [self.steps[one].size for one in step.sources if one in self.steps]
         return step.size / min(taken) if taken and min(taken) > 0 else 1.0

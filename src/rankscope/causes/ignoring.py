@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
-from rankscope.causes._following import Following, Step, at_unit_size, depends_on_inputs, without
+from rankscope.causes._following import FollowedStep, Following, at_unit_size, depends_on_inputs, without
 from rankscope.causes._spec import Finding, cause, told
 from rankscope.causes._tensors import main_output, redrawn
 from rankscope.causes.outputs import OUTPUTS, begins_at_zero
@@ -82,7 +82,7 @@ def _two(x: Examination) -> Batch:
     return x.batch.taken(0, 2) if x.sequences > 2 else x.batch
 
 
-def _losing(x: Examination) -> tuple[Following, list[Step]] | None:
+def _losing(x: Examination) -> tuple[Following, list[FollowedStep]] | None:
     """The operations that lose the inputs, the last one first; None if anything that is returned depends on them.
 
     Two passes on two sequences: as they are, and with all others.
@@ -102,7 +102,7 @@ def _losing(x: Examination) -> tuple[Following, list[Step]] | None:
     return after, after.losing(result)
 
 
-def _spread_with(x: Examination, step: Step, run: Callable[[Callable[..., Any], Any, Any], Any]) -> float:
+def _spread_with(x: Examination, step: FollowedStep, run: Callable[[Callable[..., Any], Any, Any], Any]) -> float:
     """How much the outputs of different inputs differ, with something else in the place of an operation."""
     changed = Following(x.model, change=(step.number, run))
     try:
@@ -120,7 +120,7 @@ def _is_without_gradient(x: Examination) -> bool:
         return False  # no backward pass on this machine: then nothing is said about gradients
 
 
-def _named(x: Examination, step: Step) -> str:
+def _named(x: Examination, step: FollowedStep) -> str:
     """The operation as it is written, with the function in which it is; or the module, or its name."""
     node = _source.operation(step.place, step.name)
     if node is not None and step.place is not None:
@@ -132,13 +132,13 @@ def _named(x: Examination, step: Step) -> str:
     return f"{step.name.strip('_')} in {where}"
 
 
-def _removal(step: Step) -> str:
+def _removal(step: FollowedStep) -> str:
     edits = _source.without_operation(step.place, step.name, step.lost or 0)
     return _source.said(step.place, edits) if step.place is not None and edits else ""
 
 
 def _located(
-    x: Examination, code: str, before: float, follow: Following, losing: list[Step], *, alone: bool
+    x: Examination, code: str, before: float, follow: Following, losing: list[FollowedStep], *, alone: bool
 ) -> Finding | None:
     """The finding for the operation in which the inputs are lost: without it, or with larger inputs, they are not."""
     lead = "All outputs are the same, whatever the inputs are"
