@@ -4,6 +4,7 @@ RankscopeError
 ├── UnknownNameError       a metric, site, preset or family that does not exist
 ├── LoadError              a spec that does not lead to a model
 ├── InputError             inputs a verb cannot work with
+│   ├── IgnoredInputError  inputs that the output does not depend on
 │   ├── PaddedInputError   sequences that the model pads by itself
 │   └── ReadingError       a reading that was asked for by name and cannot be taken
 ├── DiscoveryError         blocks could not be found, or not unambiguously
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "DiscoveryError",
+    "IgnoredInputError",
     "InputError",
     "LayoutError",
     "LoadError",
@@ -70,6 +72,10 @@ class InputError(RankscopeError):
 
 class ReadingError(InputError):
     """A metric or an alarm of a gauge that was asked for by name and cannot be read; the message says why."""
+
+
+class IgnoredInputError(InputError):
+    """Inputs that the output of the model does not depend on, so that nothing says how it reads them."""
 
 
 class PaddedInputError(InputError):

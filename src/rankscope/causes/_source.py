@@ -300,7 +300,7 @@ def _names(node: ast.AST, name: str) -> bool:
 
 def over_axis(place: SourcePlace | None, axis: int) -> list[Edit]:
     """The softmax on this line over another axis."""
-    call = None if place is None else place.call("softmax")
+    call = None if place is None else place.call("softmax", "log_softmax")
     given = None if place is None or call is None else place.axis(call)
     if place is None or call is None or given is None:
         return []
@@ -318,6 +318,44 @@ def without_call(place: SourcePlace | None, *names: str) -> list[Edit]:
     if isinstance(whole, ast.Assign) and alone and isinstance(given, ast.Name) and _is_name(whole.targets[0], given.id):
         return [Edit(place.text(whole), "")]
     return [Edit(place.text(call), place.text(given))]
+
+
+_SIGNS: Mapping[str, type[ast.operator]] = {
+    "mul": ast.Mult, "truediv": ast.Div, "div": ast.Div, "add": ast.Add, "sub": ast.Sub, "pow": ast.Pow
+}  # fmt: skip
+
+
+def operation(place: SourcePlace | None, name: str) -> ast.Call | ast.BinOp | None:
+    """The only call of a function, or the only sign that calls it, on a line; None if there is not exactly one."""
+    if place is None:
+        return None
+    plain = name.strip("_")
+    signs = {_SIGNS[one] for one in (plain, plain[1:]) if one in _SIGNS}
+    found = [
+        node
+        for node in ast.walk(place.node)
+        if isinstance(node, ast.BinOp)
+        and type(node.op) in signs
+        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+    ]
+    call = place.call(plain, f"{plain}_")
+    return call if call is not None and not found else found[0] if call is None and len(found) == 1 else None
+
+
+def without_operation(place: SourcePlace | None, name: str, at: int) -> list[Edit]:
+    """One of the tensors that an operation on this line takes instead of it; nothing if it is not known as written."""
+    node = operation(place, name)
+    if place is None or node is None:
+        return []
+    if isinstance(node, ast.Call):
+        return [] if at else without_call(place, name.strip("_"), f"{name.strip('_')}_")
+    sides = [side for side in (node.left, node.right) if not _is_number(side)]
+    return [Edit(place.text(node), place.text(sides[at]))] if at < len(sides) else []
+
+
+def _is_number(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def causal(place: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
+from rankscope.causes._spec import Finding, cause, told
 from rankscope.causes._tensors import apart
+from rankscope.causes.ignoring import shrinking_operation
+from rankscope.models.wrapping import with_parameters
 
 STEPS = 150
+STEP = 1e-3
+"""How far each weight is moved, as the first step of Adam at its usual rate does."""
+SMALL = 1e-2
+"""Differences between classes below which one step of a trainable model is tried."""
+PARALLEL = 0.9999
+"""Cosine from which on two gradients are taken to be of one loss."""
 
 
 @cause(
@@ -29,12 +38,14 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
         return
     free = x.result.detach().clone().float()
     size = float(free.square().mean().sqrt())
-    if not size > 0:
-        return
+    if not size > 0 or (x.labels is not None and bool((x.labels == x.labels[:1]).all())):
+        return  # labels that are all equal are met by one output in any loss
     drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
     free = (free + size * drawn).requires_grad_()
     optimizer = torch.optim.Adam([free], 0.05 * size)
     start, begin = apart(free, axis), float(x.loss_of(free.detach()))
+    if not math.isfinite(begin):
+        return
     for _ in range(STEPS):
         optimizer.zero_grad()
         torch.autograd.backward(x.loss_of(free))
@@ -109,6 +120,103 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
 
 
 @cause(
+    proof="at outputs that differ the gradient of the loss is that of a cross-entropy whose softmax runs over other "
+    "sequences or tokens, and the loss changes when one number is added to all classes of one sequence",
+    change="dim=-1",
+    order=51,
+    needs={"loss", "labels"},
+)
+def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
+    """A loss whose softmax does not run over the classes."""
+    labels = _classes(x)
+    if labels is None or x.result is None:
+        return
+    out = _spread_out(x.result)
+    seen = _LossSoftmaxes()
+    with seen:
+        own = _gradient(x, out)
+    wrong = [at for at in range(-out.ndim, -1) if out.shape[at] > 1 and _along(own, _entropy_gradient(out, labels, at))]
+    flat = out.flatten(0, -2)
+    if not wrong and not _along(own.flatten(0, -2), _entropy_gradient(flat, labels.flatten(), 0)):
+        return
+    if out.shape[-1] in out.shape[:-1] and len(set(labels.flatten().tolist())) == labels.numel():
+        return  # scores of all pairs, as in CLIP, are normalised along both axes
+    raised = out.clone()
+    raised[(0,) * (out.ndim - 1)] += 3.0
+    before = abs(float(x.loss_of(raised)) - float(x.loss_of(out)))
+    after = abs(_entropy(raised, labels) - _entropy(out, labels))
+    if before < 100 * after:
+        return
+    calls = [one for one in seen.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1]
+    places = {call[2] for call in calls}
+    place = places.pop() if len(places) == 1 else None
+    edits = _source.over_axis(place, -1)
+    over, one = ("sequences of the batch", "sequence") if out.ndim == 2 else ("tokens", "token")
+    if wrong and out.ndim + wrong[0] == x.sequence_axis(out):
+        over = "sequences of the batch"
+    yield Finding(
+        "loss_softmax_axis",
+        f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
+        f"class, and no {one} has to choose one.",
+        _source.said(place, edits)
+        if place is not None and edits
+        else "Take the softmax of the loss over the last axis (dim=-1), or use torch.nn.functional.cross_entropy",
+        measured=f"change of the loss when 3 is added to all classes of one {one}",
+        before=before,
+        after=after,
+        intervention="with a softmax over the classes",
+    )
+
+
+class _LossSoftmaxes(torch.overrides.TorchFunctionMode):
+    """Notes the shape, the axis and the place of each softmax and log-softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[tuple[int, ...], int, _source.SourcePlace | None]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if func.__name__ in ("softmax", "log_softmax") and isinstance(out, torch.Tensor):
+            axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1] if len(args) > 1 else -1
+            self.calls.append((tuple(out.shape), axis, _source.running()))
+        return out
+
+
+def _classes(x: Examination) -> torch.Tensor | None:
+    """The labels if they are classes of the outputs, and there are several of these."""
+    out, labels = x.result, x.labels
+    if out is None or labels is None or out.ndim < 2 or out.shape[-1] < 2 or labels.is_floating_point():
+        return None
+    if labels.shape != out.shape[:-1] or labels.dtype is torch.bool or int(labels.max()) >= out.shape[-1]:
+        return None
+    return labels if bool((labels >= 0).any()) else None
+
+
+def _gradient(x: Examination, out: torch.Tensor) -> torch.Tensor:
+    free = out.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(x.loss_of(free), free)[0]
+
+
+def _entropy_gradient(out: torch.Tensor, labels: torch.Tensor, axis: int) -> torch.Tensor:
+    free = out.detach().double().requires_grad_()
+    with torch.enable_grad():
+        chosen = free.log_softmax(axis).gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+        return torch.autograd.grad(-chosen[labels >= 0].sum(), free)[0]
+
+
+def _entropy(out: torch.Tensor, labels: torch.Tensor) -> float:
+    known = labels.flatten() >= 0
+    return float(torch.nn.functional.cross_entropy(out.flatten(0, -2).double()[known], labels.flatten()[known]))
+
+
+def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two gradients are one up to a factor."""
+    return float(torch.nn.functional.cosine_similarity(one.double().flatten(), other.flatten(), dim=0)) > PARALLEL
+
+
+@cause(
     proof="the labels are permuted",
     change="compute the loss from the labels of the batch",
     order=52,
@@ -121,18 +229,86 @@ def loss_ignores_labels(x: Examination) -> Iterator[Finding]:
     rolled = x.labels.roll(1, 0)
     if torch.equal(rolled, x.labels):
         return
-    now, other = float(x.loss_of(x.result)), float(x.loss_of(x.result, rolled))
-    if now == other and float(x.loss_of(x.result, x.labels.flip(0))) == now:
+    out = _spread_out(x.result)  # outputs that are all alike have one loss for every order of the labels
+    now, other = float(x.loss_of(out)), float(x.loss_of(out, rolled))
+    # Classes in turn stay together if they are moved along: pairs of one class are the same then.
+    mixed = x.labels[torch.randperm(len(rolled), generator=torch.Generator().manual_seed(0)).to(rolled.device)]
+    orders = (x.labels.flip(0), mixed)
+    if math.isfinite(now) and now == other and all(float(x.loss_of(out, one)) == now for one in orders):
         yield Finding(
             "loss_ignores_labels",
             "The loss is the same for every order of the labels: it does not depend on them.",
             "Compute the loss from the labels of the batch",
             certainty="possible",
-            measured="loss with the labels in another order",
+            measured="loss of outputs that differ, with the labels in another order",
             before=now,
             after=other,
             intervention="permuted",
         )
+
+
+def _spread_out(result: torch.Tensor) -> torch.Tensor:
+    """Outputs that differ, of the kind that a model returns: probabilities, numbers between 0 and 1, or any."""
+    drawn = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
+    if result.ndim > 1 and bool((result >= 0).all()) and float((result.double().sum(-1) - 1).abs().max()) < 1e-3:
+        return drawn.softmax(-1)
+    if bool(((result >= 0) & (result <= 1)).all()) and bool(result.any()):
+        return drawn.sigmoid()
+    size = float(result.double().square().mean().sqrt())
+    return result + drawn * (size if 1 < size < math.inf else 1.0)
+
+
+@cause(
+    proof="every weight is moved by 0.001 along its gradient: the loss hardly changes, and would if it were given what "
+    "the last module returns",
+    change="remove the factor behind the last module",
+    order=54,
+    needs={"loss", "labels"},
+)
+def outputs_too_small(x: Examination) -> Iterator[Finding]:
+    """Outputs that are made too small for a loss of classes to move."""
+    out = x.result
+    if _classes(x) is None or out is None or not 0 < _between_classes(out) < SMALL:
+        return
+    own = _gradient(x, out).double()
+    if float(own.sum(-1).norm()) > 1e-3 * float(own.norm()):
+        return  # the loss has no softmax over the classes
+    heads = [call for call in x.base if call.is_leaf and call.output is not None and call.output.shape == out.shape]
+    head = heads[-1] if heads else None
+    if head is None or head.output is None or SMALL * _between_classes(head.output) < _between_classes(out):
+        return
+    named = dict(x.model.named_parameters())
+    stepped = {n: named[n].detach() - STEP * g.sign() for n, g in x.gradients.items() if g is not None}
+    with with_parameters(x.model, stepped):
+        calls = [call for call in x.calls() if call.output is not None]
+    moved = [call.output for call in calls if call.module is head.module][-1:]
+    last = calls[-1].output if calls else None
+    if not moved or moved[0] is None or last is None:
+        return
+    before = abs(float(x.loss_of(last)) - float(x.loss_of(out)))
+    after = abs(float(x.loss_of(moved[0])) - float(x.loss_of(head.output)))
+    factor, now = (_between_classes(a) / _between_classes(b) for a, b in ((out, head.output), (last, moved[0])))
+    if before > 1e-3 or after < 100 * before or after < 1e-4 or abs(now / factor - 1) > 0.5:
+        return  # the loss makes up for it, or a weight is the factor, which grows
+    where, change = shrinking_operation(x)
+    yield Finding(
+        "outputs_too_small",
+        f"The outputs are too small for the loss to move: {head.name or type(head.module).__name__} returns values "
+        f"that differ by {told(_between_classes(head.output))} between classes, and the model values that "
+        f"differ by {told(_between_classes(out))}." + (f" {where} makes them so small." if where else ""),
+        change or f"Return what {head.name or 'the last module'} returns, without a small factor on it",
+        measured=f"change of the loss when every weight moves by {STEP:g} along its gradient",
+        before=before,
+        after=after,
+        intervention=f"if the loss is given what {head.name or 'the last module'} returns",
+        where=head.name or "",
+    )
+
+
+def _between_classes(out: torch.Tensor) -> float:
+    """Root mean square of the outputs about their mean over the classes."""
+    flat = out.double().flatten(0, -2)
+    return float((flat - flat.mean(-1, keepdim=True)).square().mean().sqrt())
 
 
 @cause(
@@ -174,8 +350,8 @@ def _tokens_of_label(x: Examination, out: torch.Tensor, labels: torch.Tensor, pl
     other = labels.clone()
     other[:, place] = labels[:, place].roll(1, 0) if int(labels.max()) < 2 else (labels[:, place] + 1) % out.shape[-1]
     gradients = []
-    for told in (labels, other):
+    for classes in (labels, other):
         free = out.detach().clone().requires_grad_()
-        gradients.append(torch.autograd.grad(x.loss_of(free, told), free)[0])
+        gradients.append(torch.autograd.grad(x.loss_of(free, classes), free)[0])
     moved = (gradients[0] != gradients[1]).flatten(2).any(-1).any(0)
     return [int(at) for at in moved.nonzero()]

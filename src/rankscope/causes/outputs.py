@@ -29,6 +29,20 @@ def raw_apart(x: Examination) -> float:
     return max(distances, default=0.0)
 
 
+def begins_at_zero(x: Examination) -> bool:
+    """Whether outputs are alike because weights begin at zero, get a gradient, and so move with the first step."""
+    known: bool | None = vars(x).get("_begins_at_zero")
+    if known is None:
+        zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
+        zero = {name: one for name, one in zero.items() if (g := x.gradients.get(name)) is not None and bool(g.any())}
+        drawn = torch.Generator().manual_seed(0)
+        replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
+        output = x.output(replaced=replaced) if replaced else None
+        known = output is not None and (x.inputs_apart(output) or 0.0) > LOST * raw_apart(x)
+        vars(x)["_begins_at_zero"] = known
+    return known
+
+
 @cause(
     proof="the first module is found whose input depends on the input of the model and whose output does not; with new "
     "weights for it, or for the one before, the output depends on the input again",
@@ -40,7 +54,7 @@ def lost_in_module(x: Examination) -> Iterator[Finding]:
     if x.result is None:
         return
     before, raw = x.inputs_apart(x.result), raw_apart(x)
-    if before is None or raw == 0.0 or before > LOST * raw:
+    if before is None or raw == 0.0 or before > LOST * raw or begins_at_zero(x):
         return
     calls = [call for call in x.base if call.is_leaf and call.name is not None]
     for place, call in enumerate(calls):
@@ -125,6 +139,8 @@ def collapsed_weights(x: Examination) -> Iterator[Finding]:
         if now < 0.8 * constant:
             return
     elif before > 0.01:
+        return
+    if before <= LOST * raw and begins_at_zero(x):
         return
     output = main_output(x.run(replaced=redrawn([("", x.model)])))
     after = None if output is None else x.inputs_apart(output)

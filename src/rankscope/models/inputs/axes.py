@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rankscope.errors import InputError
+from rankscope.errors import IgnoredInputError, InputError
 from rankscope.linalg.rounding import differs
 from rankscope.models.inputs.record import AXES, Axes, Batch, is_mask_like
 from rankscope.models.loading.devices import seed_generators
@@ -46,6 +46,8 @@ _Place = tuple[int, int, int]
 
 _ROUNDINGS = 16
 """Number of roundings of the largest entry by which a tensor may differ although nothing that it depends on does."""
+_TRACES = 256
+"""The same, for a model that is said not to depend on its inputs; in half precision it would be the whole entry."""
 _ROOM = 1 << 26
 """Bytes of computed values to compare; the first blocks of a large model show as much as all of them."""
 
@@ -83,7 +85,7 @@ class _Finding:
         crosses: a tensor as large as the inputs depends on both sequences, so that this axis counts tokens.
         error: why the model could not be run on two sequences.
         varies: a module that ran for some entries only.
-        depends: a tensor as large as the inputs depends on any of them.
+        depends: an output of the model depends on any of them.
     """
 
     mixes: bool = False
@@ -229,11 +231,12 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
             "Which axis of the inputs counts sequences cannot be told: in this model, entries along both of the first "
             f"two axes act on each other, as where experts have a limited capacity. {declare}"
         )
-    if not any(finding.depends for finding in findings.values()):
-        return InputError(
-            "The model computes the same for every input: with other entries, no tensor changes that is as large as "
-            "the inputs. Look at the token ids as the embedding gets them (clamped, or all the same id), and at the "
-            f"embedding's weights. {declare}"
+    if not any(finding.depends for finding in findings.values() if finding.error is None):
+        return IgnoredInputError(
+            "The output does not depend on the inputs: with other entries everywhere the model returns the same. "
+            "rankscope.doctor(model, inputs) says where they are lost: ids that are clamped, inputs that are "
+            "multiplied by zero or scaled down until a bias or positions cover them, an embedding of equal rows. If "
+            f"the outputs begin at zero on purpose: {declare[0].lower()}{declare[1:]}"
         )
     return InputError(
         "Which axis of the inputs counts sequences cannot be told: replacing some entries changes nothing that also "
@@ -283,16 +286,27 @@ def _finding(
     changes = [_changed(plain, other) for other in others]
     mains = [value[..., 0] if value.ndim == 3 else value for value in _mains(batch)]
     entries = sum(value.numel() for value in mains)
-    crosses = mixes = depends = False
+    crosses = mixes = False
     for some, rest, other in zip(*changes, strict=True):
         if some is None or rest is None or other is None:
-            depends = True
             continue
-        depends |= some.numel() >= entries and bool((some | rest | other).any())
         together = bool(((some | rest) & other).any())
         mixes |= bool((some & rest).any()) and not together
         crosses |= together and some.numel() >= entries
+    depends = mixes or crosses or _depends(model, plain, others)
     return _Finding(mixes, crosses, varies=_varying(model, [plain, *others]), depends=depends)
+
+
+def _depends(model: nn.Module, plain: Mapping[_Place, Tensor], others: Sequence[Mapping[_Place, Tensor]]) -> bool:
+    """Whether an output of the model changes by more than a trace."""
+    for place, one in plain.items():
+        for other in others if place[0] == id(model) else ():
+            if place not in other or other[place].shape != one.shape:
+                return True
+            roundings = _TRACES if torch.finfo(one.dtype).bits > 16 else _ROUNDINGS
+            if bool(differs(one, other[place], roundings).any()):
+                return True
+    return False
 
 
 def _passes(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:

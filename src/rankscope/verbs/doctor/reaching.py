@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankscope._types import kind_of
 from rankscope.causes._examination import Loss
-from rankscope.errors import InputError
+from rankscope.errors import IgnoredInputError, InputError
 from rankscope.models.inputs import Batch, InputPlan, Inputs, prepare_planned
 from rankscope.models.inputs.given import on_device
 from rankscope.models.inputs.opening import opened
@@ -66,7 +66,10 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
     if told is not None and plan.axes is None and _counts(given.data, 0) == len(told) != _counts(given.data, 1):
         plan = replace(plan, axes="batch tokens")  # the labels say which axis counts sequences
     try:
-        batch, unclear = _prepared(subject, given, plan)
+        try:
+            batch, unclear = _prepared(subject, given, plan)
+        except IgnoredInputError as ignored:  # a cause says why; which axis counts sequences makes no difference then
+            batch, unclear = _prepared(subject, given, replace(plan, axes="batch tokens"))[0], str(ignored)
     except (InputError, RuntimeError, IndexError, ValueError, TypeError) as error:
         batch, unclear = _whole(subject, data, error), ""
     if told is None:
