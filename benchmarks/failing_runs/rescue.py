@@ -64,6 +64,9 @@ LOOKS = (
     "Compare what",
     "compare code",
     "Keep the weights in float32",
+    "Print some inputs with their labels",
+    "Give answers and targets the same shape",
+    "Raise the learning rate",
 )
 
 

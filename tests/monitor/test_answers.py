@@ -45,6 +45,14 @@ def test_yes_and_no_have_those_of_each_answer() -> None:
     assert found["answers_apart"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
 
 
+def test_shares_of_yes_have_the_same() -> None:
+    x, y = logits([0.75], [0.25]), torch.tensor([[1.0], [0.0]] * 8, dtype=torch.float64)
+    found = losses_of(F.binary_cross_entropy(x, y))
+    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
+    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
+    assert found["answers_apart"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
+
+
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
 def test_numbers_have_mean_squares_whatever_robust_loss_is_trained(loss: object) -> None:
     x, y = logits([1.0, 5.0], [3.0, 5.0]), torch.tensor([[1.5, 5.0], [3.5, 6.0]] * 8, dtype=torch.float64)

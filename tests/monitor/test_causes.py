@@ -294,6 +294,17 @@ def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
     assert cause(facts={"total_gradient_norm": math.nan}) == "unknown", "whether gradients arrive is not known"
 
 
+def test_blocks_that_no_gradient_reaches_began_at_zero_or_are_cut_off() -> None:
+    def cause(**facts: float) -> str:
+        still = {"still_steps": 32.0, "weights_moved": 0.0, "total_gradient_norm": 1.0, **facts}
+        return find_cause(scene("still_weights", None, whole=whole(**still))).component
+
+    assert cause(blocks_with_gradient=0.0) == "gradients"
+    assert cause(blocks_with_gradient=0.0, weights_zero=1.0) == "initialisation"
+    assert cause(blocks_with_gradient=2.0, weights_zero=1.0) == "optimizer", "hostile: gradients arrive"
+    assert cause() == "optimizer"
+
+
 def test_loss_that_moved_after_a_fault_was_found_follows_it() -> None:
     jumped = whole(loss_now=4.0, loss_level=3.0, loss_spread=0.1)
     assert find_cause(scene("loss_shift", None, whole=jumped)).component == "objective"

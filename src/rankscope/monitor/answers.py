@@ -18,11 +18,12 @@ from torch import Tensor
 
 from rankscope.linalg.precision import widest
 
-CLASSES, TRUTH, NUMBERS = "classes", "yes or no", "numbers"
+CLASSES, TRUTH, SHARES, NUMBERS = "classes", "yes or no", "yes or no, as shares", "numbers"
 CRITERIA = {
     "NllLossBackward0": CLASSES,
     "NllLoss2DBackward0": CLASSES,
     "BinaryCrossEntropyWithLogitsBackward0": TRUTH,
+    "BinaryCrossEntropyBackward0": SHARES,
     "MseLossBackward0": NUMBERS,
     "SmoothL1LossBackward0": NUMBERS,
     "HuberLossBackward0": NUMBERS,
@@ -200,14 +201,16 @@ def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, f
         mean = torch.logsumexp(answers, 0, keepdim=True) - math.log(len(answers))
         own, one = (F.nll_loss(given, targets) for given in (answers, mean.expand_as(answers)))
         apart = F.kl_div(mean.expand_as(answers), answers, reduction="batchmean", log_target=True)
-    elif kind == TRUTH:
+    elif kind in (TRUTH, SHARES):
         targets = targets.to(answers.dtype)
-        own = F.binary_cross_entropy_with_logits(answers, targets)
-        mean = answers.sigmoid().mean(0, keepdim=True).expand_as(answers)
-        one = F.binary_cross_entropy(mean, targets)
-        apart = F.binary_cross_entropy(mean, answers.sigmoid()) - F.binary_cross_entropy_with_logits(
-            answers, answers.sigmoid()
+        shares, of = (
+            (answers.sigmoid(), F.binary_cross_entropy_with_logits)
+            if kind == TRUTH
+            else (answers, F.binary_cross_entropy)
         )
+        mean = shares.mean(0, keepdim=True).expand_as(shares)
+        own, one = of(answers, targets), F.binary_cross_entropy(mean, targets)
+        apart = F.binary_cross_entropy(mean, shares) - of(answers, shares)
     else:
         own, one = ((given - targets).square().mean() for given in (answers, answers.mean(0, keepdim=True)))
         apart = answers.var(0, correction=0).mean()

@@ -670,6 +670,9 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
         return Cause("numbers", f"Cause: rounding: {words}.")
     if scene.whole.now.get("blocks_with_gradient") == 0.0 and scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
+        if (zero := scene.whole.now.get("weights_zero", 0.0)) >= PAIRED:
+            words = f"{zero:.0%} of the matrices that learn are zero, so that no gradient reaches the blocks"
+            return Cause("initialisation", f"Cause: the initialisation: {words}.", _INITIALISE.format("model", "model"))
         words = f"no weight of a block moved in {still:.0f} steps; other parameters have gradients"
         return Cause("gradients", f"Cause: no gradient reaches the blocks: {words}.", _NO_GRADIENT)
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
