@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
+from rankscope.causes._innermost import ModuleFollower
 from rankscope.causes._source import SourcePlace
 from rankscope.linalg.rounding import differs
 
@@ -53,7 +51,7 @@ class FollowedStep:
     is_alone: bool = False
 
 
-class Following(TorchFunctionMode):
+class Following(ModuleFollower):
     """Notes the operations of a pass; given an earlier pass on other inputs, which of them lose the inputs.
 
     Args:
@@ -74,32 +72,15 @@ class Following(TorchFunctionMode):
         replaced: Collection[int] = (),
         change: tuple[int, Callable[[Callable[..., Any], Any, Any], Any]] | None = None,
     ) -> None:
-        super().__init__()
-        self._names = {module: name for name, module in model.named_modules()}
+        super().__init__(model)
         self._before, self._change = before, change
         self._moved: set[int] = set(replaced)
         self._made: dict[int, int] = {}
         self._alive: list[Any] = []
         self._kept: dict[int, tuple[str, Tensor | None]] = {}
-        self._inside: list[str | None] = []
         self._number, self._room = 0, _ROOM
         self.steps: dict[int, FollowedStep] = {}
         self.is_whole = True
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow one pass."""
-        begin = register_module_forward_pre_hook(lambda module, _: self._inside.append(self._names.get(module)))
-        end = register_module_forward_hook(lambda *_: self._ended(), always_call=True)
-        try:
-            with self:
-                yield
-        finally:
-            begin.remove()
-            end.remove()
-
-    def _ended(self) -> None:
-        self._inside.pop()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs, number = kwargs or {}, self._number
@@ -142,7 +123,7 @@ class Following(TorchFunctionMode):
         self.steps[number] = FollowedStep(
             number,
             name,
-            self._inside[-1] if self._inside else None,
+            self.innermost,
             _source.running(),
             sources,
             _size(main),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from rankscope.causes._examination import Examination
+from rankscope.causes._innermost import ModuleFollower
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import main_output
 from rankscope.models.loading.devices import seed_generators
@@ -26,7 +24,7 @@ _DROPOUTS: frozenset[Callable[..., Any]] = frozenset(
 """Functions that drop entries; modules call them too."""
 
 
-class _Training(TorchFunctionMode):
+class _Training(ModuleFollower):
     """Sees dropout and batch statistics in a pass in training mode, by whatever module or function they are computed.
 
     Args:
@@ -39,31 +37,14 @@ class _Training(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, *, drops: bool) -> None:
-        super().__init__()
-        self._names = {module: name for name, module in model.named_modules()}
-        self._inside: list[str] = []
+        super().__init__(model)
         self._drops = drops
         self.dropped: list[tuple[str, float]] = []
         self.statistics: dict[str, bool] = {}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow which module runs."""
-        begin = register_module_forward_pre_hook(lambda module, _: self._inside.append(self._names.get(module, "")))
-        end = register_module_forward_hook(lambda *_: self._ended(), always_call=True)
-        try:
-            with self:
-                yield
-        finally:
-            begin.remove()
-            end.remove()
-
-    def _ended(self) -> None:
-        self._inside.pop()
-
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        where = self._inside[-1] if self._inside else ""
+        where = self.innermost or ""
         if func in _DROPOUTS:
             named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
             if named.get("training", named.get("train", True)):
