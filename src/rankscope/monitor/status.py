@@ -39,7 +39,7 @@ _OF_SIDE = {
 }
 _NO_CRITERION = (
     "no cross-entropy and no squared or robust error was seen before backward: call gauge.before_backward(loss), as "
-    "watch does; a loss inside a compiled graph or a checkpoint is not seen"
+    "watch does; a loss inside a compiled graph or a checkpoint is not seen, nor are those of several processes"
 )
 _OF_ALARMS = {
     "gradient_underflow": "no matrix has a gradient",
