@@ -123,7 +123,7 @@ class Following(ModuleFollower):
         self.steps[number] = FollowedStep(
             number,
             name,
-            self.innermost,
+            self.inside[-1] if self.inside else None,
             _source.running(),
             sources,
             _size(main),

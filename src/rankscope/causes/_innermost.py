@@ -15,22 +15,21 @@ class ModuleFollower(TorchFunctionMode):
 
     Args:
         model: whose modules are named.
+
+    Attributes:
+        inside: names of the modules that run, the innermost last; None for those that are not part of the model. A list
+            and no property, because the compiler traces the mode of a model that calls ``flex_attention``.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._inside: list[str | None] = []
-
-    @property
-    def innermost(self) -> str | None:
-        """Name of the module that runs; None outside the modules of the model."""
-        return self._inside[-1] if self._inside else None
+        self.inside: list[str | None] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Follow one pass."""
-        begin = register_module_forward_pre_hook(lambda module, _: self._inside.append(self._names.get(module)))
+        begin = register_module_forward_pre_hook(lambda module, _: self.inside.append(self._names.get(module)))
         end = register_module_forward_hook(lambda *_: self._ended(), always_call=True)
         try:
             with self:
@@ -40,4 +39,4 @@ class ModuleFollower(TorchFunctionMode):
             end.remove()
 
     def _ended(self) -> None:
-        self._inside.pop()
+        self.inside.pop()

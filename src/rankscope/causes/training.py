@@ -44,7 +44,7 @@ class _Training(ModuleFollower):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        where = self.innermost or ""
+        where = (self.inside[-1] if self.inside else None) or ""
         if func in _DROPOUTS:
             named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
             if named.get("training", named.get("train", True)):
