@@ -266,6 +266,7 @@ def test_the_alarm_needs_its_patience() -> None:
     assert judged.severity < 1.0
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
 def test_the_loss_of_another_model_is_not_taken_for_its_own() -> None:
     torch.manual_seed(0)
     model, other = Net(), nn.Linear(8, 4)
@@ -275,8 +276,19 @@ def test_the_loss_of_another_model_is_not_taken_for_its_own() -> None:
         for _ in range(2):
             x = torch.randn(32, 6, 8)
             F.cross_entropy(other(x.mean(1)), y).backward()
+            F.mse_loss(other(x.mean(1))[:, :1], y.float(), reduction="mean").backward()
             model(x).square().mean().backward()
             optimizer.step()
     assert watch.gauge is not None
     assert watch.gauge.last is not None
     assert "answers_alike" not in {row.metric for row in watch.gauge.last.table}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
+def test_a_broadcast_in_another_loss_is_not_its_own() -> None:
+    answers, x, y = Answers(), torch.randn(16, 1, requires_grad=True), torch.randn(16)
+    answers.keep(F.mse_loss(x[:, 0], y))
+    answers.sample(F.mse_loss(x, y))  # of another model: not kept
+    assert answers.facts(0, 1.0)["answers_crossed"] == 0.0
+    answers.keep(F.mse_loss(x, y))
+    assert answers.facts(1, 1.0)["answers_crossed"] == 1.0

@@ -67,6 +67,13 @@ def _are_alike(x: Examination, returned: Any) -> bool:
     return bool(rows) and not any(depends_on_inputs(one[:1].expand_as(one), one) for one in rows)
 
 
+def _apart_if_alike(x: Examination) -> float | None:
+    """How far the outputs are from each other if all are alike and the inputs are not; None otherwise."""
+    if x.result is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
+        return None
+    return x.inputs_apart(x.result)
+
+
 def _is_made_so_by_weights(x: Examination) -> bool:
     """Whether outputs differ with other weights, also in the place of gains and gates that begin at zero."""
     drawn = torch.Generator().manual_seed(0)
@@ -216,8 +223,8 @@ def shrinking_operation(x: Examination) -> tuple[str, str]:
 )
 def inputs_ignored(x: Examination) -> Iterator[Finding]:
     """A model that answers the same, whatever its inputs are."""
-    before = None if x.result is None else x.inputs_apart(x.result)
-    if before is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
+    before = _apart_if_alike(x)
+    if before is None:
         return
     lost = None if _is_made_so_by_weights(x) else _losing(x)
     if lost is None:
@@ -242,8 +249,8 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
 )
 def lost_in_operation(x: Examination) -> Iterator[Finding]:
     """An operation behind which all inputs are alike."""
-    before = None if x.result is None else x.inputs_apart(x.result)
-    if before is None or not _inputs_differ(x) or not _are_alike(x, x.returned):
+    before = _apart_if_alike(x)
+    if before is None:
         return
     lost = None if begins_at_zero(x) else _losing(x)
     found = None if lost is None else _located(x, "lost_in_operation", before, *lost, alone=True)

@@ -46,14 +46,15 @@ FALLS = 0.01
 """Share by which the loss of 32 steps has to fall to count as falling."""
 
 Samples = dict[tuple[Any, ...], tuple[Tensor, ...]]
-"""Answers and targets of a batch, by the place of the operation, its kind, and their shape and device."""
+"""Answers and targets of a batch, by the place of the operation, its kind, their shape and device, and whether they
+were broadcast against each other."""
 
 
 class Answers:
     """Compares the answers to some training batches with their mean, given for all inputs instead."""
 
     def __init__(self) -> None:
-        self._calls, self._crossed = 0, False
+        self._calls = 0
         self._kept: dict[tuple[Any, ...], deque[tuple[Tensor, ...]]] = {}
         self._losses: deque[float] = deque(maxlen=32)
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
@@ -77,8 +78,8 @@ class Answers:
         for place, node in enumerate(criteria(loss)):
             kept = _sampled(node)
             if kept is not None:
-                self._crossed = _is_crossed(node)
-                found[place, CRITERIA[node.name()], kept[0].shape[1:], kept[0].device] = kept
+                shape, device = kept[0].shape[1:], kept[0].device
+                found[place, CRITERIA[node.name()], shape, device, _is_crossed(node)] = kept
         return found
 
     def add(self, samples: Samples) -> None:
@@ -113,7 +114,10 @@ class Answers:
         falls = not level > self._level - FALLS * abs(self._level)
         if len(self._window) < LEAST or self._uses() or rises or falls:
             self._since, self._level = step, level
-        found = {"answers_alike": float(step - self._since), "answers_crossed": float(self._crossed)}
+        found = {
+            "answers_alike": float(step - self._since),
+            "answers_crossed": float(any(key[-1] for key in self._kept)),
+        }
         if len(self._window) >= LEAST:
             means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
             found |= dict(zip(("answers_loss", "mean_answer_loss", "answers_apart"), means, strict=True))

@@ -212,7 +212,7 @@ class Gauge:
         From them an alarm tells whether the answers are better than one answer for all inputs. Call it with the loss
         before ``backward``; nothing is computed until a step is due.
         """
-        if self.disabled is None and self._ranks.is_first:
+        if self.disabled is None and self._ranks.world == 1:
             with self._guarded():
                 self.answers.keep(loss)
 
