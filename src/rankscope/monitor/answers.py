@@ -59,6 +59,7 @@ class Answers:
         self._losses: deque[float] = deque(maxlen=32)
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._since, self._level, self._rate = 0, math.nan, math.nan
+        self._is_new = False
 
     def hear(self, loss: float) -> None:
         """The loss of a step."""
@@ -85,11 +86,18 @@ class Answers:
     def add(self, samples: Samples) -> None:
         """Keep what was sampled."""
         for key, kept in samples.items():
-            self._kept = {old: value for old, value in self._kept.items() if old[0] != key[0] or old == key}
+            others = {old for old in self._kept if old[0] == key[0] and old != key}
+            self._is_new = self._is_new or bool(others)
+            self._kept = {old: value for old, value in self._kept.items() if old not in others}
             own = self._kept.setdefault(key, deque())
             own.append(kept)
             while len(own) > 1 and sum(len(one[0]) for one in own) - len(own[0][0]) >= ROWS:
                 own.popleft()
+
+    def is_new(self) -> bool:
+        """Whether the loss has become another one since the last call, and does not compare with those before."""
+        found, self._is_new = self._is_new, False
+        return found
 
     def facts(self, step: int, rate: float) -> dict[str, float]:
         """At a reading, by name; nothing if no such loss was seen.
@@ -154,14 +162,39 @@ def criteria(loss: Tensor) -> Iterator[Any]:
         waiting.extend(following)
 
 
+def labels_of(loss: Tensor, output: Tensor) -> Tensor | None:
+    """The classes that a loss compares with the first sequences of a batch, shaped as these without their last axis.
+
+    Only if the loss is a cross-entropy of these very numbers: its logarithms of shares are bit for bit theirs.
+    """
+    shares = F.log_softmax(output.flatten(0, -2), -1)
+    for node in criteria(loss):
+        known = CRITERIA[node.name()] == CLASSES and not _is_hooked(node)
+        logs = node._saved_self.detach() if known else shares.new_empty(0)
+        if logs.ndim == 2 and torch.equal(logs[: len(shares)], shares):
+            labels: Tensor = node._saved_target.detach()[: len(shares)].view(output.shape[:-1]).clone()
+            return labels
+    return None
+
+
+def cross_entropy(output: Any, labels: Tensor) -> Tensor:
+    """The loss of :func:`labels_of`."""
+    return F.cross_entropy(output.flatten(0, -2), labels.flatten())
+
+
+def _is_hooked(node: Any) -> bool:
+    """Whether hooks (a checkpoint, an offload) saved what the operation needs: to look at it would compute it."""
+    raw = [getattr(node, f"_raw_saved_{name}", None) for name in ("self", "target")]
+    return any(getattr(one, "unpack_hook", raw) is not None for one in raw)  # an older torch does not tell
+
+
 def _sampled(node: Any) -> tuple[Tensor, ...] | None:
     """Some answers and their targets, one per row, and for classes which targets count; None if they are not there.
 
     What hooks saved (a checkpoint, an offload) is left alone: to look at it would compute it, and a checkpoint allows
     that only once.
     """
-    raw = [getattr(node, f"_raw_saved_{name}", None) for name in ("self", "target")]
-    if any(getattr(one, "unpack_hook", raw) is not None for one in raw):  # an older torch does not tell
+    if _is_hooked(node):
         return None
     answers, targets = node._saved_self.detach(), node._saved_target.detach()
     if type(answers) is not Tensor or type(targets) is not Tensor or not answers.numel():

@@ -21,18 +21,15 @@ from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.alarms import AlarmSpec, LayerState
-from rankscope.monitor.alarms._spec import JUMP
 from rankscope.monitor.alarms.data_shift import CUT
 from rankscope.monitor.alarms.gradient_underflow import LOST
 from rankscope.monitor.alarms.kept_gradients import CARRIED as KEPT
-from rankscope.monitor.alarms.loss_shift import loss_shift
 from rankscope.monitor.alarms.repeated_sequences import SORTED, STUCK
 from rankscope.monitor.alarms.still_weights import MOVED, STOPPED
 from rankscope.monitor.alarms.still_weights import STEPS as STILL
 from rankscope.monitor.alarms.vanishing_qk_gradients import NOTHING
 from rankscope.monitor.readings import LayerValue
 from rankscope.monitor.replay import Departure
-from rankscope.remedies import arrangement_of
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
@@ -45,8 +42,8 @@ CARRIED = 0.5
 """Gain below which a skip no longer carries most of the stream."""
 LOST_BRANCH = 0.05
 """Share of what a branch added at the look before, below which the model was changed: no training does that."""
-OTHER_BRANCH = 2.0
-"""Factor by which the size of a branch, relative to the stream, has to change to be named."""
+AS_BEFORE = 2.0
+"""Factor by which a value may differ from what it was when the run began, and be about the same."""
 COLLAPSED_ENTRY = 0.1
 """Relative residual of the first block's input below which the embedding is the cause."""
 SETTLES = 16
@@ -101,14 +98,12 @@ class Structure:
             **Exact** up to rounding. Later adds are left out: after a norm, their stream is not the sum before.
         sees_later: whether attention sees later tokens, by stack and layer.
         entry: relative residual of the first block's input, by stack.
-        branches: size of what each branch adds, relative to the block's input, by stack, layer and branch
-            (``"encoder/3/mlp"``).
         inputs_entry: relative residual between the inputs, each the mean of its tokens, before the first block.
         entry_size: norm of the first block's input, by stack.
         settings: type of each module without children and what it was built with, as it prints it, by name.
         dtypes: the dtype of each parameter, by name.
-        sizes: norm of what each branch adds, with the names of ``branches``: relative to a stream that explodes, every
-            branch shrinks.
+        sizes: norm of what each branch adds, by stack, layer and branch (``"encoder/3/mlp"``): relative to a
+            stream that explodes, every branch shrinks.
         shared: parameters whose memory is that of another one, and the first name of that.
     """
 
@@ -116,7 +111,6 @@ class Structure:
     gains: Mapping[str, float]
     sees_later: Mapping[str, bool]
     entry: Mapping[str, float]
-    branches: Mapping[str, float] = field(default_factory=dict)
     inputs_entry: Mapping[str, float] = field(default_factory=dict)
     entry_size: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -201,33 +195,6 @@ class Structure:
         """Names of the modules that are of another type, or built with other numbers."""
         return tuple(name for name, one in self.settings.items() if before.settings.get(name, one) != one)
 
-    def other_branches(self, before: Structure) -> Cause | None:
-        """The branches that add far more, or far less, than before."""
-        ratios = {
-            name: size / before.branches[name]
-            for name, size in self.branches.items()
-            if size > 0.0 and before.branches.get(name, 0.0) > 0.0
-        }
-        moved = [name for name, ratio in ratios.items() if max(ratio, 1.0 / ratio) >= OTHER_BRANCH]
-        if not moved:
-            return None
-        labels = sorted({name.split("/")[2] for name in moved})
-        first = min(moved, key=_layer_of)
-        words = (
-            f"the branches ({', '.join(labels)}) add {self.branches[first]:.2g} of the stream instead of "
-            f"{before.branches[first]:.2g} in block {_layer_of(first)}, and others than before in {_blocks(moved)}"
-        )
-        return Cause(labels[0] if len(labels) == 1 else "branches", words)
-
-    def missing_skips(self, stack: str | None, layer: int) -> Cause | None:
-        """The skips up to a layer, if most of them carry less than half of the stream."""
-        known = {n: g for n, g in self.gains.items() if _stack_of(n) == (stack or "") and _layer_of(n) <= layer}
-        lost = [name for name, gain in known.items() if abs(gain) < CARRIED]
-        if 2 * len(lost) <= len(known):
-            return None
-        carried = max(abs(known[name]) for name in lost)
-        return Cause("skip", f"the skips carry at most {carried:.2g} of the stream in {_blocks(lost)}")
-
 
 def _depth(layer: int | None) -> int:
     return -1 if layer is None else layer
@@ -259,7 +226,6 @@ class _StructureReader:
         self.gains: dict[str, float] = {}
         self.sees_later: dict[str, bool] = {}
         self.entry: dict[str, float] = {}
-        self.branches: dict[str, float] = {}
         self.sizes: dict[str, float] = {}
         self.inputs_entry: dict[str, float] = {}
         self.entry_size: dict[str, float] = {}
@@ -289,9 +255,7 @@ class _StructureReader:
                     self.inputs_entry[ref.stack or ""] = float(residual(tensor.to(widest(tensor.device)).mean(1)))
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
-            name = f"{place}/{ref.site.removesuffix('.out')}"
-            size = self.sizes[name] = _norm(tensor)
-            self.branches[name] = size / self._size if self._size > 0.0 else math.nan  # of zeros: no share of it
+            self.sizes[f"{place}/{ref.site.removesuffix('.out')}"] = _norm(tensor)
         elif self._stream is not None and self._branch is not None:
             gain = skip_gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -317,7 +281,6 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
         reader.gains,
         reader.sees_later,
         reader.entry,
-        reader.branches,
         reader.inputs_entry,
         reader.entry_size,
         {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in leaves.items()},
@@ -353,7 +316,6 @@ class Moment:
         rate: learning rate, NaN if it is not known.
         loss: NaN if it is not known.
         data: whether the batch was unlike those before.
-        jumped: the parameters that moved as no step of the optimizer moves them, the furthest one of each block.
         written: those that something else wrote between two of its steps, one of each block; see :class:`Writes`.
         spread: how far the rows of an embedding are from their mean, relative to the start of the run.
         settings: of the optimizers besides the learning rate, by name.
@@ -365,7 +327,6 @@ class Moment:
     rate: float = math.nan
     loss: float = math.nan
     data: bool = False
-    jumped: tuple[LayerValue, ...] = ()
     written: tuple[LayerValue, ...] = ()
     spread: LayerValue | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
@@ -399,7 +360,6 @@ class Scene:
         diagnose: what ``doctor`` finds in it on the probe.
         inputs_apart: how far the inputs are from their mean after the last block; NaN if they were not compared.
         not_finite: the first number that is not finite; None if all are finite.
-        begun: what the initial weights showed, if the alarm is about the first steps or what is so since then.
         known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
         structural: the seam to causes in the structure of the model alone; see :func:`structural_cause`.
         experiment: switches branches off, one kind after the other.
@@ -417,7 +377,6 @@ class Scene:
     diagnose: Callable[[], Sequence[Finding]]
     inputs_apart: float
     not_finite: Callable[[], Cause | None]
-    begun: Mapping[str, float]
     known: Cause | None
     structural: Callable[[], Cause | None]
     experiment: Callable[[], Cause]
@@ -427,8 +386,7 @@ def find_cause(scene: Scene) -> Cause:
     """The first cause that the evidence supports; the same order for every alarm.
 
     Numbers that are not finite, the batch, a model that was rebuilt, weights that were replaced or do not move, the
-    learning rate, the embedding, the objective, the structure, branches that changed, attention itself, and last the
-    experiments, which cost passes of the probe.
+    learning rate, the embedding, the objective, the structure, and last the experiments, which run the probe.
     """
     for look in _LOOKS:
         found = look(scene)
@@ -443,7 +401,7 @@ def _of_numbers(scene: Scene) -> Cause | None:
     # The mean over no label is not a number: the batch comes before what follows from it.
     if found is None or empty is None or found.component not in ("loss", "gradients", "activations"):
         return found
-    return replace(empty, change=f"{RELOAD} {TO_DO['data']}" if found.change.startswith(RELOAD) else "")
+    return empty
 
 
 def _of_broken_batch(scene: Scene) -> Cause | None:
@@ -468,9 +426,6 @@ RECENT = 8
 """Readings before an alarm in which a change of the data, the rate or the loss may be its cause."""
 
 
-_STANDARD = "Subtract the mean of each feature over the training data and divide by its standard deviation."
-
-
 def _of_batch(scene: Scene) -> Cause | None:
     now, start = scene.whole.now, scene.whole.start
     copies, common = now.get("batch_copies", 0.0), now.get("batch_common", 0.0)
@@ -482,11 +437,10 @@ def _of_batch(scene: Scene) -> Cause | None:
     if (stuck := now.get("batch_stuck", 0.0)) >= STUCK:
         return Cause("data", f"Cause: the data: the batch is the same as in each of the {stuck:.0f} readings before.")
     if (sorted_ := now.get("batch_one_class", 0.0)) >= SORTED:
-        words = f"each of the last {sorted_:.0f} batches has a single class, so that they are not shuffled"
-        return Cause("data", f"Cause: the data: {words}.", "Shuffle the examples (DataLoader(..., shuffle=True)).")
+        return Cause("data", f"Cause: the data: each of the last {sorted_:.0f} batches has a single class.")
     if (feature := now.get("batch_feature", -1.0)) >= 0.0:
         words = f"feature {feature:.0f} of the inputs drowns the others, and is nearly constant"
-        return Cause("data", f"Cause: the data: {words}.", _STANDARD)
+        return Cause("data", f"Cause: the data: {words}.")
     if (cut := now.get("batch_cut", 0.0)) >= CUT:
         length = now.get("batch_length", math.nan)
         words = f"sequences are {length:.0f} tokens long, and were {cut * length:.0f} in the batches before"
@@ -506,11 +460,7 @@ def _of_changes(scene: Scene) -> Cause | None:
     if not changes:
         return None
     words = f"Cause: {'; '.join(change.words for change in changes)}."
-    first = changes[0]
-    if first.component == "weights" and scene.past:  # weights that are one now: those of the other are lost
-        since = scene.past[max(0, len(scene.past) - RECENT)].step
-        first = replace(first, change=_about_replaced(scene.past, since, first.change))
-    return Cause(first.component, words, first.change)
+    return Cause(changes[0].component, words, changes[0].change)
 
 
 def _of_settings(scene: Scene) -> Cause | None:
@@ -537,19 +487,7 @@ def _of_underflow(scene: Scene) -> Cause | None:
     if share < LOST or scene.whole.converged:
         return None
     words = f"{share:.0%} of their entries are exactly zero, and the others small multiples of {spacing:.2g}"
-    return Cause("gradients", f"Cause: the gradients underflow: {words}, the least that their dtype holds.", _SCALE)
-
-
-_SCALE = (
-    "Scale the loss (torch.amp.GradScaler) or raise its scale, or compute and send gradients in bfloat16 or float32."
-)
-
-
-_SETTINGS = {
-    "second moments": "Keep the state of the optimizer in float32, and look at how it was loaded.",
-    "weight_decay": "Lower weight_decay in optimizer.param_groups, or use torch.optim.AdamW, which keeps it apart.",
-    "": "Look at betas and momentum in optimizer.param_groups: (0.9, 0.999) and 0.9 are usual.",
-}
+    return Cause("gradients", f"Cause: the gradients underflow: {words}, the least that their dtype holds.")
 
 
 def _of_contradiction(scene: Scene) -> Cause | None:
@@ -557,8 +495,7 @@ def _of_contradiction(scene: Scene) -> Cause | None:
     found = scene.past[-1].contradiction if scene.past else None
     if found is None or found.mean < 1.0:
         return None
-    change = next((to_do for word, to_do in _SETTINGS.items() if word in found.site), "")
-    return Cause("optimizer", f"Cause: the optimizer {found.site}.", change)
+    return Cause("optimizer", f"Cause: the optimizer {found.site}.")
 
 
 STEADY = 3
@@ -599,43 +536,13 @@ def _of_writes(scene: Scene) -> Cause | None:
     )
     if first.metric == "weights_undone":
         words = f"{words}: back to about where they were, not for the first time"
-        return Cause("weights", f"Cause: the weights: {words}.", LOOK_FOR_WRITES)
-    return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step, LOOK_FOR_WRITES))
+    return Cause("weights", f"Cause: the weights: {words}.", LOOK_FOR_WRITES)
 
 
 LOOK_FOR_WRITES = (
     "Look for what writes weights between two steps: averaged weights that are copied in and stay, an adapter that is "
     "merged again, a checkpoint or a part of one that is loaded, a hook."
 )
-
-
-def _of_replaced_weights(scene: Scene) -> Cause | None:
-    """Parameters that moved as no step of the optimizer does, in a block or outside: written by something else."""
-    rates = [one.rate for one in scene.past if math.isfinite(one.rate)]
-    for moment in reversed(scene.past[-RECENT:]):
-        # Without a known rate, weights that jump everywhere may follow it.
-        if moment.jumped and (rates or len(moment.jumped) <= len(moment.motion) / 2):
-            first = min(moment.jumped, key=lambda row: _depth(row.layer))
-            grown = max(first.most, 1.0 / first.most) >= OTHER_BRANCH if first.most > 0.0 else first.most == 0.0
-            scale = f", and its norm is {first.most:.2g} times that before" if grown else ""
-            places = [f"{row.stack or ''}/{row.layer}" for row in moment.jumped if row.layer is not None]
-            others = f", and those of {_blocks(places)}" if len(moment.jumped) > 1 else ""
-            words = (
-                f"{first.site} was replaced at step {moment.step} or before: it moved by {first.least:.2g} of its "
-                f"norm{scale}, which the optimizer does not explain{others}"
-            )
-            return Cause("weights", f"Cause: the weights: {words}.", _about_replaced(scene.past, moment.step, _COMPARE))
-    return None
-
-
-def _about_replaced(past: Sequence[Moment], step: int, look: str) -> str:
-    """What to do about weights that were replaced: go back only if the loss is above all of the readings before."""
-    before = [one.loss for one in past if one.step < step and math.isfinite(one.loss)][-RECENT:]
-    after = [one.loss for one in past if one.step >= step and math.isfinite(one.loss)]
-    if not before or not after or after[-1] > max(before):
-        return f"{RELOAD} {look}"
-    known = f"the loss did not rise with it ({after[-1]:.3g}, at most {max(before):.3g} before)"
-    return f"{look} Do not go back to a checkpoint for this alone: {known}."
 
 
 def _of_still_weights(scene: Scene) -> Cause | None:
@@ -657,22 +564,15 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
-        if (zero := scene.whole.now.get("weights_zero", 0.0)) >= PAIRED:
-            words = f"every gradient is exactly zero, and so are {zero:.0%} of the matrices that learn"
-            return Cause("initialisation", f"Cause: the initialisation: {words}.", _ZEROS)
-        words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
-        return Cause("objective", f"Cause: the objective: {words}.")
+        return Cause("objective", "Cause: the gradient of every parameter is exactly zero.")
     if moved >= MOVED:
         return _of_slow_weights(scene.whole.now, rate)
     if 0.0 < rate <= LOW_RATE:
         return _of_slow_weights(scene.whole.now, rate)
     if moved > 0.0:
-        words = f"only {moved:.1%} of the weights moved in a reading: updates are smaller than their dtype resolves"
+        words = f"only {moved:.1%} of the entries of the weights moved in a reading"
         return Cause("numbers", f"Cause: rounding: {words}.")
     if scene.whole.now.get("blocks_with_gradient") == 0.0 and scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
-        if (zero := scene.whole.now.get("weights_zero", 0.0)) >= PAIRED:
-            words = f"{zero:.0%} of the matrices that learn are zero, so that no gradient reaches the blocks"
-            return Cause("initialisation", f"Cause: the initialisation: {words}.", _INITIALISE.format("model", "model"))
         words = f"no weight of a block moved in {still:.0f} steps; other parameters have gradients"
         return Cause("gradients", f"Cause: no gradient reaches the blocks: {words}.", _NO_GRADIENT)
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
@@ -683,23 +583,16 @@ def _of_slow_weights(now: Mapping[str, float], rate: float) -> Cause:
     speed, epsilon = now.get("weights_speed", 0.0), now.get("epsilon_ratio", math.nan)
     if epsilon > 1.0 and not rate <= LOW_RATE:
         words = f"its epsilon is {epsilon:.2g} times the root of the second moment that it is added to"
-        return Cause("optimizer", f"Cause: the optimizer: {words}, so that its steps are far below its rate.", _EPSILON)
+        return Cause("optimizer", f"Cause: the optimizer: {words}, so that its steps are far below its rate.")
     if rate <= LOW_RATE:
         words = f"at {rate:.2g}, weights move by at most {speed:.1g} of their norm per step"
-        return Cause("rate", f"Cause: the learning rate: {words}.", "Raise the learning rate, or look at its schedule.")
+        return Cause("rate", f"Cause: the learning rate: {words}.")
     share = now.get("weights_slowed", math.nan)
     words = f"weights move by {speed:.2g} of their norm per step, {share:.2g} of what they did at this learning rate"
     return Cause("optimizer", f"Cause: the optimizer: {words}; the gradient is about as large as before.", _SHRUNK)
 
 
 LOW_RATE = 1e-7
-PAIRED = 0.5
-"""Share of the matrices that learn which are zero, if each is multiplied by another that is."""
-_ZEROS = (
-    "Of two matrices that are multiplied (the down and the up projection of an adapter), only one may begin at zero: "
-    "neither gets a gradient otherwise. Initialise the other one at random."
-)
-_EPSILON = "Look at eps of the optimizer: 1e-8 is usual; or raise the learning rate in proportion."
 _SHRUNK = "Look at what shrinks gradients between backward and the step (clipping, scaling), and at the optimizer."
 _OWN_RATE = "Look at the learning rate of its parameters in the groups of the optimizer."
 _STOPPED = (
@@ -717,20 +610,7 @@ def _of_kept_gradients(scene: Scene) -> Cause | None:
     if share < KEPT:
         return None
     words = f"{share:.0%} of the gradient of a step is that of the step before, which was not cleared"
-    return Cause("gradients", f"Cause: the gradients: {words}.", "Call optimizer.zero_grad() once in every step.")
-
-
-def _of_start(scene: Scene) -> Cause | None:
-    if scene.begun.get("shown_faults", 0.0) > 0.0:
-        return scene.structural()
-    number, share = (scene.begun.get(name, 0.0) for name in ("cloned_blocks", "equal_units"))
-    if share > 0.0:
-        words = f"in {share:.0%} of the matrices of a block, units began as copies of each other"
-        change = _INITIALISE.format("the model", "model")
-        return Cause("initialisation", f"Cause: the initialisation: {words}, and get the same gradients.", change)
-    if number > 0.0:
-        return Cause("initialisation", f"Cause: the initialisation: {number:.0f} blocks are copies of the first one.")
-    return None
+    return Cause("gradients", f"Cause: the gradients: {words}.")
 
 
 def _of_rate(scene: Scene) -> Cause | None:
@@ -756,7 +636,7 @@ def _of_rate(scene: Scene) -> Cause | None:
     if fastest >= FAST and _follows_rate(scene.past, fast):
         begin = max((one.step for one in scene.past if one.step < fast.step), default=first)
         words = f"weights changed by up to {fastest:.2g} of their norm per step, from step {begin} on"
-        return Cause("rate", f"Cause: the learning rate: {words}{known}.")
+        return Cause("rate", f"Seen before: {words}{known}.")
     return None
 
 
@@ -778,7 +658,7 @@ def _of_entry(scene: Scene) -> Cause | None:
     spread = scene.past[-1].spread if scene.past else None
     if spread is not None and spread.mean <= LOST_SPREAD:
         words = f"the rows of {spread.site} differ by {spread.mean:.2g} of what they did at the start of the run"
-        change = f"{TO_DO['weights']} Look at what pulls its rows together: decay, or a term of the loss."
+        change = "Look at what pulls its rows together: decay, or a term of the loss."
         return Cause("embedding", f"Cause: the embedding: {words}.", change)
     if entry < COLLAPSED_ENTRY:
         return Cause("embedding", f"Cause: tokens are alike before the first block, relative residual {entry:.2g}.")
@@ -799,15 +679,6 @@ def _of_entry(scene: Scene) -> Cause | None:
     return None
 
 
-LOSS_MOVED = 0.25
-"""Change of the loss between two readings, as a share of its level, that is called a jump if it was calm before."""
-
-
-_LOSS = "Look at the loss: its sign, its labels, and the terms that keep different inputs apart."
-_TRAINING_ONLY = f"{_LOSS[:-1]}; and at what only a training step does: dropout, noise, augmentation."
-_COMPARED = "what is compared of the inputs, the rate and what the model computes in evaluation"
-
-
 def _of_objective(scene: Scene) -> Cause | None:
     """A loss that changed while data, model and rate did not; or a gradient that has vanished in this state."""
     losses = [(one.step, one.loss) for one in scene.past if math.isfinite(one.loss)]
@@ -817,29 +688,9 @@ def _of_objective(scene: Scene) -> Cause | None:
             return Cause("objective", f"Cause: the objective: the loss changed {words}.")
     if scene.state.settled and (not scene.state.converged or "inputs_relative_residual" in scene.spec.metrics):
         words = "the gradient of the whole model has nearly vanished in this state"
-        return Cause("objective", f"Cause: the objective: {words}.")
+        return Cause("objective", f"Seen with it: {words}.")
     if scene.known is not None and scene.known.component != "objective":
         return scene.known  # the loss moved because of what another alarm has found already
-    risen = loss_shift(scene.whole)
-    if risen is not None and risen.severity >= 1.0:
-        words = f"{risen.words}; {_COMPARED} are as they were"
-        return Cause("objective", f"Cause: the objective or the labels: {words}.", _TRAINING_ONLY)
-    shift = loss_shift_of(losses[-2 * RECENT :])
-    if shift is not None:
-        words = f"{shift[1]:.2g} before and {shift[2]:.2g} at step {shift[0]}"
-        found = f"Cause: the objective or the labels: the loss was {words}, with {_COMPARED} as they were."
-        return Cause("objective", found, _TRAINING_ONLY)
-    return None
-
-
-def loss_shift_of(losses: Sequence[tuple[int, float]]) -> tuple[int, float, float] | None:
-    """Step, level before and value of the last jump of the loss to another level; None if there is none."""
-    for place in range(len(losses) - 2, 3, -1):
-        before = sorted(value for _, value in losses[:place])
-        level, spread = before[len(before) // 2], before[-1] - before[0]
-        near, far = losses[place][1] - level, losses[place + 1][1] - level
-        if near * far > 0.0 and min(abs(near), abs(far)) > max(LOSS_MOVED * abs(level), spread):
-            return losses[place][0], level, losses[place][1]
     return None
 
 
@@ -849,16 +700,8 @@ OF_OUTPUTS = range(40, 45)
 """Orders of the causes that show where the difference between inputs is lost."""
 EQUAL_ANSWERS = 1e-5
 """Distance of the answers from their mean, relative to the loss, at which they are the same."""
-_CROSSED = (
-    "Give answers and targets the same shape before the loss: `output.squeeze(-1)`, or `target[:, None]`, for (N, 1) "
-    "and (N)."
-)
 _HEAD = (
     "Look at the head and at what is done to its output: a scale or a temperature, a pooling, an activation after it."
-)
-_BY_EXCLUSION = (
-    "Print some inputs with their labels as the loss gets them, and train on one batch alone: if that works, the "
-    "labels do not follow from the inputs of their example."
 )
 MOVED_LITTLE = 0.01
 """Motion of the weights in all steps together, relative to their norm, with which little can have been learned."""
@@ -870,50 +713,39 @@ def _of_answers(scene: Scene) -> Cause | None:
         return None
     if scene.whole.now.get("answers_crossed", 0.0) > 0.0:
         words = "each answer is compared with the targets of all inputs: their shapes are broadcast against each other"
-        return Cause("objective", f"Cause: the objective: {words}.", _CROSSED)
-    faults = [one for one in scene.diagnose() if one.kind == "fault" and one.certainty == "shown"]
-    for one in faults:
-        if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
-            return _shown(one)
-    if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
-        words = "the gradient of every parameter is exactly zero: the loss does not depend on the weights"
         return Cause("objective", f"Cause: the objective: {words}.")
+    for one in filter(is_shown, scene.diagnose()):
+        if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
+            return shown(one)
+    if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
+        return Cause("objective", "Cause: the gradient of every parameter is exactly zero.")
     steps = [(after.step - before.step) * after.fastest for before, after in pairwise(scene.past)]
     moved = math.fsum(one for one in steps if math.isfinite(one))
     if moved < MOVED_LITTLE:
         known = f" (learning rate {scene.past[-1].rate:.2g})" if math.isfinite(scene.past[-1].rate) else ""
         words = f"in the steps that are remembered, weights moved by {moved:.1g} of their norm in all{known}"
-        return Cause("rate", f"Cause: the learning rate: {words}.", "Raise the learning rate.")
+        return Cause("rate", f"Seen before: {words}.")
     apart, loss = (scene.whole.now.get(name, math.nan) for name in ("answers_apart", "mean_answer_loss"))
     if apart < EQUAL_ANSWERS * loss and scene.inputs_apart >= COLLAPSED_ENTRY:
         words = f"inputs differ by {scene.inputs_apart:.2g} of their size after the last block, and answers hardly"
         return Cause("head", f"Cause: what follows the last block: {words}, by {apart / loss:.1g} of the loss.", _HEAD)
-    if scene.known is not None or not scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
-        return scene.known
-    words = "the model is not at fault in any experiment, its weights move, and gradients reach them"
-    return Cause("data", f"Cause, by exclusion: the labels or the inputs: {words}.", _BY_EXCLUSION)
+    return scene.known
 
 
-def _shown(finding: Finding) -> Cause:
-    """A fault that an experiment of ``doctor`` shows."""
-    return Cause("structure", f"Cause: {finding.sentence} Shown by: {finding.evidence}", f"{finding.change}.")
+def is_shown(finding: Finding) -> bool:
+    """Whether an experiment of ``doctor`` shows a fault."""
+    return finding.kind == "fault" and finding.certainty == "shown"
+
+
+def shown(finding: Finding) -> Cause:
+    """Such a fault with its two numbers, and the change as ``doctor`` prints it."""
+    numbers = f" Shown by: {finding.evidence}" if finding.evidence else ""
+    change = f"{finding.change.rstrip('.')}." if finding.change else ""
+    return Cause("structure", f"Cause: {finding.sentence}{numbers}", change)
 
 
 def _of_structure(scene: Scene) -> Cause | None:
     return None if scene.layer is None else scene.structural()
-
-
-def _of_branches(scene: Scene) -> Cause | None:
-    """What a sudden change of a layer comes from, if weights or branches show it."""
-    jumped = {name for name, change in scene.state.changes.items() if change.score >= JUMP}
-    if scene.layer is None or not jumped:
-        return None
-    if "weight_norm" in jumped:
-        return Cause("weights", f"Cause: the weights of block {scene.layer} themselves.")
-    other = None
-    if scene.before is not None and jumped & {"write_ratio", "stream_rms"}:
-        other = scene.structure().other_branches(scene.before)
-    return None if other is None else Cause(other.component, f"Cause: {other.words}.")
 
 
 def _of_unread_keys(scene: Scene) -> Cause | None:
@@ -928,37 +760,9 @@ def _of_unread_keys(scene: Scene) -> Cause | None:
     return None
 
 
-def _of_attention(scene: Scene) -> Cause | None:
-    """Attention itself: its rows narrow while the tokens stay apart, and no weight moves fast."""
-    now = scene.state.now
-    jumped = {name for name, change in scene.state.changes.items() if change.score >= JUMP}
-    read = jumped if scene.spec.is_event else scene.spec.metrics
-    sides = {METRICS[name].side if name in METRICS else "" for name in read}
-    apart = now.get("relative_residual", math.nan)
-    if sides == {"attention"} and apart >= COLLAPSED_ENTRY:
-        words = f"its tokens are apart (relative residual {apart:.2g}), its weights move at their usual speed"
-        return Cause("attention", f"Cause: the scores of attention in block {scene.layer}: {words}.")
-    return None
-
-
-def _of_first_steps(scene: Scene) -> Cause | None:
-    """A state that the first steps led to, in all of whose blocks the weights move fast; nothing else was found.
-
-    Small initial weights move as fast in the first steps of a healthy run, so that this counts only here.
-    """
-    moved = [one.slowest for one in scene.past if math.isfinite(one.slowest)]
-    if not moved or scene.past[-1].step - scene.past[0].step > 2 * SETTLES or was_so_at_start(scene.spec, scene.state):
-        return None
-    if max(moved) < FAST:
-        return None
-    known = f" (learning rate {scene.past[-1].rate:.2g})" if math.isfinite(scene.past[-1].rate) else ""
-    words = f"in the first steps, the weights of every block changed by {max(moved):.2g} of their norm per step"
-    return Cause("rate", f"Cause: the learning rate: {words}{known}, and nothing else was found.")
-
-
 def _by_experiment(scene: Scene) -> Cause | None:
     if scene.layer is None or scene.spec.is_event:
-        return Cause("unknown", "Cause not found: data, rate, weights, skips and masks are as they were.")
+        return Cause("unknown", "Cause not found.")
     return scene.experiment()
 
 
@@ -971,19 +775,14 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
     _of_optimizer_settings,
     _of_contradiction,
     _of_underflow,
-    _of_replaced_weights,
     _of_still_weights,
     _of_kept_gradients,
     _of_rate,
-    _of_start,
     _of_entry,
     _of_answers,
     _of_objective,
     _of_structure,
-    _of_branches,
     _of_unread_keys,
-    _of_first_steps,
-    _of_attention,
     _by_experiment,
 )
 
@@ -991,80 +790,19 @@ _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (
 def was_so_at_start(spec: AlarmSpec, state: LayerState) -> bool:
     """Whether what an alarm reads was about the same when the run began: the model is to blame, not its training."""
     found = [values[spec.metrics[0]] for values in (state.now, state.start, state.highest) if spec.metrics[0] in values]
-    return len(found) > 1 and min(found) > 0 and max(found) <= OTHER_BRANCH * min(found)
+    return len(found) > 1 and min(found) > 0 and max(found) <= AS_BEFORE * min(found)
 
 
-def structural_cause(
-    structure: Structure, view: ModelView, stack: str | None, layer: int, diagnose: Callable[[], Sequence[Finding]]
-) -> Cause | None:
-    """A cause in the structure of the model alone: the one place where such causes come from.
-
-    Args:
-        structure: how the model is put together, as seen in one pass.
-        view: the model.
-        stack: of the layer.
-        layer: up to which blocks matter.
-        diagnose: what ``doctor`` finds in the model on the probe; it runs passes. Nothing if the model began well.
-    """
-    missing = structure.missing_skips(stack, layer)
-    if missing is None and not structure.gains and arrangement_of(view, stack) == "no skips":
-        missing = Cause("skip", f"no addition of a skip was found in the blocks of this {type(view.model).__name__}")
-    if missing is not None:
-        return Cause(missing.component, f"Cause: {missing.words}.")
-    shown = next((one for one in diagnose() if one.kind == "fault" and one.certainty == "shown"), None)
-    if shown is None:
-        return None
-    return _shown(shown)
+def structural_cause(diagnose: Callable[[], Sequence[Finding]]) -> Cause | None:
+    """A cause in the structure of the model alone: what ``doctor`` shows, so that there is one opinion about it."""
+    fault = next(filter(is_shown, diagnose()), None)
+    return None if fault is None else shown(fault)
 
 
 CERTAIN = frozenset(
     {"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes", "structure"}
 )
 """Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
-RELOAD = (
-    "Reload the weights from a checkpoint before it (`model.load_state_dict(saved)`, and the state of the optimizer)."
-)
-"""What comes first if weights are no longer finite."""
-
-_COMPARE = "Compare what was loaded, re-initialised or decayed then."
-
-_INITIALISE = (
-    "Initialise {} anew, before the optimizer is built: for m in the modules() of {}, call m.reset_parameters() where "
-    "there is one."
-)
-
-TO_DO: Mapping[str, str] = {
-    "data": "Look at the tokenizer, the sampler, and at what collates, pads and masks a batch.",
-    "rate": "Return to a checkpoint before it and lower the learning rate to {rate}, in the schedule if there is one "
-    "(`for group in optimizer.param_groups: group['lr'] {line}`), or lengthen the warm-up.",
-    "objective": _LOSS,
-    "embedding": "Look at the token ids as the embedding gets them, and at the embedding's weights and decay.",
-    "weights": f"{RELOAD} {_COMPARE}",
-    "initialisation": _INITIALISE.format("each block", "the blocks"),
-    "optimizer": "Check that the optimizer was built from the parameters of this model, and that its step is called.",
-    "numbers": "Keep the weights in float32 (mixed precision), or raise the learning rate.",
-    "activations": "Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",
-    "gradients": "If a loss scaler skips these steps, nothing is learned: look at its scale. Clip gradients.",
-    "loss": "Look at the batch and at the loss of this step: a division by a count of zero, a logarithm of zero.",
-    "structure": "Compare the code and the configuration with those of the earlier steps.",
-    "shapes": "Compare the code and the configuration with those of the earlier steps.",
-}
-"""What to do about a cause that no change of the architecture removes."""
-
-
-def to_do(cause: Cause, past: Sequence[Moment]) -> str:
-    """What to do about the cause; empty if a remedy may help."""
-    words = cause.change or TO_DO.get(cause.component, "")
-    if cause.component == "rate":
-        rates = [one.rate for one in past if math.isfinite(one.rate) and one.rate > 0.0]
-        fastest = max((one.fastest for one in past[-RECENT:] if math.isfinite(one.fastest)), default=math.nan)
-        if past and past[-1].rate == 0.0:
-            return "Look at the schedule of the learning rate."
-        factor = max(2.0, fastest / TARGET) if math.isfinite(fastest) else 10.0
-        target = f"about {rates[-1] / factor:.1g}" if rates else f"about 1/{factor:.0f} of what it is"
-        line = f"= {rates[-1] / factor:.1g}" if rates else f"/= {factor:.0f}"
-        words = words.format(rate=target, line=line)
-    return words
 
 
 def cause_by_experiment(

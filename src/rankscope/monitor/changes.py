@@ -132,7 +132,7 @@ class LossLevel:
     """
 
     def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=48)
+        self._losses: deque[float] = deque(maxlen=4 * LASTING)
         self._last: deque[tuple[float, float, float]] = deque(maxlen=LASTS)
         self._worst: tuple[float, float, float] | None = None
 
@@ -146,7 +146,7 @@ class LossLevel:
             return
         self._last.append(levels)
         found = [min(self._last, key=lambda one: rise(*one))] if len(self._last) == LASTS else []
-        losses = list(self._losses)
+        losses = list(self._losses)[-48:]
         least, largest = min(losses[-LASTS:]), max(losses[-LASTS - 32 : -LASTS])
         if least > largest:
             found.append((least, largest, levels[2]))
@@ -162,6 +162,22 @@ class LossLevel:
         worst, self._worst = self._worst, None
         return worst
 
+    def risen(self) -> int | None:
+        """For how many steps the loss has stayed above all of its past, 64 at least, in means of eight steps.
+
+        None if it has not.
+        """
+        losses = list(self._losses)
+        means = [math.fsum(losses[end - 8 : end]) / 8 for end in range(len(losses), 7, -8)]
+        for number in range(LASTING // 8, len(means) - 3):
+            if min(means[:number]) > max(means[number:]):
+                return 8 * number
+        return None
+
+    def forget(self) -> None:
+        """Start over: the losses that follow are those of another objective, and do not compare."""
+        self.__init__()  # type: ignore[misc]
+
     def _levels(self) -> tuple[float, float, float] | None:
         """Median now, median of the 16 steps before the last 16, and standard deviation of 32 steps before those 16.
 
@@ -170,11 +186,13 @@ class LossLevel:
         """
         if len(self._losses) < 40:
             return None
-        losses = list(self._losses)
+        losses = list(self._losses)[-48:]
         before = losses[:-16]
         spread = NORMAL * median(abs(later - earlier) for earlier, later in pairwise(before)) / math.sqrt(2.0)
         return median(losses[-8:]), median(before[-16:]), spread
 
 
+LASTING = 64
+"""Steps for which a loss has to stay above all of its past, before it is said to."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""

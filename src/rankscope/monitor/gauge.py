@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rankscope.causes import Finding
 from rankscope.errors import InputError, ReadingError, ResultError
 from rankscope.linalg.to_host import start_to_host
 from rankscope.models.inputs import InputsLike, as_inputs
@@ -29,14 +30,13 @@ from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
     CERTAIN,
     RECENT,
-    RELOAD,
-    SETTLES,
-    TO_DO,
     Cause,
     Scene,
     Structure,
     cause_by_experiment,
     find_cause,
+    is_shown,
+    shown,
     structural_cause,
     was_so_at_start,
 )
@@ -44,16 +44,26 @@ from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.clearing import Clearing
 from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
-from rankscope.monitor.probing import MetricsLike, ProbeBattery, Prober
+from rankscope.monitor.probing import MetricsLike, Objective, ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
-from rankscope.monitor.readings import ENOUGH, LOSS, Alarm, LayerValue, Reading, fact, one_line, scalar_name, too_few
+from rankscope.monitor.readings import (
+    ENOUGH,
+    FAULTS,
+    LOSS,
+    Alarm,
+    LayerValue,
+    Reading,
+    fact,
+    one_line,
+    scalar_name,
+    too_few,
+)
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
 from rankscope.monitor.steps import contradiction, settings_of
-from rankscope.monitor.watching import Advice, AlarmWatch, References, advice_for, advise, random_null, worst_of
+from rankscope.monitor.watching import AlarmWatch, References, random_null, worst_of
 from rankscope.monitor.writes import Writes
-from rankscope.remedies import evidence_for
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
@@ -155,9 +165,12 @@ class Gauge:
         self._changes: tuple[Cause, ...] = ()
         self._causes: dict[str, Cause] = {}
         self._alarms: list[Alarm] = []
-        self._start: tuple[LayerValue, ...] | None = None
+        self._notes: list[Alarm] = []
+        self.objective: Objective | None = None
+        self._findings: tuple[Finding, ...] | None = None
         self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
         self._departure: tuple[Cause, ...] = ()
+        self._is_random = False
         self._batches, self._clearing = BatchWatch(padding), Clearing()
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
@@ -167,6 +180,7 @@ class Gauge:
         self._last_read: int | None = None
         self._gradients: tuple[LayerValue, ...] = ()
         self._finite: int | None = None
+        self._heard: set[str] = set()
         self._first_bad: dict[str, int] = {}  # the first step whose loss or gradient was not finite
         self._spent = 0.0
         self.disabled: str | None = None
@@ -229,8 +243,9 @@ class Gauge:
             return
         with self._guarded(), self._timed():
             if self._meets(number):
-                self._gradients = self._prober.look_at_gradients()
                 self._look_at_start()
+                if not self._refused():
+                    self._gradients = self._prober.look_at_gradients()
 
     @contextmanager
     def inside(self, step: int, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -271,6 +286,8 @@ class Gauge:
         step = number
         reading: Reading | None = None
         with self._guarded():
+            if self._refused():
+                return self._refusal(step)
             with self._timed():
                 values = self._values(step, loss, batch)
                 if values:
@@ -287,6 +304,7 @@ class Gauge:
             self._schedule.was_read(step, self._spent)
             self._last_read, self._spent, self._decision = step, 0.0, (step, False)
             self._alarms += () if reading is None else reading.alarms
+            self._notes += () if reading is None else reading.notes
             for alarm in () if reading is None else reading.alarms:
                 self._actions.take(alarm, alone=alarm.component == "data" and self._ranks.world > 1)
         return reading
@@ -308,10 +326,13 @@ class Gauge:
                 self._look_at_value(step, name, _plain(value))
 
     def _look_at_value(self, step: int, name: str, value: float) -> None:
+        self._heard.add(name)
         if not math.isfinite(value):
             self._first_bad.setdefault(name, step)
         self._schedule.notice(step, name, value)
         if name == "loss":
+            if self.answers.is_new():
+                self._loss_level.forget()
             self._loss_level.take(value)
             self.answers.hear(value)
 
@@ -330,7 +351,7 @@ class Gauge:
             return f"disabled: {self.disabled}"
         if self.last is None:
             return "nothing was read yet"
-        return one_line(self.last, self._outlets.count + self._before, self._alarms)
+        return one_line(self.last, self._outlets.count + self._before, self._alarms, self._notes)
 
     def __repr__(self) -> str:
         return f"Gauge({type(self._prober.model).__name__}): {self.summary}"
@@ -388,14 +409,26 @@ class Gauge:
         return pending and announced is not None and step >= announced
 
     def _look_at_start(self) -> None:
-        """Once, before the first step of the optimizer if gradients are read: what only the initial weights show."""
-        if self._start is None:
-            self._start = tuple(self._prober.look_at_start(examined=self._where == "probe"))
+        """Once, before the first step of the optimizer if gradients are read: what the doctor says about the model."""
+        if self._findings is None:
+            examined = self._where == "probe" and FAULTS in self._watch.names
+            self._findings = self._prober.examined(self.objective, self.optimizers) if examined else ()
 
-    def _begun(self, step: int, lasts: bool) -> Mapping[str, float]:
-        """What the initial weights showed, for an alarm of the first steps or about what is so since then."""
-        is_early = step - self._references.past[0].step <= 2 * SETTLES
-        return {row.metric: row.mean for row in self._start or ()} if lasts or is_early else {}
+    def _refused(self) -> bool:
+        """Whether a fault is shown, and the model cannot be read at all."""
+        return any(map(is_shown, self._findings or ())) and self._prober.why_not_read is not None
+
+    def _refusal(self, step: int) -> Reading:
+        """The only reading of a model that cannot be read: the fault that is shown."""
+        cause = _cause_of(self._findings or ())
+        self.disabled = f"the model cannot be read with the fault that it has. {cause.words}"
+        words = f"The model has a fault, step {step}. {cause.words}"
+        alarm = Alarm(FAULTS, "raised", step, None, None, words, {}, cause.component)
+        self._alarms.append(alarm)
+        reading = Reading(step, {}, (), (alarm,), (), time=time.time())
+        self._outlets.write(reading)
+        self._actions.take(alarm)
+        return reading
 
     def _meets(self, step: int) -> bool:
         """Whether every rank is here, if a reading needs all of them."""
@@ -437,6 +470,8 @@ class Gauge:
             yield fact("loss_not_finite", "loss", float(not math.isfinite(value)))
             if math.isfinite(value):
                 yield fact("loss", "loss", value)
+            if (risen := self._loss_level.risen()) is not None:
+                yield fact("loss_risen", "loss", float(risen))
             for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
                 yield fact(name, "loss", number)
             for name, number in self.answers.facts(step, self._rate()).items():
@@ -464,9 +499,10 @@ class Gauge:
         if self._resumes is not None:
             self._resume(step, self._resumes)
         self._changes = ()
-        if self._outlets.count == 0 and self._before == 0:
+        is_first = self._outlets.count == 0 and self._before == 0
+        if is_first:
             self._look_at_start()
-            values = (*values, *(self._start or ()))
+            values = (*values, fact("shown_faults", "structure", float(sum(map(is_shown, self._findings or ())))))
         if self._prober.unread:
             words = f"it can no longer be read as before: {self._prober.unread}"
             self._changes = (Cause("structure", words),)
@@ -481,6 +517,8 @@ class Gauge:
         departed = cache(partial(self._departed, step, self._prober.structure))
 
         def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
+            if spec.name == FAULTS:
+                return _cause_of(self._findings or ())
             structure = cache(self._prober.structure)
             whole, past = states.get((None, None), states[stack, layer]), tuple(self._references.past)
             of_batch = all(metric.startswith("batch_") for metric in spec.metrics)
@@ -510,7 +548,6 @@ class Gauge:
                     changes=() if of_batch else self._changes or departed(),
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
-                    begun=self._begun(step, was_so_at_start(spec, states[stack, layer])),
                     known=next(
                         (
                             self._causes[name].following(name)
@@ -524,11 +561,7 @@ class Gauge:
                     inputs_apart=_last_of(values, "inputs_relative_residual"),
                     not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
                     structural=lambda: structural_cause(
-                        structure(),
-                        self._prober.view,
-                        stack,
-                        layer or 0,
-                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple,
+                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple
                     ),
                     experiment=experiment,
                 )
@@ -540,35 +573,28 @@ class Gauge:
             return found
 
         @cache
-        def trials() -> dict[str, tuple[LayerValue, ...]]:
-            return self._prober.trials()
-
-        @cache
         def plain() -> tuple[LayerValue, ...]:
             return values if self._where == "probe" else self._prober.look()
 
-        def advised(spec: AlarmSpec, stack: str | None, cause: Cause) -> Advice:
-            def try_remedies() -> Advice:
-                seen = evidence_for(self._prober.arrangement(stack), [spec.name])
-                return advise(spec, stack, plain(), trials, self._references.states, seen)
-
-            return advice_for(spec, cause, tuple(self._references.past), try_remedies)
-
-        alarms = self._watch.look(step, states, blame, advised)
+        found = self._watch.look(step, states, blame)
         if self._where == "probe" and self._prober.caveats:
             words = " ".join(self._prober.caveats)
-            alarms = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in alarms)
+            found = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in found)
+        alarms = tuple(one for one in found if one.state != "noted")
+        notes = tuple(one for one in found if one.state == "noted")
+        if is_first:
+            notes = (*notes, *_notes_of(self._findings or (), step))
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
             self._finite = step
         active = self._watch.active
         rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
-        return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
+        return Reading(step, scalars, (*values, *rows), alarms, active, notes, time=time.time())
 
     def _departed(self, step: int, structure: Callable[[], Structure]) -> tuple[Cause, ...]:
         """What was found since the last look at the structure when earlier weights ran again."""
-        departure = None if self._only_graph else self._prober.departure(step)
+        departure = None if self._only_graph or self._is_random else self._prober.departure(step)
         if departure is not None:
             before = self._structures[-1] if self._structures else None
             self._departure = (structure().departed(departure, before),)
@@ -582,6 +608,9 @@ class Gauge:
         now = self._prober.structure()
         departed = self._departed(step, lambda: now)  # in every case: it also keeps the current weights
         self._changes = (now.differences(self._structures[-1]) if self._structures else ()) or departed
+        # The control: where the same pass again shows a change, the model is not deterministic, and none is claimed.
+        self._is_random = self._is_random or bool(self._changes and self._prober.structure().differences(now))
+        self._changes = () if self._is_random else self._changes
         self._departure = ()
         self._structures.append(now)
         self._outlets.describe({"structure": now.to_json()})
@@ -595,7 +624,7 @@ class Gauge:
         for reading in record.readings:
             if reading.step < step:
                 self._references.take(reading.table, reading.step)
-                self._watch.look(reading.step, self._references.states(reading.table), _no_cause, _no_advice)
+                self._watch.look(reading.step, self._references.states(reading.table), _no_cause)
                 self._outlets.recall(reading)
                 self._before += 1
 
@@ -628,28 +657,35 @@ class Gauge:
             return None
         component = "loss" if loss <= gradient else "gradients"
         told = f"First: the {component} of step {min(loss, gradient):.0f}, whose update reached {words}."
-        return Cause(component, f"{told}{since}", f"{RELOAD} {TO_DO[component]}")
+        return Cause(component, f"{told}{since}")
 
     def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> Cause:
-        """An update wrote all weights: its gradient was not finite, perhaps because activations or the loss were not.
+        """An update wrote all weights: what is known of its gradient, of the loss and of the activations before it.
 
         If gradients were read at this step, weights and activations of the probe were finite before the update.
         """
         states = {} if self.last is None else self._references.states(self.last.table)
         sizes = [(state.now.get(STREAM, math.nan), state.highest.get(STREAM, math.nan)) for state in states.values()]
         grown = max((now / start for now, start in sizes if now > 0.0 and start > 0.0), default=1.0)
-        words = "All weights at once, by an update whose gradient was not finite."
+        first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
+        words = "All weights at once"
+        if first_gradient is not None:
+            words += f", and the gradient of step {first_gradient} was not finite"
+        elif "gradient" in self._heard:
+            words += ", by an update whose gradient was finite"
+        words += "."
         if self.last is not None and grown >= OVERFLOWS:
             words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
             return Cause("activations", f"{words}{since}")
-        first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
+        if first_gradient is None and "gradient" in self._heard:
+            return Cause("optimizer", f"{words}{since}")
         if self._prober.before_update is not None and loss_is_bad:
             words += " Before it, weights and the activations of the probe were finite, and the loss was not."
-            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
+            return Cause("loss", f"{words}{since}")
         if first_loss is not None and first_loss == first_gradient:
             words += f" The loss was not finite either at step {first_loss}, the first such step."
-            return Cause("loss", f"{words}{since}", f"{RELOAD} {TO_DO['loss']}")
-        return Cause("gradients", f"{words}{since}", f"{RELOAD} {TO_DO['gradients']}")
+            return Cause("loss", f"{words}{since}")
+        return Cause("gradients", f"{words}{since}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -689,12 +725,22 @@ def _earlier(folder: str | Path) -> Record | None:
         return None
 
 
+def _cause_of(findings: Sequence[Finding]) -> Cause:
+    """The faults that the doctor shows, and its changes."""
+    causes = [shown(one) for one in findings if is_shown(one)]
+    return Cause("structure", " ".join(f"{one.words} {one.change}".rstrip() for one in causes))
+
+
+def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
+    """What the doctor finds besides: faults that are possible, and facts that may be meant."""
+    for one in findings:
+        if one.kind != "harmless" and not is_shown(one):
+            words = one.sentence if one.kind == "note" else f"Possible: {one.sentence}"
+            yield Alarm(FAULTS, "noted", step, None, None, words, {}, "structure")
+
+
 def _no_cause(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
     return Cause("unknown", "")
-
-
-def _no_advice(spec: AlarmSpec, stack: str | None, cause: Cause) -> Advice:
-    return Advice((), "")
 
 
 def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.models.loading.devices import devices_in_use, random_state, set_random_state
-from rankscope.models.wrapping import same_buffers
+from rankscope.models.wrapping import same_buffers, uncompiled
 from rankscope.stream.viewing import undisturbed
 
 
@@ -28,6 +28,18 @@ def beside_training(model: nn.Module) -> Iterator[None]:
         stack.enter_context(same_buffers(model))
         stack.enter_context(_without_autocast_cache())
         stack.enter_context(undisturbed(model))
+        yield
+
+
+@contextmanager
+def examining(model: nn.Module) -> Iterator[None]:
+    """The model as it is trained, with gradients, for the doctor; all training state is preserved."""
+    with ExitStack() as stack:
+        stack.enter_context(same_random_state())
+        stack.enter_context(same_buffers(model))
+        stack.enter_context(_without_autocast_cache())
+        stack.enter_context(uncompiled(model))
+        stack.enter_context(torch.enable_grad())
         yield
 
 

@@ -1,11 +1,10 @@
-"""How far every weight moved between two readings: too fast, not at all, or as no step of the optimizer moves it."""
+"""How far every weight moved between two readings: fast, or not at all."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -25,15 +24,8 @@ _SAMPLED = 1024
 _ROWS, _COLUMNS = 64, 256
 """Rows and columns of an embedding whose spread is measured."""
 LEAST_ROWS = 8
-EARLY_LOOKS = 8
-"""Looks at the weights before a jump is reported: small initial weights move far in the first steps."""
-GROWTH = 4.0
-"""Times the largest motion of a parameter before, that is a jump; at most 1.7 in the healthy runs looked at."""
 JUMPED = 0.1
-"""Share of its norm by which a parameter has to move between two readings, to have jumped."""
-SCALES = 0.1
-"""Root mean square of a vector that multiplies, such as the gain of a norm; biases are smaller and not looked at."""
-
+"""Share of its norm by which a parameter has to be written between two steps, to have jumped."""
 SLOWED = 0.01
 """Share of the motion per step and learning rate until then, or of the learning rate itself, that is hardly any."""
 SAME_GRADIENT = 0.2
@@ -50,30 +42,6 @@ NEVER = 3e-7
 """The same for a motion that was never larger: in 300,000 steps, weights change by a tenth."""
 
 Place = tuple[str | None, int | None]
-
-
-@dataclass
-class _Pace:
-    """The largest motion per step so far, and per step and learning rate, without the last look.
-
-    A look in the middle of a change sees a part of it, which must not hide the rest from the next one.
-    """
-
-    motion: float = 0.0
-    per_rate: float = 0.0
-    last: tuple[float, float] = (0.0, 0.0)
-
-    def ratio(self, motion: float, rate: float) -> float:
-        """How many times as large a motion is, the smaller of both ratios; 0 if nothing moved before."""
-        if self.motion == 0.0:
-            return 0.0
-        known = rate > 0.0 < self.per_rate
-        return min(motion / self.motion, motion / rate / self.per_rate if known else math.inf)
-
-    def take(self, motion: float, rate: float) -> None:
-        """Add a look."""
-        self.motion, self.per_rate = max(self.motion, self.last[0]), max(self.per_rate, self.last[1])
-        self.last = (motion, motion / rate if rate > 0.0 else 0.0)
 
 
 class _Speed:
@@ -133,15 +101,10 @@ class WeightMotion:
         self._has_moved: set[Place] = set()
         self._looks_moved: dict[str, int] = {}
         self._stopped, self._stopped_steps = 0.0, 0
-        self._number = 0
         self._samples: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
         self._matrices: set[str] = set()
         self._from_zero: set[str] = set()
-        self._paces: dict[str, _Pace] = {}
-        self._relative, self._gradient = _Pace(), 0.0
-        self._sizes: Mapping[str, float] = {}
-        self._sizes_before: Mapping[str, float] = {}
         self._speed = _Speed()
         self._spreads: dict[str, float] = {}
 
@@ -152,10 +115,9 @@ class WeightMotion:
         *,
         rate: float = math.nan,
         gradient: float = math.nan,
-        sizes: Mapping[str, float] | None = None,
         optimizers: Sequence[Optimizer] = (),
     ) -> tuple[LayerValue, ...]:
-        r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block, and jumps.
+        r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
 
         **Estimate.** Nothing at the first look, of parameters whose shape changed, and of a model whose weights are
         sharded over ranks: each rank would sample other entries. Parameters that begin at zero, as one half of an
@@ -166,7 +128,6 @@ class WeightMotion:
             step: training step.
             rate: learning rate, if it is known.
             gradient: norm of the gradient of the whole model, if it is known.
-            sizes: norm of each parameter over all its entries, by name, if it is known.
             optimizers: of the run, if they are known.
         """
         named = {name: tensor for name, tensor in tensors_of(view.model, "weight") if is_readable(tensor)}
@@ -181,9 +142,8 @@ class WeightMotion:
         before, steps = self._samples, step - self._step
         self._from_zero |= {name for name, sample in now.items() if name not in before and not bool(sample.any())}
         self._samples, self._step = now, step
-        norms, self._norms = self._norms, dict(zip(now, _norms_of(list(now.values())), strict=True))
+        self._norms = dict(zip(now, _norms_of(list(now.values())), strict=True))
         known = [name for name in now if name in before and before[name].shape == now[name].shape]
-        self._sizes_before, self._sizes = self._sizes, sizes or {}
         if steps <= 0 or not known:
             return ()
         pairs = [now[name] for name in known], [before[name] for name in known]
@@ -197,7 +157,6 @@ class WeightMotion:
         )
         return (
             *self._motion(homes, changes, steps),
-            *self._jumps(view, homes, self._at_least(changes, norms), norms, steps, rate, gradient),
             *self._stillness(homes, before, matrices, held, steps, is_slow=slow is not None, stopped=stopped),
             *(slow or ()),
             *spread,
@@ -210,21 +169,6 @@ class WeightMotion:
         count = sum(self._samples[name].numel() for name in names)
         return change / size if size > 0.0 else math.nan, size / math.sqrt(count)
 
-    def _at_least(self, changes: Mapping[str, float], norms: Mapping[str, float]) -> dict[str, float]:
-        """The change of the sample, or what the norm over all entries shows if that is more: single entries."""
-        found = dict(changes)
-        for name, change in changes.items():
-            grown = self._grown(name)
-            if math.isfinite(grown):
-                share = abs(grown - 1.0) / max(grown, 1.0)
-                found[name] = max(change, share * max(norms[name], self._norms[name]))
-        return found
-
-    def _grown(self, name: str) -> float:
-        """Norm of a parameter over all its entries, relative to that at the last look; NaN if one is not known."""
-        old, new = self._sizes_before.get(name, math.nan), self._sizes.get(name, math.nan)
-        return new / old if old > 0.0 else math.nan
-
     def _motion(
         self, homes: Mapping[str, tuple[str | None, int]], changes: Mapping[str, float], steps: int
     ) -> Iterator[LayerValue]:
@@ -235,52 +179,6 @@ class WeightMotion:
             size = math.sqrt(math.fsum(self._norms[name] ** 2 for name in own))
             if size > 0.0:
                 yield block_row("weight_motion", *home, change / size / steps)
-
-    def _jumps(
-        self,
-        view: ModelView,
-        homes: Mapping[str, tuple[str | None, int]],
-        changes: Mapping[str, float],
-        norms: Mapping[str, float],
-        steps: int,
-        rate: float,
-        gradient: float,
-    ) -> Iterator[LayerValue]:
-        """For each block, and for all that is in none, the parameter that moved furthest beyond what it did before.
-
-        1 if it moved by 0.1 of its norm, four times as fast as ever before, also relative to the learning rate and to
-        a gradient larger than ever before. One that never moved is compared with the others. ``least`` is the share of
-        its norm, ``most`` its norm relative to the one before.
-        """
-        self._number += 1
-        allowed = max(1.0, gradient / self._gradient) if gradient > 0.0 < self._gradient else 1.0
-        worst: dict[Place, tuple[float, str, float, float]] = {}
-        fastest = 0.0
-        for name, change in changes.items():
-            old, new = norms[name], self._norms[name]
-            size = max(old, new)
-            if not (math.isfinite(change) and size > 0.0):
-                continue
-            motion, relative = change / steps, change / steps / size
-            pace = self._paces.setdefault(name, _Pace())
-            ratio = self._relative.ratio(relative, rate) if pace.motion == 0.0 else pace.ratio(motion, rate)
-            severity = min(change / size / JUMPED, ratio / allowed / GROWTH)
-            pace.take(motion, rate)
-            if self._multiplies(name, old):
-                fastest = max(fastest, relative)
-                place: Place = homes.get(name, (None, None))
-                if severity >= worst.get(place, (-1.0,))[0]:
-                    scale = self._grown(name)
-                    scale = new / old if math.isnan(scale) and old > 0.0 else scale
-                    worst[place] = (severity, name, change / size, scale)
-        self._relative.take(fastest, rate)
-        self._gradient = max(self._gradient, gradient) if math.isfinite(gradient) else self._gradient
-        if self._number > EARLY_LOOKS:
-            for place, (severity, name, moved, scale) in worst.items():
-                yield LayerValue("weight_jump", described(view, name, homes), *place, severity, moved, scale)
-
-    def _multiplies(self, name: str, size: float) -> bool:
-        return name in self._matrices or size >= SCALES * math.sqrt(self._samples[name].numel())
 
     def _stillness(
         self,
@@ -314,9 +212,6 @@ class WeightMotion:
                 yield fact("still_steps", "weights", float(max(still, stopped)))
                 if stopped:
                     yield fact("weights_stopped", "weights", self._stopped)
-                if still:
-                    zero = sum(self._norms[name] == 0.0 for name in names)
-                    yield fact("weights_zero", "weights", zero / len(names))
             elif still and (place in self._has_moved or held.issuperset(names)):
                 yield LayerValue("weights_moved", SITE, *place, share, share, share)
                 yield LayerValue("still_steps", SITE, *place, still, still, still)

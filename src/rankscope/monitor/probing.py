@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -14,25 +14,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.causes import Finding, cloned, equal_units, examine, find
+from rankscope.causes import Finding, examine, find
 from rankscope.errors import InputError, RankscopeError, SiteError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.model import Model
 from rankscope.models.view import ModelView
-from rankscope.models.wrapping import is_distributed, needs_all_ranks
+from rankscope.models.wrapping import needs_all_ranks
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.causes import OF_WEIGHTS, Structure, read_structure
+from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
-from rankscope.monitor.isolation import beside_training, full_precision
+from rankscope.monitor.isolation import beside_training, examining, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.replay import Departure, Replay
 from rankscope.monitor.schedules import Linear
 from rankscope.monitor.underflow import lost_to_underflow
-from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.rows import STATUS_CODE, STATUSES, Piece, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
@@ -42,6 +41,7 @@ from rankscope.surgery import BranchGains
 from rankscope.surgery.graft import Spot
 from rankscope.surgery.operating import grafting
 from rankscope.verbs.between_inputs import SITE, Pooling
+from rankscope.verbs.doctor.reaching import batch_for
 from rankscope.verbs.reader import SiteReader
 from rankscope.verdicts.inputs import averaging_residual
 from rankscope.verdicts.states import LEAST_INPUTS
@@ -72,10 +72,8 @@ GAUGE_SITES = (
 MOST_RENEWALS = 3
 """Times that a model may take another path before it is refused: setting up costs as much as a first reading."""
 
-MOST_EQUAL = 0.5
-"""Share of the matrices of a block in which units may be copies of each other: some are made so, as the decay rates of
-a state space model."""
-
+Objective = tuple[Callable[..., Tensor], Tensor | None]
+"""A loss as the doctor takes it, and the labels of the probe, if it needs any."""
 RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
 
@@ -280,6 +278,7 @@ class Prober:
             blame. None if that is not known.
         is_renewed: whether the last look found the model on another path than before.
         unread: why a model that was read before cannot be any more; empty while it can.
+        why_not_read: why it could not be read when it was examined; None if it could.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
@@ -289,6 +288,7 @@ class Prober:
         self.not_finite: dict[str, str] = {}
         self.all_weights_bad, self.is_renewed = False, False
         self._renewals, self.unread = 0, ""
+        self.why_not_read: str | None = None
         self._watched, self._probe = watched, probe
         self._motion, self._replay = WeightMotion(), Replay()
         self._gradient = math.nan
@@ -322,17 +322,38 @@ class Prober:
         """The structure of the model."""
         return self.set_up()[0]
 
-    def diagnosed(self, *, before: float = math.inf) -> tuple[Finding, ...]:
-        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part.
-
-        Args:
-            before: causes of this order and later ones are not looked for.
-        """
+    def diagnosed(self) -> tuple[Finding, ...]:
+        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
         if self.needs_all_ranks:
             return ()
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view), before=before).findings
+            return find(examine(self.model, prepared[0], view=view)).findings
+
+    def examined(self, objective: Objective | None, optimizers: Sequence[Optimizer]) -> tuple[Finding, ...]:
+        """The same before the first step, also of a model that cannot be read, with the loss and the optimizer.
+
+        Args:
+            objective: the loss on the probe, if it is known.
+            optimizers: of the run.
+        """
+        if self.needs_all_ranks:
+            return ()
+        view, (loss, labels) = None, objective or (None, None)
+        try:
+            view = self.view
+        except RankscopeError as error:
+            self.why_not_read = str(error)
+        try:
+            with examining(self.model):
+                batch, labels, _ = batch_for(self._watched, self._probe, labels)
+                optimizer = optimizers[0] if len(optimizers) == 1 else None
+                return find(
+                    examine(self.model, batch, view=view, loss=loss, labels=labels, optimizer=optimizer)
+                ).findings
+        except Exception as error:  # noqa: BLE001  (a model that cannot be examined is no reason to stop watching)
+            LOGGER.warning("The model was not examined: %s: %s", type(error).__name__, error)
+            return ()
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics.
@@ -368,40 +389,6 @@ class Prober:
                     part.run(self.model)
         return self.battery.values()
 
-    def look_at_start(self, *, examined: bool) -> Iterator[LayerValue]:
-        """What is only looked at once: faults of the wiring, blocks that begin as copies of the first, equal units.
-
-        Args:
-            examined: whether passes of the probe may look for faults, which a gauge in the training forward would read.
-        """
-        view, _, _ = self.set_up()
-        findings = self.diagnosed(before=OF_WEIGHTS) if examined else ()
-        shown = sum(one.kind == "fault" and one.certainty == "shown" for one in findings)
-        if shown:
-            yield fact("shown_faults", "structure", float(shown))
-        if not any(map(is_distributed, self.model.parameters())):
-            modules = view.modules()
-            stacks = [[modules[call.module_name] for call in stack.calls] for stack in view.stacks]
-            number = sum(len(cloned(blocks)) for blocks in stacks)
-            if number:
-                yield fact("cloned_blocks", "structure", float(number))
-            share = max((equal_units(block) for blocks in stacks for block in blocks), default=0.0)
-            if share >= MOST_EQUAL:
-                yield fact("equal_units", "structure", share)
-
-    def trials(self) -> dict[str, tuple[LayerValue, ...]]:
-        """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""
-        view, _, _ = self.set_up()
-        found = {}
-        for name in REMEDIES:
-            try:
-                found[name] = self._look_while(applied(self.model, name, view=view))
-            except RankscopeError:
-                continue
-            except Exception as error:  # noqa: BLE001  (a remedy that fails is no reason to stop watching)
-                LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
-        return found
-
     def look_at_weights(
         self, step: int, rate: float = math.nan, optimizers: Sequence[Optimizer] = ()
     ) -> tuple[LayerValue, ...]:
@@ -411,7 +398,7 @@ class Prober:
         self._gradient = math.nan
         self.all_weights_bad = len(norms.bad) == norms.number > 0
         self.not_finite["weights"] = self._bad_weights(norms)
-        moved = self._motion.take(view, step, rate=rate, gradient=gradient, sizes=norms.of, optimizers=optimizers)
+        moved = self._motion.take(view, step, rate=rate, gradient=gradient, optimizers=optimizers)
         return (*_rows(norms, "weights"), *moved)
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
@@ -464,12 +451,6 @@ class Prober:
         """Where the model no longer computes what it did with the same weights; None where ranks share them."""
         view, prepared, _ = self.set_up()
         return None if self.needs_all_ranks else self._replay.take(view, prepared[0], step)
-
-    def arrangement(self, stack: str | None) -> Arrangement | None:
-        """How norms and skips are arranged in a stack, as the model runs now."""
-        view, _, _ = self.set_up()
-        missing = self.structure().missing_skips(stack, self.depth(stack) - 1)
-        return arrangement_of(view, stack) if missing is None else "no skips"
 
     def depth(self, stack: str | None) -> int:
         """Number of blocks of a stack."""

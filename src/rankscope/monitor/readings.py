@@ -12,11 +12,12 @@ from rankscope.runs._frozen import freeze, thaw
 
 LARGEST_WHOLE = 2**31
 LONGEST_SECONDS = 2.5e11
-AlarmState = Literal["raised", "cleared"]
+AlarmState = Literal["raised", "cleared", "noted"]
 ENOUGH = 8
-"""Readings below which a run without an alarm is called neither healthy nor faulty."""
+"""Readings below which nothing is said about a run without an alarm."""
 SOON = 32
-"""Steps for which answers may be no better than one answer for all inputs before a run is not called healthy."""
+"""Steps for which answers may be no better than one answer for all inputs before that is said."""
+NO_COLLAPSE = "no collapse seen"
 NOT_LEARNING = "no better than one answer for all inputs so far"
 LOSS = "rankscope/loss"
 """Name of the scalar with the loss of the step, if it was passed to the gauge."""
@@ -32,8 +33,6 @@ class LayerValue:
         metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
             ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe,
             or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch;
-            or ``"weight_jump"``, whose ``least`` is the change of a parameter relative to its norm, and ``most`` its
-            norm relative to the one before;
             or ``"layers_read"``, one row per rank: ``mean`` blocks at which at least one metric was read, ``least`` at
             which all were, ``most`` blocks of its model; the status is ``"ok"`` or says what is missing.
         site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs, the name of a
@@ -67,7 +66,8 @@ class Alarm:
 
     Attributes:
         name: registered name, e.g. ``"token_collapse"``.
-        state: ``"raised"`` when it starts, ``"cleared"`` when it ends.
+        state: ``"raised"`` when it starts, ``"cleared"`` when it ends; ``"noted"`` for what is written down and is no
+            alarm: it is read from a curve, or is a change that the loss did not follow.
         step: training step of the reading.
         stack: of the layer, None in a model with one stack.
         layer: the first affected layer; None if it is not about a layer.
@@ -77,7 +77,6 @@ class Alarm:
             ``"structure"``; ``"rate"``, ``"objective"``, ``"optimizer"``, ``"initialisation"``, ``"data"``;
             ``"weights"`` that were replaced or are not finite; ``"gradients"``, ``"activations"``, ``"loss"`` for
             numbers that are not finite; or ``"unknown"``, if it was not found.
-        remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
 
     name: str
@@ -88,13 +87,11 @@ class Alarm:
     sentence: str
     evidence: Mapping[str, float]
     component: str
-    remedies: tuple[str, ...]
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", freeze(self.evidence))
-        object.__setattr__(self, "remedies", tuple(self.remedies))
 
     def __str__(self) -> str:
         return self.sentence
@@ -113,6 +110,7 @@ class Reading:
         scalars: a few numbers for a dashboard, by name (``"rankscope/relative_residual/least"``).
         table: every metric at every layer.
         alarms: alarms raised or cleared by this reading.
+        notes: what is written down and is no alarm.
         active: names of the alarms that are active after this reading.
         seconds: duration of the reading.
         time: seconds since the epoch when it was taken.
@@ -123,6 +121,7 @@ class Reading:
     table: tuple[LayerValue, ...]
     alarms: tuple[Alarm, ...] = ()
     active: tuple[str, ...] = ()
+    notes: tuple[Alarm, ...] = ()
     seconds: float = 0.0
     time: float = 0.0
 
@@ -154,6 +153,7 @@ class Reading:
             "rows": rows,
             "alarms": [alarm.to_json() for alarm in self.alarms],
             "active": list(self.active),
+            "notes": [note.to_json() for note in self.notes],
         }
 
     @classmethod
@@ -168,6 +168,7 @@ class Reading:
                 table=tuple(_row(row) for row in facts["rows"]),
                 alarms=tuple(_alarm(entry) for entry in facts["alarms"]),
                 active=tuple(str(name) for name in facts["active"]),
+                notes=tuple(_alarm(entry) for entry in facts.get("notes", ())),  # records before 0.2 have none
                 seconds=_duration(facts["seconds"]),
                 time=_duration(facts["time"]),
             )
@@ -216,15 +217,19 @@ def too_few(count: int) -> str:
     return f"too few readings to judge ({count} of {ENOUGH})"
 
 
-def one_line(reading: Reading, count: int | None = None, raised: Sequence[Alarm] = ()) -> str:
-    """A reading in one line: ``step 120: healthy, residual 0.41 to 0.62 over 12 blocks, no alarm``.
+def one_line(
+    reading: Reading, count: int | None = None, raised: Sequence[Alarm] = (), notes: Sequence[Alarm] = ()
+) -> str:
+    """A reading in one line: ``step 120: no collapse seen, residual 0.41 to 0.62 over 12 blocks, no alarm``.
 
     Args:
         reading: the reading.
         count: how many readings there were, if too few of them should be said.
         raised: alarms of the run, also of earlier readings.
+        notes: of the run; the last one of each kind is named.
     """
-    over = {alarm.name: alarm.step for alarm in raised if alarm.state == "raised" and alarm.name not in reading.active}
+    over = {alarm.name: alarm for alarm in raised if alarm.state == "raised" and alarm.name not in reading.active}
+    faults = [over.pop(FAULTS)] if FAULTS in over else []  # of the model, and not over while training goes on
     residuals = [row.mean for row in reading.table if row.metric == "relative_residual" and row.layer is not None]
     residuals = [value for value in residuals if value == value]
     parts = []
@@ -236,12 +241,21 @@ def one_line(reading: Reading, count: int | None = None, raised: Sequence[Alarm]
     if reading.active:
         parts.append(f"{'alarm' if len(reading.active) == 1 else 'alarms'}: {', '.join(reading.active)}")
     elif over:
-        parts.append(f"no alarm now, before: {', '.join(f'{name} (step {step})' for name, step in over.items())}")
+        before = ", ".join(f"{name} (step {alarm.step})" for name, alarm in over.items())
+        parts.append(f"no alarm now, before: {before}")
     elif count is not None and count < ENOUGH:
         parts.append(too_few(count))
-    else:
-        parts = [NOT_LEARNING if reading.is_stuck else "healthy", *parts, "no alarm"]
-    return f"step {reading.step}: {', '.join(parts)}"
+    elif not faults:
+        parts = [NOT_LEARNING if reading.is_stuck else NO_COLLAPSE, *parts, "no alarm"]
+    noted = {note.name: note for note in notes if note.name != FAULTS}
+    if noted:
+        parts.append(f"noted: {', '.join(f'{name} (step {note.step})' for name, note in noted.items())}")
+    told = [*faults, *(note for note in notes if note.name == FAULTS)]
+    return ". ".join([f"step {reading.step}: {', '.join(parts)}", *(one.sentence.rstrip(".") for one in told)])
+
+
+FAULTS = "shown_faults"
+"""Name of the alarm and the notes about how the model is put together, whose sentences are in every line."""
 
 
 def _names(kind: type[LayerValue] | type[Alarm]) -> tuple[str, ...]:
@@ -277,7 +291,7 @@ def _row(row: Sequence[Any]) -> LayerValue:
 
 
 def _alarm(facts: Mapping[str, Any]) -> Alarm:
-    state: AlarmState = "cleared" if facts["state"] == "cleared" else "raised"
+    state: AlarmState = facts["state"] if facts["state"] in ("cleared", "noted") else "raised"
     return Alarm(
         name=str(facts["name"]),
         state=state,
@@ -287,7 +301,6 @@ def _alarm(facts: Mapping[str, Any]) -> Alarm:
         sentence=str(facts["sentence"]),
         evidence={str(name): _number(value) for name, value in facts["evidence"].items()},
         component=str(facts["component"]),
-        remedies=tuple(str(name) for name in facts["remedies"]),
     )
 
 

@@ -46,7 +46,7 @@ class Record:
             return "Record: nothing was read yet"
         raised = sum(alarm.state == "raised" for alarm in self.alarms)
         alarms = f", {raised} alarm{'s' if raised > 1 else ''} raised" if raised else ""
-        last = one_line(self.readings[-1], len(self.readings), self.alarms)
+        last = one_line(self.readings[-1], len(self.readings), self.alarms, self.notes)
         return f"Record{f' {self.name}' if self.name else ''}: {len(self.readings)} readings{alarms}; {last}"
 
     def _repr_html_(self) -> str:
@@ -58,6 +58,11 @@ class Record:
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm raised or cleared, in order."""
         return tuple(alarm for reading in self.readings for alarm in reading.alarms)
+
+    @property
+    def notes(self) -> tuple[Alarm, ...]:
+        """Everything that was written down and is no alarm, in order."""
+        return tuple(note for reading in self.readings for note in reading.notes)
 
     def curve(self, metric: str, layer: int, stack: str | None = None) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Steps and means of one metric at one layer."""

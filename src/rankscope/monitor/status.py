@@ -49,7 +49,7 @@ _OF_ALARMS = {
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
     "weight_motion": "the weights are sharded over processes",
     "still_steps": "the weights are sharded over processes",
-    "weight_jump": "the weights are sharded over processes",
+    "weights_written": "there is no optimizer, or the weights are sharded over processes",
     _BETWEEN_INPUTS: f"the probe needs at least {LEAST_INPUTS} different inputs, with finite values",
     "batch_copies": "the batch has no tensor of tokens or features",
     "batch_padding": "the batch has no tensor of tokens and no labels",
@@ -263,11 +263,10 @@ class StatusWatch:
         why = reasons_why_not(self._request.metrics, values, view, notes)
         read = {row.metric for row in values if row.metric not in why} | {
             "structure_changes",
-            "cloned_blocks",
             "shown_faults",
         }
         if not any(map(is_distributed, view.model.parameters())):
-            read |= {"weight_motion", "weight_jump", "still_steps"}  # from the second reading on
+            read |= {"weight_motion", "still_steps", "weights_written"}  # from the second reading on
         if "loss_not_finite" in read:
             read.add("loss_now")  # after enough steps
         if "gradients_not_finite" in read and self._ranks.world == 1:

@@ -21,14 +21,14 @@ from rankscope.models.model import Model
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import ALARMS
-from rankscope.monitor.answers import Answers, Samples
+from rankscope.monitor.answers import Answers, Samples, cross_entropy, labels_of
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
-from rankscope.monitor.probing import MetricsLike
+from rankscope.monitor.probing import MetricsLike, Objective
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
 from rankscope.monitor.steps import with_hooks
-from rankscope.monitor.watched import FirstBatch, Watched
+from rankscope.monitor.watched import PROBE, FirstBatch, Watched
 from rankscope.monitor.writes import Writes
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Watch(Watched):
         self._module = module
         self._batches = FirstBatch(module, lambda named: self._forward())
         self._reached, self._returns = False, False
+        self._output: Tensor | None = None  # of the first batch, until its loss is known
+        self._objective: Objective | None = None
         self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
         self._hear_backward()
         self._writes, self._answers = Writes(self._optimizers), Answers()
@@ -157,7 +159,13 @@ class Watch(Watched):
 
     def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
-        if torch.compiler.is_compiling() or self._told or not module.training or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return
+        if self._batches.is_paused:
+            return
+        if self.gauge is None and self._objective is None and isinstance(output, Tensor) and output.ndim > 1:
+            self._output = output.detach()[:PROBE]
+        if self._told:
             return
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if loss is None and isinstance(output, tuple | list):  # nanoGPT: logits, loss
@@ -177,6 +185,14 @@ class Watch(Watched):
         """Before ``backward`` frees what autograd saved for the loss."""
         if isinstance(loss, Tensor):
             self._guarded(lambda: self._answers.keep(loss))
+            self._guarded(lambda: self._learn_objective(loss))
+
+    def _learn_objective(self, loss: Tensor) -> None:
+        """The labels of the first batch, if its loss is the cross-entropy of what the model returned."""
+        output, self._output = self._output, None
+        if output is not None:
+            labels = labels_of(loss, output)
+            self._objective = None if labels is None else (cross_entropy, labels)
 
     def _reach(self, gradient: Tensor) -> None:
         self._reached = True
@@ -199,6 +215,7 @@ class Watch(Watched):
             loss = _unscaled(one)  # before backward frees what the graph saved
             samples: Samples = {}
             watch._guarded(lambda: samples.update(watch._answers.sample(one)))
+            watch._guarded(lambda: watch._learn_objective(one))
             watch._reached = False
             plain(tensors, *args, **kwargs)
             if watch._reached:
@@ -228,7 +245,11 @@ class Watch(Watched):
         gauge = self._need_gauge()
         if gauge is not None:
             self._notice(gauge)
-            gauge.after_backward(self.step)
+            self._batches.is_paused = True  # what the gauge runs is no batch of the training
+            try:
+                gauge.after_backward(self.step)
+            finally:
+                self._batches.is_paused = False
 
     def _end(self, optimizer: Optimizer) -> None:
         if self._pending is None:
@@ -281,6 +302,8 @@ class Watch(Watched):
             part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
             self.gauge = Gauge(part, probe, **self._options)
             self.gauge.answers = self._answers
+            # The labels are those of the first batch: the probe has to be of that batch as well.
+            self.gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
             self.gauge.writes = self._writes  # its hooks are there already: none can be added inside another one
             self.gauge.optimizers = self._optimizers
             self.gauge.silence(*self._silenced)

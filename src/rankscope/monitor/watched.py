@@ -34,12 +34,14 @@ class FirstBatch:
         module: the model, or the part of it that is followed.
         latest: the arguments of the last training forward by name; None if there was none.
         saw_eval: whether the model was called in eval mode with gradients enabled.
+        is_paused: whether calls are left alone, because they are not those of the training.
     """
 
     def __init__(self, model: nn.Module, heard: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._heard = heard
         self.module, self._names = model, _argument_names(model)
         self._parts: list[dict[str, Any]] = []
+        self.is_paused = False
         self._count = 0
         self.latest: Mapping[str, Any] | None = None
         self.saw_eval = False
@@ -47,7 +49,7 @@ class FirstBatch:
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_paused:
             return
         if not module.training:
             self.saw_eval = True
@@ -88,6 +90,11 @@ class FirstBatch:
             return
         self._parts.append(part)
         self._count += wanted
+
+    @property
+    def parts(self) -> int:
+        """Batches of which sequences were kept."""
+        return len(self._parts)
 
     def probe(self) -> dict[str, Any] | None:
         """What was kept, as arguments of the model's forward; None if no training batch was seen."""
@@ -146,12 +153,14 @@ class Watched:
     def __init__(self) -> None:
         self._rows: list[dict[str, float]] = []
         self._alarms: list[Alarm] = []
+        self._notes: list[Alarm] = []
         self._readings: list[Reading] = []
 
     def _keep(self, reading: Reading) -> None:
         scalars = {name.removeprefix("rankscope/"): value for name, value in reading.scalars.items()}
         self._rows.append({"step": reading.step, **scalars})
         self._alarms += [alarm for alarm in reading.alarms if alarm.state == "raised"]
+        self._notes += reading.notes
         self._readings = [*self._readings, reading][-MOST_DRAWN:]
 
     @property
@@ -168,6 +177,11 @@ class Watched:
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm that was raised, in order."""
         return tuple(self._alarms)
+
+    @property
+    def notes(self) -> tuple[Alarm, ...]:
+        """What was written down and is no alarm, in order: what curves show, and changes that may be planned."""
+        return tuple(self._notes)
 
     @property
     def history(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -17,10 +17,9 @@ from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
 from rankscope.monitor.alarms._spec import CONVERGED, SETTLED, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.alarms.data_shift import LIMIT as DATA_JUMP
-from rankscope.monitor.causes import FAST, RAISED, RECENT, WRITTEN, Cause, Moment, to_do
+from rankscope.monitor.causes import FAST, RAISED, RECENT, WRITTEN, Cause, Moment
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.monitor.readings import Alarm, LayerValue
-from rankscope.remedies import REMEDIES, Evidence
 from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
 START_READINGS = 3
@@ -28,6 +27,8 @@ START_READINGS = 3
 
 REMEMBERED = 64
 """Readings that causes may look back at."""
+FOLLOWS = 32
+"""Steps between a change and a rise of the loss, at most, for the loss to have followed the change."""
 _LARGEST_NULL = 256
 _TOTAL = "total_gradient_norm"
 Place = tuple[str | None, int | None]
@@ -87,7 +88,6 @@ class References:
                 motion={(row.stack, row.layer): row.mean for row in table if row.metric == "weight_motion"},
                 rate=whole.get("learning_rate", math.nan),
                 loss=whole.get("loss", math.nan),
-                jumped=tuple(row for row in table if row.metric == "weight_jump" and row.mean >= 1.0),
                 written=tuple(row for row in table if row.metric in WRITTEN and row.mean >= 1.0),
                 spread=next((row for row in table if row.metric == "embedding_spread"), None),
                 contradiction=next((row for row in table if row.metric == "settings_contradiction"), None),
@@ -158,91 +158,6 @@ class References:
         return any(row.metric == _TOTAL and row.mean <= SETTLED * max(first, default=0.0) for row in table)
 
 
-HELPS = 0.5
-"""A remedy is suggested only if it at least halves the alarm's severity ..."""
-RESCUES = 0.5
-"""... and rescued at least this share of the trainings of such networks in which it was tried."""
-MOST_NAMED = 2
-
-States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The suggested remedies of an alarm.
-
-    Attributes:
-        remedies: names of those that helped, best first; at most two.
-        words: a sentence about what was tried.
-    """
-
-    remedies: tuple[str, ...]
-    words: str
-
-
-def advise(
-    spec: AlarmSpec,
-    stack: str | None,
-    plain: Sequence[LayerValue],
-    trials: Callable[[], Mapping[str, Sequence[LayerValue]]],
-    states: States,
-    seen: Mapping[str, Evidence],
-) -> Advice:
-    """The remedies that at least halve an alarm's severity on the probe and rescued half of the trainings they were in.
-
-    Those that rescued the largest share of trainings come first, then those with the lowest severity.
-
-    Args:
-        spec: the alarm.
-        stack: the stack in which it was raised.
-        plain: the values on the probe without a remedy.
-        trials: the values with each applicable remedy; called only if it can help.
-        states: turns values into the input of an alarm's rule.
-        seen: what was seen of remedies in trainings of such networks that end in this alarm.
-    """
-    before = worst_of(spec, stack, states(plain))
-    if before is None:
-        return Advice((), "No remedy was tried: a pass of the probe does not show this. Compare them with remedy().")
-    if not any(one.share >= RESCUES for one in seen.values()):
-        return Advice((), "No remedy is suggested: none was seen to rescue a training of such a network.")
-    tried = {name: worst_of(spec, stack, states(values)) for name, values in trials().items()}
-    known = {name: after for name, after in tried.items() if after is not None}
-    better = [name for name in known if known[name][0] < math.inf and known[name][0] <= HELPS * before[0]]
-    trained = [name for name in better if name in seen and seen[name].share >= RESCUES]
-    trained.sort(key=lambda name: (-seen[name].share, known[name][0]))
-    if not trained:
-        others = f" What helps on the probe rescued too few trainings: {', '.join(better)}." if better else ""
-        return Advice((), f"None of the {len(known)} remedies tried can be suggested.{others}" if known else
-                      "No remedy could be tried on this model.")  # fmt: skip
-    what = spec.metrics[0].replace("_", " ")
-    named = [
-        f"{name} brings the {what} from {before[1]:.2g} to {known[name][1]:.2g} (in training, it {seen[name].words})"
-        for name in trained[:MOST_NAMED]
-    ]
-    words = f"Of {len(known)} remedies tried on the probe, on these weights, {' and '.join(named)}: {line(trained[0])}"
-    return Advice(tuple(trained[:MOST_NAMED]), words)
-
-
-def line(remedy: str) -> str:
-    """The line of Python that applies a remedy to a module of one's own, from before the optimizer is built."""
-    learned = ", learnable=True" if REMEDIES[remedy].strength == 0.0 else ""
-    return f'`with rankscope.remedies.applied(model, "{remedy}"{learned}, inputs=batch) as treatment:`.'
-
-
-ARCHITECTURE = frozenset({"attention", "mlp", "skip", "branches", "unknown"})
-"""Causes for which a change of the architecture is tried; all others have something to do of their own."""
-
-
-def advice_for(spec: AlarmSpec, cause: Cause, past: Sequence[Moment], try_remedies: Callable[[], Advice]) -> Advice:
-    """What to do: about the cause if it is known how, else a remedy, for an alarm that remedies are about."""
-    about = to_do(cause, past)
-    if about:
-        return Advice((), about)
-    if spec.to_do:
-        return Advice((), spec.to_do)
-    return try_remedies() if cause.component in ARCHITECTURE and not spec.is_event else Advice((), "")
-
-
 def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
     """The largest severity, and what is measured there; None if nothing can be judged."""
     judged = [(spec.rule(state), state) for place, state in states.items() if place[0] == stack]
@@ -251,7 +166,6 @@ def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerSta
 
 
 Blame = Callable[[AlarmSpec, str | None, int | None], Cause]
-Advise = Callable[[AlarmSpec, str | None, Cause], Advice]
 
 
 @dataclass
@@ -274,24 +188,38 @@ class AlarmWatch:
         self._specs = tuple(specs)
         self._silenced: set[str] = set()
         self._memory: dict[tuple[str, str | None], _Memory] = {}
+        self._changes: dict[tuple[str, str | None], Alarm] = {}  # noted, and not yet followed by the loss
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of what may be raised or noted."""
+        return frozenset(spec.name for spec in self._specs) - self._silenced
 
     @property
     def active(self) -> tuple[str, ...]:
         """Names of the active alarms."""
-        active = {name for (name, _), memory in self._memory.items() if memory.active}
+        silent = {spec.name for spec in self._specs if spec.is_note or spec.needs_loss}
+        active = {name for (name, _), memory in self._memory.items() if memory.active and name not in silent}
         return tuple(sorted(active - self._silenced))
 
     def silence(self, names: Sequence[str]) -> None:
         """Never raise these alarms again."""
         self._silenced |= {ALARMS[name].name for name in names}
 
-    def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame, advise: Advise) -> tuple[Alarm, ...]:
-        """The alarms that this reading raises or clears; ``blame`` and ``advise`` are called only for raised ones."""
+    def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame) -> tuple[Alarm, ...]:
+        """What this reading raises, clears or notes; ``blame`` is called only for what is raised."""
         stacks = dict.fromkeys(stack for stack, _ in states)
+        whole = states.get((None, None))
+        since = step - whole.now.get("loss_risen", math.nan) if whole is not None else math.nan
         found: list[Alarm] = []
         for spec in self._specs:
             for stack in stacks if spec.name not in self._silenced else ():
-                found += self._look_at(spec, step, stack, states, blame, advise)
+                found += self._look_at(spec, step, stack, states, blame)
+                change = self._changes.get((spec.name, stack))
+                if change is not None and abs(since - change.step) <= FOLLOWS:
+                    del self._changes[spec.name, stack]
+                    words = f"{change.sentence} Since then the loss has stayed above all of its past."
+                    found.append(replace(change, state="raised", step=step, sentence=words))
         return tuple(found)
 
     def _look_at(
@@ -301,7 +229,6 @@ class AlarmWatch:
         stack: str | None,
         states: Mapping[Place, LayerState],
         blame: Blame,
-        advise: Advise,
     ) -> Iterator[Alarm]:
         judged = {place[1]: spec.rule(state) for place, state in states.items() if place[0] == stack}
         known = {layer: judgement for layer, judgement in judged.items() if judgement is not None}
@@ -322,10 +249,13 @@ class AlarmWatch:
         if memory.active:
             affected = [layer for layer, judgement in known.items() if judgement.severity >= min(1.0, severity)]
             first = min(affected, key=depth)
-            cause = blame(spec, stack, first)
-            advice = advise(spec, stack, cause)
-            yield _raised(spec, step, stack, first, worst, known, cause, advice)
-        elif not spec.is_event:
+            # What is read from a curve has no cause to be named: healthy runs bend it as well.
+            cause = Cause("none", "") if spec.is_note else blame(spec, stack, first)
+            found = _raised(spec, step, stack, first, worst, known, cause)
+            if spec.needs_loss:
+                self._changes[spec.name, stack] = found
+            yield replace(found, state="noted") if spec.is_note or spec.needs_loss else found
+        elif not (spec.is_event or spec.is_note):
             yield _cleared(spec, step, stack, worst, known[worst])
 
     def _needed(self, spec: AlarmSpec, step: int, stack: str | None, worst: Judgement) -> float:
@@ -349,21 +279,20 @@ def _raised(
     worst: int | None,
     known: Mapping[int | None, Judgement],
     cause: Cause,
-    advice: Advice,
 ) -> Alarm:
     deepest = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
     sentence = f"{spec.title}{_place(stack, first)}, step {step}: {known[first].words}{deepest}."
-    sentence = " ".join(part for part in (sentence, cause.words, advice.words) if part)
+    sentence = " ".join(part for part in (sentence, cause.words, cause.change or spec.to_do) if part)
     evidence = {**known[first].evidence, "severity": known[first].severity}
     if worst is not None:
         evidence["worst_layer"] = float(worst)
         evidence |= {f"worst_{name}": value for name, value in known[worst].evidence.items()}
-    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, cause.component, advice.remedies)
+    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, cause.component)
 
 
 def _cleared(spec: AlarmSpec, step: int, stack: str | None, worst: int | None, judgement: Judgement) -> Alarm:
     sentence = f"Over since step {step}: {spec.title.lower()}; now {judgement.words}{_place(stack, worst)}."
-    return Alarm(spec.name, "cleared", step, stack, worst, sentence, judgement.evidence, "none", ())
+    return Alarm(spec.name, "cleared", step, stack, worst, sentence, judgement.evidence, "none")
 
 
 def depth(layer: int | None) -> int:

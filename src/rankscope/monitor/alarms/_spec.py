@@ -99,8 +99,11 @@ class AlarmSpec:
             before it is cleared.
         release: severity below which it is cleared; between ``release`` and 1 nothing changes.
         cites: its sources.
-        to_do: what to do about it, instead of a remedy.
+        to_do: where to look; never a change to make, because none was tried.
         is_event: it tells of a moment, not of a state that lasts, so that it is never reported as over.
+        is_note: it is read from a curve, which healthy runs bend as well: it is written down and raises no alarm.
+        needs_loss: it tells of a change that may be planned: it is written down, and raises an alarm only if the loss
+            has stayed above its past ever since.
         jumps: the rule reads ``changes``, so that jumps of its metrics are tracked.
         peaks: the rule reads ``peak``, so that the largest values of its metrics are remembered.
         rule: the function.
@@ -115,6 +118,8 @@ class AlarmSpec:
     cites: tuple[Cite, ...]
     to_do: str
     is_event: bool
+    is_note: bool
+    needs_loss: bool
     jumps: bool
     peaks: bool
     rule: Rule
@@ -149,6 +154,8 @@ def alarm(
     cites: tuple[Cite, ...] = (),
     to_do: str = "",
     is_event: bool = False,
+    is_note: bool = False,
+    needs_loss: bool = False,
     jumps: bool = False,
     peaks: bool = False,
 ) -> Callable[[Rule], Rule]:
@@ -164,7 +171,7 @@ def alarm(
             if not declared and names & set(rule.__code__.co_names):
                 missing = "jumps" if "changes" in names else "peaks"
                 raise TypeError(f"The alarm {rule.__name__} has to declare {missing}=True: its rule reads them.")
-        facts = (metrics, title, confirm, release, cites, to_do, is_event, jumps, peaks)
+        facts = (metrics, title, confirm, release, cites, to_do, is_event, is_note, needs_loss, jumps, peaks)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 

@@ -16,8 +16,8 @@ WATCHED = ("batch_surprise", "batch_padding", "batch_size", "batch_order", "batc
     metrics=WATCHED,
     title="The data change",
     confirm=1,
-    to_do="If the source was not switched on purpose, look at the tokenizer, the normalisation and the masks.",
     is_event=True,
+    is_note=True,
     jumps=True,
 )
 def data_shift(layer: LayerState) -> Judgement | None:

@@ -19,6 +19,7 @@ OF_NULL_WITH_START = 0.3
     metrics=("attention_entropy",),
     title="Attention entropy collapses",
     cites=(Cite("zhai2023stabilizing"),),
+    is_note=True,
 )
 def entropy_collapse(layer: LayerState) -> Judgement | None:
     """The mean attention entropy of a layer has fallen far below random scores, or far below the run's own start.

@@ -25,7 +25,9 @@ def rise(now: float, level: float, spread: float) -> float:
     return distance / limit if limit > 0.0 else 0.0 if distance == 0.0 else math.inf
 
 
-@alarm(metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=1, is_event=True)
+@alarm(
+    metrics=("loss_now", "loss_level", "loss_spread"), title="The loss jumps", confirm=1, is_event=True, is_note=True
+)
 def loss_shift(layer: LayerState) -> Judgement | None:
     """The loss is above the range of the steps before, for four steps in a row since the last reading.
 

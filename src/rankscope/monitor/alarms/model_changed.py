@@ -11,6 +11,7 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
     confirm=1,
     to_do="Compare the code and the configuration with those of the earlier steps.",
     is_event=True,
+    needs_loss=True,
 )
 def model_changed(layer: LayerState) -> Judgement | None:
     """**Exact**: shapes, skips, masks, or what the same weights give on the probe, differ from what was seen last.

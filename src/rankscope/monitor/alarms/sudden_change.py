@@ -20,8 +20,8 @@ WATCHED = (
     metrics=WATCHED,
     title="The model changes suddenly",
     confirm=1,
-    to_do="If nothing was changed on purpose at that step, compare code, settings and checkpoint with those before.",
     is_event=True,
+    is_note=True,
     jumps=True,
 )
 def sudden_change(layer: LayerState) -> Judgement | None:

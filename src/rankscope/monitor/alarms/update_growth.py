@@ -13,8 +13,8 @@ FAST = 0.015
 @alarm(
     metrics=("weight_motion",),
     title="Weights move faster and faster",
-    to_do="Look at the learning rate and its schedule, and at the clipping of gradients.",
     is_event=True,
+    is_note=True,
     peaks=True,
 )
 def update_growth(layer: LayerState) -> Judgement | None:

@@ -1,0 +1,410 @@
+"""What ``watch`` must never say, and what it must: by its line, its alarms, its notes and its record alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rankscope as rs
+from rankscope import monitor
+from tests.harm.healthy import Block, Classifier, Language, LowRank, marked, next_letters, of_letters
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+DESTRUCTIVE = re.compile(
+    r"reset_parameters|load_state_dict|[Rr]e-?initiali[sz]e|[Ii]nitiali[sz]e .* anew|[Rr]eload|Return to a checkpoint|"
+    r"Restart from|\bdel model|[Rr]emove self|Lower the learning rate|lower the learning rate"
+)
+"""Changes that delete, re-initialise or overwrite what was trained, and those that were never tried."""
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Callable[[], tuple[Tensor, Tensor]],
+    loss: Loss,
+    steps: int,
+    each: Callable[[int], None] = lambda step: None,
+    **options: Any,
+) -> Any:
+    """A plain loop that is watched."""
+    watch = rs.watch(model, optimizer, **{"schedule": 2, "actions": (), **options})
+    for step in range(steps):
+        each(step)
+        inputs, targets = batch()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    return watch
+
+
+def told(watch: Any) -> str:
+    """Everything that was said."""
+    return "\n".join([str(watch), *(one.sentence for one in (*watch.alarms, *watch.notes))])
+
+
+def adam(model: nn.Module, rate: float = 1e-3) -> torch.optim.AdamW:
+    return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], rate)
+
+
+class Adapted(Classifier):
+    """A trained head on frozen blocks with adapters; the blocks may be under a reentrant checkpoint."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.body.requires_grad_(False)
+        for block in self.body.blocks:
+            block.attention.qkv, block.mlp[0] = LowRank(block.attention.qkv), LowRank(block.mlp[0])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.body.tokens(ids) + self.body.positions(torch.arange(ids.shape[1]))
+        for block in self.body.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if self.checkpointed and self.training else block(x)
+        return self.head(self.body.norm(x).mean(1))
+
+
+# Item 1: nothing destructive is advised.
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_adapters_that_get_no_gradient_are_found_and_nothing_is_to_be_initialised_anew() -> None:
+    torch.manual_seed(0)
+    model = Adapted(checkpointed=True)
+    watch = train(model, adam(model), marked, F.cross_entropy, 40)
+    assert watch.alarms
+    assert "gradient" in told(watch)
+    assert not DESTRUCTIVE.search(told(watch))
+    assert "matrices that learn are zero" not in told(watch)
+
+
+def test_healthy_adapters_are_no_alarm() -> None:
+    torch.manual_seed(0)
+    model = Adapted(checkpointed=False)
+    watch = train(model, adam(model), marked, F.cross_entropy, 60)
+    assert watch.alarms == ()
+
+
+def test_no_sentence_of_the_monitor_advises_what_destroys() -> None:
+    home = Path(monitor.__file__).parent
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file in home.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if DESTRUCTIVE.search(line)
+    ]
+    assert found == []
+
+
+# Item 2: a model that is random in evaluation mode.
+
+
+class Noisy(Block):
+    """Dropout without ``training=``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.dropout(self.attention(self.norm1(x)), 0.3)
+        return x + F.dropout(self.mlp(self.norm2(x)), 0.3)
+
+
+def test_a_model_that_is_random_in_evaluation_mode_is_the_one_before() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    model.body.blocks = nn.ModuleList(Noisy(32) for _ in range(3))
+    watch = train(model, adam(model), next_letters, of_letters, 80)
+    assert "not the one before" not in told(watch)
+    assert not {"model_changed"} & {one.name for one in (*watch.alarms, *watch.notes)}
+
+
+# Item 3: only what was read.
+
+
+def test_an_update_with_finite_gradients_is_not_said_to_have_had_others() -> None:
+    torch.manual_seed(0)
+    model = Language().half()
+    optimizer = adam(model, 3e-4)
+    finite = []
+
+    def batch() -> tuple[Tensor, Tensor]:
+        finite.extend(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
+        return next_letters()
+
+    def keep(step: int) -> None:
+        optimizer.register_step_pre_hook(lambda *_: batch()) if step == 0 else None
+
+    watch = train(model, optimizer, next_letters, of_letters, 10, keep)
+    assert finite[: len(list(model.parameters()))] == [True] * len(list(model.parameters()))
+    assert not bool(model.head.weight.isfinite().all())
+    assert "not_finite" in {one.name for one in watch.alarms}
+    assert "whose gradient was not finite" not in told(watch)
+    assert "Settings of the optimizer contradict" not in told(watch)
+
+
+# Item 4: curves are notes.
+
+
+@pytest.mark.parametrize("name", ["sudden_change", "loss_shift", "update_growth", "entropy_collapse", "data_shift"])
+def test_what_is_read_from_a_curve_is_noted_without_advice(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    optimizer = adam(model, 1e-3)
+
+    def each(step: int) -> None:
+        if step == 100:  # everything bends at once: the rate, the data, the loss, the scores
+            optimizer.param_groups[0]["lr"] = 0.05
+            model.body.blocks[1].attention.qkv.weight.data *= 30.0
+
+    calls = iter(range(10**6))
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return next_letters() if next(calls) < 100 else tuple(one % 5 for one in next_letters())
+
+    watch = train(model, optimizer, batch, of_letters, 140, each, alarms=(name,), record=tmp_path)
+    assert watch.alarms == ()
+    notes = rs.monitor.read_record(tmp_path).notes
+    assert [one.sentence for one in notes] == [one.sentence for one in watch.notes]
+    assert {one.name for one in watch.notes} <= {name}
+    for note in watch.notes:
+        assert name in str(watch)
+        assert not DESTRUCTIVE.search(note.sentence)
+        assert "Look at" not in note.sentence
+    if name != "entropy_collapse":
+        assert watch.notes
+
+
+def test_weights_written_while_the_loss_did_not_rise_are_noted() -> None:
+    torch.manual_seed(0)
+    model = Language()
+
+    def each(step: int) -> None:
+        if step == 80:  # rotated within each head: the same function
+            model.body.blocks[0].mlp[0].weight.data = model.body.blocks[0].mlp[0].weight.data.flip(0)
+            model.body.blocks[0].mlp[0].bias.data = model.body.blocks[0].mlp[0].bias.data.flip(0)
+            model.body.blocks[0].mlp[2].weight.data = model.body.blocks[0].mlp[2].weight.data.flip(1)
+
+    watch = train(model, adam(model), next_letters, of_letters, 160, each)
+    assert watch.alarms == ()
+    assert "weights_replaced" in {one.name for one in watch.notes}
+    assert "weights_replaced" in str(watch)
+
+
+def test_weights_written_after_which_the_loss_stays_up_are_an_alarm() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    rate = adam(model, 2e-3)
+
+    def each(step: int) -> None:
+        if step == 120:
+            for block in model.body.blocks:
+                for one in block.parameters():
+                    one.data = 3.0 * torch.randn_like(one)
+            rate.param_groups[0]["lr"] = 1e-5
+
+    watch = train(model, rate, next_letters, of_letters, 260, each)
+    assert "weights_replaced" in {one.name for one in watch.alarms}
+    assert not DESTRUCTIVE.search(told(watch))
+
+
+# Item 5: one opinion.
+
+
+class Bare(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(self.norm1(x))
+        return self.mlp(self.norm2(x))
+
+
+def test_blocks_without_skips_are_said_as_the_doctor_says_them() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    model.body.blocks = nn.ModuleList(Bare(32) for _ in range(6))
+    ids, targets = next_letters()
+    (finding, *_) = rs.doctor(model, ids, loss=of_letters, labels=targets).findings
+    watch = train(model, adam(model), next_letters, of_letters, 20)
+    assert finding.sentence in str(watch)
+    assert "neutreno" not in told(watch)
+    assert "no addition of a skip was found" not in told(watch)
+
+
+def test_no_remedy_is_named() -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(12))
+    model = Classifier()
+    model.body.blocks = layers
+    watch = train(model, torch.optim.Adam(model.parameters(), 1e-2), marked, F.cross_entropy, 40)
+    names = [name for name in rs.remedies.REMEDIES if name in told(watch)]
+    assert names == []
+    assert "applied(" not in told(watch)
+
+
+def test_blocks_that_begin_as_copies_are_no_alarm() -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+    model.body.blocks = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).layers
+    watch = train(model, adam(model), marked, F.cross_entropy, 20)
+    assert watch.alarms == ()
+
+
+class Shares(Classifier):
+    """A softmax before a loss that has its own."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids).softmax(-1)
+
+
+class Mixed(nn.Module):
+    """Heads are made by a view where a transposition is needed."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = (t.reshape(batch, self.heads, tokens, -1) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)
+        scores = scores.masked_fill(~torch.ones(tokens, tokens, dtype=torch.bool).tril(), -1e9)
+        return x + self.out((scores.softmax(-1) @ v).reshape(batch, tokens, width))
+
+
+def _mixed() -> nn.Module:
+    model = Language()
+    model.body.blocks = nn.ModuleList(Mixed(32) for _ in range(3))
+    return model
+
+
+def _unshifted() -> tuple[Tensor, Tensor]:
+    ids, _ = next_letters()
+    return ids, ids
+
+
+FAULTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], Loss, str]] = {
+    "double softmax": (Shares, marked, F.cross_entropy, "softmax"),
+    "unshifted labels": (Language, _unshifted, of_letters, "labels are the inputs"),
+    "view for transpose": (_mixed, next_letters, of_letters, "mixes heads with tokens"),
+    "no causal mask": (lambda: Language(causal=False), next_letters, of_letters, "tokens it has to predict"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_first_step_is_in_every_line(name: str) -> None:
+    torch.manual_seed(0)
+    make, batch, loss, words = FAULTS[name]
+    model = make()
+    watch = train(model, adam(model), batch, loss, 40)
+    assert words in str(watch)
+    assert "healthy" not in str(watch)
+
+
+def test_an_optimizer_without_the_head_is_in_every_line() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    watch = train(model, torch.optim.AdamW(model.body.parameters(), 1e-3), next_letters, of_letters, 40)
+    assert "head.weight" in str(watch)
+
+
+def test_a_run_in_order_is_not_called_healthy() -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    watch = train(model, adam(model), marked, F.cross_entropy, 40)
+    assert watch.alarms == ()
+    assert "healthy" not in str(watch)
+    assert "no collapse seen" in str(watch)
+
+
+def test_the_fixture_fails_where_the_verdict_says_collapsed(assert_keeps_rank: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(64, 32), *(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in "12"))
+    ids = torch.randint(0, 64, (2, 16))
+    assert assert_keeps_rank(model, ids).code != "collapsed"
+
+    class Shared(nn.Module):
+        """Tokens keep a hundredth of their differences."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.blocks = nn.Embedding(64, 32), nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+            nn.init.normal_(self.tokens.weight, 1.0, 0.012)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tokens(ids)
+            for block in self.blocks:
+                x = x + 1e-4 * block(x)
+            return x
+
+    run = rs.measure(Shared(), ids)
+    assert run.code == "collapsed"
+    residuals = [value for value in run.select("relative_residual", "block.out").column("value").to_pylist()]
+    assert 1e-3 < min(residuals) < 0.03
+    with pytest.raises(pytest.fail.Exception, match="collapsed"):
+        assert_keeps_rank(Shared(), ids)
+
+
+# Item 7: an axis mixed up.
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_sequences_that_act_on_each_other_are_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(64, 32), nn.Parameter(0.02 * torch.randn(16, 32))
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1), 3)
+            self.head = nn.Linear(32, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.encoder(self.tokens(ids) + self.positions).mean(1))
+
+    torch.manual_seed(0)
+    model = Encoder()
+    watch = train(model, adam(model), marked, F.cross_entropy, 20, actions=("log",))
+    assert "Sequences of a batch influence each other" in str(watch)
+    assert [one.name for one in watch.alarms] == ["shown_faults"]
+    assert "axes=" not in told(watch)
+    assert "Traceback" not in caplog.text
+    assert all(one.exc_info is None for one in caplog.records)
+
+
+# Item 9: nothing of the user's is compiled or replaced.
+
+
+def test_no_source_is_compiled_and_no_forward_replaced_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    compiled = []
+    plain = builtins.compile
+
+    def heard(source: Any, filename: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+        if mode == "exec" and "forward" in str(source):
+            compiled.append(str(source)[:200])
+        return plain(source, filename, mode, *args, **kwargs)
+
+    torch.manual_seed(0)
+    model = Language()
+    model.body.blocks = nn.ModuleList(Bare(32) for _ in range(6))
+    monkeypatch.setattr(builtins, "compile", heard)
+    forward, code = Bare.forward, Bare.forward.__code__
+    seen = set()
+
+    class Watched(Bare):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.add((type(self).forward.__code__.co_filename, Bare.forward.__code__))
+            return super().forward(x)
+
+    model.body.blocks[0] = Watched(32)
+    train(model, adam(model), next_letters, of_letters, 10)
+    assert Bare.forward is forward
+    assert Bare.forward.__code__ is code
+    assert seen == {(__file__, code)}
+    assert compiled == []
