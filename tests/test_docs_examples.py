@@ -29,10 +29,9 @@ WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 
                                 if not {"_build", "notebooks"} & set(path.parts))]  # fmt: skip
 PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
          and re.search(r"^```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
-LONG = ("docs/index.md", "docs/howto/report.md", "docs/howto/rerun.md")
+LONG = ("docs/index.md", "docs/howto/report.md")
 """Pages that take ten seconds or more and show commands that other pages run too."""
 EXPLAINED_ELSEWHERE = {
-    "card": "docs/howto/report.md",
     "ls": "docs/reference/registries.md",
     "env": "docs/howto/doctor.md",
     "query": "docs/howto/sweep.md",
