@@ -67,7 +67,7 @@ def _views(home: Path, good: Path, scratch: Path) -> dict[str, Callable[[], str]
         "json": lambda: json.dumps(load_run(home).to_json(), allow_nan=False),
         "page": lambda: rs.report(home, scratch / "page.html").read_text(),
         "card": lambda: rs.load_run(home).card(),
-        "comparison": lambda: str(rs.compare(good, home, draws=100)),
+        "comparison": lambda: str(rs.compare(good, home)),
     }
 
 
