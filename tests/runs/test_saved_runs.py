@@ -1,4 +1,4 @@
-"""Runs saved by earlier versions, one per verb: they load with the same bits, are shown and compared; their commands run.
+"""Runs saved by earlier versions, one per verb: they load with the same bits, are shown and compared.
 
 Those without a number were saved on 15 November 2026 (version 0.1.0.dev0); those with ``-2`` a day later, before each
 verb became a folder. Nothing here is ever deleted.
