@@ -16,7 +16,7 @@ from benchmarks.failing_runs.training import DONE, SIZES
 from rankscope.monitor import Record, read_record
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.probing import chosen_metrics
-from rankscope.monitor.watching import Advice, AlarmWatch, References, chosen_alarms, random_null
+from rankscope.monitor.watching import AlarmWatch, References, chosen_alarms, random_null
 
 WINDOW, RISE = 20, 0.05
 """The loss shows a fault when its mean over so many steps is this much above the lowest so far, or not finite."""
@@ -64,7 +64,7 @@ def gauge(run: Stored) -> Alarms:
     for reading in run.record.readings:
         references.take(reading.table, reading.step)
         states = references.states(reading.table)
-        alarms = watch.look(reading.step, states, lambda *of: Cause("", ""), lambda *of: Advice((), ""))
+        alarms = watch.look(reading.step, states, lambda *of: Cause("", ""))
         found += [(alarm.name, alarm.step) for alarm in alarms if alarm.state == "raised"]
     return found
 

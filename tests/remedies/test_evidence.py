@@ -21,10 +21,7 @@ from benchmarks.failing_runs.leaderboard import (
 )
 
 from rankscope.errors import UnsupportedOperationError
-from rankscope.monitor.alarms import ALARMS
-from rankscope.monitor.readings import LayerValue
-from rankscope.monitor.watching import Advice, References, advise
-from rankscope.remedies import REMEDIES, Evidence, arrangement_of, evidence_for
+from rankscope.remedies import REMEDIES, arrangement_of, evidence_for
 from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, ids
 
@@ -121,26 +118,3 @@ def test_evidence_is_of_networks_arranged_alike_that_end_in_the_alarm() -> None:
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_the_arrangement_of_a_model(place: str) -> None:
     assert arrangement_of(structure_of(GPT(place), ids(1, 5), None)) == f"{place}-norm"
-
-
-def values(residual: float) -> tuple[LayerValue, ...]:
-    return (LayerValue("relative_residual", "block.out", None, 0, residual, residual, residual),)
-
-
-def advised(seen: dict[str, Evidence]) -> Advice:
-    """Three remedies are tried: deepnorm and skipinit end the collapse on the probe, and neutreno does not."""
-    tried = {"deepnorm": values(0.9), "skipinit": values(0.8), "neutreno": values(1e-4)}
-    return advise(ALARMS["token_collapse"], None, values(1e-4), lambda: tried, References().states, seen)
-
-
-def test_only_what_helps_here_and_rescued_trainings_is_suggested_with_the_line_that_applies_it() -> None:
-    none, most = (Evidence(rescued, 3, "pre-norm", ("x",)) for rescued in (0, 2))
-    assert advised({}).remedies == ()
-    found = advised({"skipinit": most, "neutreno": most})
-    assert found.remedies == ("skipinit",)
-    assert "from 0.0001 to 0.8 (in training, it rescued 2 of 3 trainings of small pre-norm networks)" in found.words
-    assert 'applied(model, "skipinit", learnable=True, inputs=batch)' in found.words
-    assert advised({"deepnorm": none, "skipinit": none}).remedies == ()
-    nothing = advised({"deepnorm": none, "neutreno": most})
-    assert nothing.remedies == ()
-    assert "rescued too few trainings: deepnorm, skipinit" in nothing.words

@@ -43,9 +43,7 @@ def input_collapse(layer: LayerState) -> Judgement | None:
         evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},
         words=f"relative residual between inputs {now:.2g} (start of the run {start:.2g})",
         # Without an estimate for averaging, inputs are alike because their tokens are, which passes when tokens do.
-        # A model that tells its inputs apart from the start on, and has learned, has little gradient left as well.
-        may_pass=(began_so and layer.converged)
-        or ((began_so or (severity < DEEP and (math.isnan(averaging) or _only_common(layer)))) and not layer.settled),
+        may_pass=began_so or (severity < DEEP and (math.isnan(averaging) or _only_common(layer)) and not layer.settled),
     )
 
 

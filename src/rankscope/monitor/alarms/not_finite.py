@@ -17,7 +17,6 @@ WORDS = {
     metrics=tuple(WORDS),
     title="NaN or infinity",
     confirm=1,
-    to_do="Restart from a checkpoint before it, with a lower learning rate, or in bfloat16 if it was float16.",
 )
 def not_finite(layer: LayerState) -> Judgement | None:
     """A weight, an activation of the probe, or the loss is NaN or infinite. **Exact**; the first reading counts."""
