@@ -219,7 +219,7 @@ def _carried_out(place: SourcePlace, edits: Sequence[Edit]) -> Iterator[bool]:
     as_written = _code_of(place, place.source)
     edited = _code_of(place, (raw[:begin] + text.encode() + raw[end:]).decode())
     # The function is found by its code, which also shows that the file was not changed since it was imported.
-    functions = [one for one in gc.get_objects() if isinstance(one, FunctionType) and one.__code__ == as_written]
+    functions = [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__ == as_written]
     functions = [one for one in functions if one.__code__.co_filename == place.file]
     if edited is None or not functions:
         yield False

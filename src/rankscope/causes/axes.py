@@ -14,6 +14,7 @@ from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import SourcePlace
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import apart, change_between, changed_entries, redrawn
+from rankscope.stream.viewing import undisturbed
 
 
 @cause(
@@ -111,7 +112,7 @@ def _norms_the_batch(call: ModuleCall) -> bool:
     if call.given is None:
         return False
     mode = _BatchNorms()
-    with torch.no_grad(), mode:
+    with undisturbed(call.module), mode:
         call.module(call.given)
     return mode.found
 
@@ -360,7 +361,7 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
             continue
         moved = call.given.clone()
         moved.select(axis, 0).add_(torch.randn_like(moved.select(axis, 0)))
-        with torch.no_grad():
+        with undisturbed(call.module):
             after = call.module(moved)
         gap = changed_entries(call.output, after)
         if gap is not None and bool(gap.movedim(axis, 0)[1:].any()):
@@ -408,7 +409,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
         shape = list(call.given.shape)
         shape[axis] -= 1
         constant = call.given.narrow(axis, 0, 1).expand(shape).contiguous()
-        with torch.no_grad():
+        with undisturbed(call.module):
             out = call.module(constant)
         out = out[0] if isinstance(out, tuple) else out
         if out.shape != constant.shape:
@@ -438,7 +439,7 @@ def _has_softmax(call: ModuleCall) -> bool:
     mode = Softmaxes()
     assert call.given is not None
     try:
-        with torch.no_grad(), mode:
+        with undisturbed(call.module), mode:
             call.module(call.given)
     except (TypeError, RuntimeError):
         return False

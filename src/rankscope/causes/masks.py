@@ -242,9 +242,10 @@ def _only_padding_seen(x: Examination) -> Iterator[Finding]:
     x.see_attention(see)
     if not others or max(others) > 0.0:
         return
+    filling = int(ids[0][rows][0, -1])
     yield Finding(
         "padding_attended",
-        f"Padding is all that attention sees: all its weights lie on the tokens with the id {int(ids[0][rows][0, -1])} that "
+        f"Padding is all that attention sees: all its weights lie on the tokens with the id {filling} that "
         "fill the ends of sequences, and none on the others. The padding mask has the wrong sign.",
         "Invert the mask: for key_padding_mask True hides a token, for F.scaled_dot_product_attention True shows it",
         measured="largest weight of attention on a token that is not padding",
