@@ -103,9 +103,10 @@ def test_an_edited_forward_runs_only_inside_the_context() -> None:
     place = _source.place_of(original)
     assert place is not None
     before = block(x)
-    with _source.rewritten(place, _source.with_norms_first(place, block), Styles) as possible:
-        assert possible
-        assert not torch.equal(block(x), before)
+    edits = _source.with_norms_first(place, block)
+    assert _source.tried(place, edits, lambda: not torch.equal(block(x), before)) == _source.said(place, edits)
+    assert _source.tried(place, edits, lambda: False) == ""
+    assert _source.tried(place, [Edit("not in the file", "")], lambda: True) == ""
     assert Styles.forward is original
     assert torch.equal(block(x), before)
 

@@ -70,8 +70,11 @@ def shuffled(parameter: Tensor, seed: int) -> Tensor:
     return parameter.detach().flatten()[order.to(parameter.device)].view_as(parameter)
 
 
-def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
-    """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws."""
+def redrawn(modules: list[tuple[str, nn.Module]], *, others: bool = True) -> dict[str, Tensor]:
+    """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws.
+
+    Without ``others``, what no module draws is left as it is.
+    """
     replaced: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         seed_generators(0)
@@ -84,10 +87,27 @@ def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
                     reset()
                     drawn |= set(part.parameters())
             for inner, parameter in again.named_parameters():
+                if parameter not in drawn and not others:
+                    continue
                 if parameter not in drawn and parameter.ndim > 1:
                     parameter.normal_(0.0, 0.02)
                 replaced[f"{name}.{inner}" if name else inner] = parameter.detach()
     return replaced
+
+
+def norm_gains(module: nn.Module) -> list[nn.Parameter]:
+    """The vectors of the modules that hold nothing but one or two vectors, as norms do, and are not zero."""
+    found: list[nn.Parameter] = []
+    for part in module.modules():
+        own = list(part.parameters(recurse=False))
+        if 0 < len(own) <= 2 and next(part.children(), None) is None and all(p.ndim == 1 and len(p) > 1 for p in own):
+            found += [one for one in own if bool(one.detach().any())]
+    return found
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether the gains of its norms, which all begin as one number, differ; False if it has none."""
+    return any(bool((one.detach() != one.detach()[0]).any()) for one in norm_gains(module))
 
 
 def cloned(blocks: Sequence[nn.Module]) -> list[int]:

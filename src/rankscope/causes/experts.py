@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rankscope.causes._examination import Examination
-from rankscope.causes._source import for_each
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import redrawn
 from rankscope.stream.routers import mixtures_in
@@ -65,8 +64,7 @@ def collapsed_router(x: Examination) -> Iterator[Finding]:
                 "collapsed_router",
                 f"Tokens use {before:.1f} of {most} experts (effective number): the routers ({names[0]} ...) send "
                 "nearly all of them to the same ones.",
-                f"Reset the routers: run `{for_each(x.model, names, '{}.reset_parameters()')}`. Then add a "
-                "load-balancing loss, or a bias that is lowered for busy experts",
+                "Add a loss that balances the load, or a bias that is lowered for busy experts",
                 measured="effective number of experts that tokens use",
                 before=before,
                 after=after,

@@ -72,7 +72,7 @@ def massive_activations(x: Examination) -> Iterator[Finding]:
 
 @cause(
     proof="the change of the stream by each block is measured",
-    change="nothing; such blocks can be removed",
+    change="nothing",
     order=81,
 )
 def idle_blocks(x: Examination) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def idle_blocks(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "idle_blocks",
             f"{which} every token by less than 1%. At initialisation this is meant (zero-initialised or scaled "
-            "branches); in a trained model such blocks can be removed.",
+            "branches).",
             "Nothing",
             kind="harmless",
             measured="number of blocks that change every token by less than 1%",

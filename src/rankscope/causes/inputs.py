@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from rankscope.causes import _source
-from rankscope.causes._examination import Examination
+from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart
 from rankscope.causes.outputs import OUTPUTS
 
 ALIKE = 0.1
@@ -25,52 +24,60 @@ CONSTANT = 0.98
 )
 def input_in_one_direction(x: Examination) -> Iterator[Finding]:
     """An input that is added to every channel alike, which norms remove."""
-    if not x.blocks:
+    share = _share_in_one_direction(x, x.base)
+    if share is None or share < CONSTANT:
         return
-    first = next((call for call in x.base if call.module is x.blocks[0][1]), None)
-    given = None if first is None else first.given
-    axis = None if given is None else x.sequence_axis(given)
-    if given is None or axis is None or given.ndim != 3 or given.shape[-1] < 4:
-        return
-    between = given.double() - given.double().mean(axis, keepdim=True)
-    size = float(between.norm())
-    if not size > 1e-6 * float(given.double().norm()):
-        return
-    along = between.mean(-1, keepdim=True).expand_as(between)
-    share = float(along.norm()) / size
-    if share < CONSTANT:
-        return
+    change, after = _projection(x)
     yield Finding(
         "input_in_one_direction",
         "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
         "exactly that: the blocks see the positions and hardly the input.",
-        _projection(x, given.shape[-1])
-        or f"Project it first: self.enter = nn.Linear(features, {given.shape[-1]}), and x = self.enter(x) + positions",
+        change or "Project the input to the width of the model with nn.Linear, before positions are added",
+        tried=bool(change),
         measured="share of the difference between inputs that a LayerNorm removes",
         before=share**2,
-        after=1 / given.shape[-1],
-        intervention="expected with a linear projection",
+        after=after**2 if change else None,
+        intervention="with such a projection, newly drawn",
     )
 
 
-def _projection(x: Examination, width: int) -> str:
-    """The two lines that project the input; empty if the model does not run with such an input."""
+def _share_in_one_direction(x: Examination, calls: Sequence[ModuleCall]) -> float | None:
+    """The share of the difference between inputs, at the first block, that is the same in all channels."""
+    first = next((call for call in calls if x.blocks and call.module is x.blocks[0][1]), None)
+    given = None if first is None else first.given
+    axis = None if given is None else x.sequence_axis(given)
+    if given is None or axis is None or given.ndim != 3 or given.shape[-1] < 4:
+        return None
+    between = given.double() - given.double().mean(axis, keepdim=True)
+    size = float(between.norm())
+    if not size > 1e-6 * float(given.double().norm()):
+        return None
+    return float(between.mean(-1, keepdim=True).expand_as(between).norm()) / size
+
+
+def _projection(x: Examination) -> tuple[str, float]:
+    """The two lines that project the input, and the share with them; empty if they do not run or help."""
     place, mains = _source.place_of(type(x.model).forward), x.mains
-    if place is None or len(mains) != 1 or mains[0].ndim != 3 or len(place.node.args.args) < 2:
-        return ""
-    features, argument = mains[0].shape[-1], place.node.args.args[1].arg
+    first = next((call.given for call in x.base if call.module is x.blocks[0][1]), None)
+    if place is None or first is None or len(mains) != 1 or mains[0].ndim != 3 or len(place.node.args.args) < 2:
+        return "", 1.0
+    width, features, argument = first.shape[-1], mains[0].shape[-1], place.node.args.args[1].arg
     with torch.random.fork_rng(devices=[]):
         linear = nn.Linear(features, width).to(mains[0])
     try:
         with torch.no_grad():
-            x.run(x.batch.mapped(lambda _, value, axis: linear(value) if value is mains[0] else value))
+            projected = x.batch.mapped(lambda _, value, axis: linear(value) if value is mains[0] else value)
+            after = _share_in_one_direction(x, x.calls(projected))
     except (RuntimeError, ValueError, TypeError, IndexError):
-        return ""  # a module before the first block reads the features themselves
+        return "", 1.0  # a module before the first block reads the features themselves
+    if after is None or after >= CONSTANT:
+        return "", 1.0
     name = next(one for one in ("enter", "project_inputs", "input_projection") if not hasattr(x.model, one))
     kind, module = type(x.model).__name__, place.module(nn, "nn")
     return (
         f"Project it first. At the end of `{kind}.__init__`, add `self.{name} = {module}.Linear({features}, {width})`; "
-        f"at the start of `{kind}.forward`, add `{argument} = self.{name}({argument})`"
+        f"at the start of `{kind}.forward`, add `{argument} = self.{name}({argument})`",
+        after,
     )
 
 
@@ -101,7 +108,7 @@ def inputs_alike(x: Examination) -> Iterator[Finding]:
     yield Finding(
         "inputs_alike",
         f"The inputs themselves differ by {raw:.2g} of their size only: a large part is common to all of them.",
-        "Standardise each feature over the training data: x = (x - mean) / std",
+        "Standardise each feature over the training data",
         measured=OUTPUTS,
         before=before,
         after=after,
@@ -157,8 +164,3 @@ def clamped_inputs(x: Examination) -> Iterator[Finding]:
                 measured="share of clipped entries",
                 before=share,
             )
-
-
-def spread_of(x: Examination) -> float:
-    """How much the main output differs between inputs."""
-    return 0.0 if x.result is None else apart(x.result, x.sequence_axis(x.result) or 0)

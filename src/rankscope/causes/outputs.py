@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._source import path
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import main_output, redrawn
+from rankscope.causes._tensors import is_trained, redrawn
 
 LOST = 1e-3
 """Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
@@ -46,7 +45,7 @@ def begins_at_zero(x: Examination) -> bool:
 @cause(
     proof="the first module is found whose input depends on the input of the model and whose output does not; with new "
     "weights for it, or for the one before, the output depends on the input again",
-    change="new weights for that module, and why they went there: bias, learning rate, initialisation",
+    change="why the weights went there: bias, learning rate, initialisation",
     order=40,
 )
 def lost_in_module(x: Examination) -> Iterator[Finding]:
@@ -98,8 +97,7 @@ def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: floa
     return Finding(
         "lost_in_module",
         f"The input is lost in {call.name} ({name}): {how}. The weights of {suspect.name} are the reason.",
-        f"Run `{path(x.model, suspect.name or '')}.reset_parameters()`, and train with a smaller learning rate or "
-        "without the large bias that put it there",
+        f"Look at how the weights and the bias of {suspect.name} came to be what they are",
         measured=OUTPUTS,
         before=before,
         after=after,
@@ -108,23 +106,15 @@ def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: floa
     )
 
 
-def _rate(x: Examination) -> str:
-    """A learning rate that is smaller than that of the optimizer, if there is one."""
-    if x.optimizer is None:
-        return "with Adam, lr=1e-3 or less, and warmup"
-    kind, now = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
-    usual = 1e-3 if kind.startswith("Adam") and now > 1e-3 else now / 10
-    return f"pass `lr={usual:g}` to `torch.optim.{kind}`, and warm up"
-
-
 @cause(
-    proof="with newly drawn weights the outputs differ again, and the loss is not below that of one constant output",
-    change="restart from a checkpoint before the collapse, with a smaller learning rate",
+    proof="with the weights of every module drawn again, and all other parameters as they are, the outputs differ "
+    "again; the norms have moved from where they begin; and the loss is not below that of one constant output",
+    change="weights from before the collapse",
     order=42,
 )
 def collapsed_weights(x: Examination) -> Iterator[Finding]:
     """Weights that training drove to one output for all inputs."""
-    if x.result is None or x.sequences < 3:
+    if x.result is None or x.sequences < 3 or not is_trained(x.model):
         return
     before, raw = x.inputs_apart(x.result), raw_apart(x)
     axis = x.sequence_axis(x.result)
@@ -142,15 +132,15 @@ def collapsed_weights(x: Examination) -> Iterator[Finding]:
         return
     if before <= LOST * raw and begins_at_zero(x):
         return
-    output = main_output(x.run(replaced=redrawn([("", x.model)])))
+    # Positions and tokens that no module draws stay: large ones make outputs alike, trained or not.
+    output = x.output(replaced=redrawn([("", x.model)], others=False))
     after = None if output is None else x.inputs_apart(output)
     if after is None or after < 3 * before or after < 0.05:
         return
     yield Finding(
         "collapsed_weights",
-        "The weights map all inputs to nearly the same output; the architecture does not: with newly drawn weights the "
-        "outputs differ. Training did this, usually by a learning rate that is too high.",
-        f"Train again from new weights, or from a checkpoint from before, with a smaller learning rate: {_rate(x)}",
+        "The weights map all inputs to nearly the same output, and training made them so: its norms have moved from "
+        "where norms begin, and with newly drawn weights the outputs differ.",
         measured=OUTPUTS,
         before=before,
         after=after,
