@@ -3,7 +3,6 @@
 from rankscope.causes._engine import Diagnosis, examine, find
 from rankscope.causes._examination import AttentionSeen, Examination, ModuleCall
 from rankscope.causes._spec import CAUSES, CauseSpec, Finding, cause
-from rankscope.causes._tensors import cloned, equal_units
 
 __all__ = [
     "CAUSES",
@@ -14,8 +13,6 @@ __all__ = [
     "Finding",
     "ModuleCall",
     "cause",
-    "cloned",
-    "equal_units",
     "examine",
     "find",
 ]

@@ -128,20 +128,3 @@ def cloned(blocks: Sequence[nn.Module]) -> list[int]:
         ):
             numbers.append(number)
     return numbers
-
-
-def equal_units(block: nn.Module) -> float:
-    """Share of the matrices that are not zero, in which at most half of the rows differ from each other.
-
-    Units with the same weights get the same gradients, and stay one unit. **Exact** up to rounding: rows are compared
-    by their product with a random vector.
-    """
-    matrices = [one.detach() for one in block.parameters() if one.ndim >= 2 and len(one) > 1 and not one.is_meta]
-    matrices = [one for one in matrices if one.is_floating_point() and bool(one.any())]
-    equal = 0
-    for one in matrices:
-        rows = one.flatten(1).float()
-        vector = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(rows.shape[1]))
-        values = (rows * vector.to(rows.device)).sum(1).sort().values
-        equal += 2 * (1 + int((values.diff() != 0).sum())) <= len(rows)
-    return equal / len(matrices) if matrices else 0.0

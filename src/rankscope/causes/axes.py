@@ -37,6 +37,9 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     gap = changed_entries(x.result.index_select(axis, index), other.index_select(axis, index))
     if gap is None or not bool(gap.any()):
         return
+    fewer = x.output(x.batch.taken(0, x.sequences - 1))
+    if fewer is not None and sum(one != all_ for one, all_ in zip(fewer.shape, x.result.shape, strict=False)) > 1:
+        return  # a similarity: each sequence is compared with each, on purpose
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""

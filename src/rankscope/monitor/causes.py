@@ -740,7 +740,7 @@ def is_shown(finding: Finding) -> bool:
 def shown(finding: Finding) -> Cause:
     """Such a fault with its two numbers, and the change as ``doctor`` prints it."""
     numbers = f" Shown by: {finding.evidence}" if finding.evidence else ""
-    change = f"{finding.change.rstrip('.')}." if finding.change else ""
+    change = f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}." if finding.change else ""
     return Cause("structure", f"Cause: {finding.sentence}{numbers}", change)
 
 

@@ -328,7 +328,7 @@ class Prober:
             return ()
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view)).findings
+            return find(examine(self.model, prepared[0], view=view, edits=False)).findings
 
     def examined(self, objective: Objective | None, optimizers: Sequence[Optimizer]) -> tuple[Finding, ...]:
         """The same before the first step, also of a model that cannot be read, with the loss and the optimizer.
@@ -348,9 +348,11 @@ class Prober:
             with examining(self.model):
                 batch, labels, _ = batch_for(self._watched, self._probe, labels)
                 optimizer = optimizers[0] if len(optimizers) == 1 else None
-                return find(
-                    examine(self.model, batch, view=view, loss=loss, labels=labels, optimizer=optimizer)
-                ).findings
+                # Nothing of the user's source is edited or compiled in a training process.
+                examination = examine(
+                    self.model, batch, view=view, loss=loss, labels=labels, optimizer=optimizer, edits=False
+                )
+                return find(examination).findings
         except Exception as error:  # noqa: BLE001  (a model that cannot be examined is no reason to stop watching)
             LOGGER.warning("The model was not examined: %s: %s", type(error).__name__, error)
             return ()
