@@ -43,7 +43,6 @@ class Story:
 
 
 STORIES = {
-    "rate": Story("rate drifts up", "pre-norm", "weight_motion", "motion of weights per step\n(first block)"),
     "siamese": Story(
         "siamese, no stop-gradient",
         "siamese, stop-gradient",
@@ -56,7 +55,7 @@ STORIES = {
 def facts(run: Stored, metric: str) -> dict[str, Any]:
     """What the figure shows of one run: the loss, smoothed, and the metric in one block."""
     losses = run.steps["loss"]
-    layer = 0 if metric == "weight_motion" else max(run.record.readings[0].values(metric))
+    layer = max(run.record.readings[0].values(metric))
     read = {reading.step: reading.values(metric).get(layer, math.nan) for reading in run.record.readings}
     return {
         "name": run.declared.name,

@@ -299,9 +299,9 @@ def test_component_that_ends_the_alarm_is_the_cause_and_its_blocks_are_narrowed(
     off = {("attention", 0, 7): 0.7, ("attention", 4, 7): 0.6, ("attention", 4, 5): 0.02, ("attention", 6, 7): 0.03}
     component, words = found_cause(off)
     assert component == "attention"
-    assert words == "Cause: attention in blocks 4 to 7: with it off the relative residual is 0.6 instead of 0.01."
+    assert words == "With attention off in blocks 4 to 7, the relative residual is 0.6 instead of 0.01."
     assert (
-        "block 2:" in found_cause({("mlp", 0, 7): 0.7, ("mlp", 0, 3): 0.7, ("mlp", 2, 3): 0.7, ("mlp", 2, 2): 0.7})[1]
+        "off in block 2," in found_cause({("mlp", 0, 7): 0.7, ("mlp", 0, 3): 0.7, ("mlp", 2, 3): 0.7, ("mlp", 2, 2): 0.7})[1]
     )
 
 

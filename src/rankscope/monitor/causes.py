@@ -838,7 +838,7 @@ def cause_by_experiment(
     component = helped[0]
     first, last, after_value = _narrowed(spec, component, depth, tried[component][1], severity, without)
     place = f"block {first}" if first == last else f"blocks {first} to {last}"
-    words = f"Cause: {component} in {place}: with it off the {what} is {after_value:.2g} instead of {before[1]:.2g}."
+    words = f"With {component} off in {place}, the {what} is {after_value:.2g} instead of {before[1]:.2g}."
     return Cause(component, words)
 
 

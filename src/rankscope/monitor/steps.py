@@ -51,8 +51,8 @@ def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
     """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words if it is beyond.
 
     Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum. A
-    mean of gradients that no gradients can have, given that of their squares, shows that the squares were rounded to
-    zero or are another parameter's; one along the weights, a decay that was added to the gradients.
+    mean of gradients that no gradients can have, given that of their squares, is impossible (the squares were rounded
+    to zero, or are another parameter's); one along the weights, a decay that was added to the gradients.
     """
     found = [(0.0, "")]
     for optimizer in optimizers:
@@ -93,10 +93,8 @@ def _of_means(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[tuple[
         roots = [squares.sqrt() + float(group.get("eps", 0.0)) for squares in samples[2::3]]
         means = zip(samples[1::3], roots, strict=True)
         largest = max(float((mean.abs() / root).nan_to_num(0.0, 0.0).max()) for mean, root in means)
-        words = f"divides a mean of gradients by a root of their mean square that is {largest:.3g} times smaller"
-        words = (
-            f"{words}, and at most {most:.2g} times is possible: its second moments were rounded to zero, or mixed up"
-        )
+        words = f"holds a mean of gradients that is {largest:.3g} times the root of the mean of their squares"
+        words = f"{words}, and no gradients give more than {most:.2g}"
         yield largest / most / ROUNDED, words
     along = median(
         float(torch.nn.functional.cosine_similarity(weight, mean, dim=0))

@@ -1,11 +1,11 @@
-"""Settings of an optimizer that contradict each other."""
+"""Settings of an optimizer, or what it holds, that cannot be meant."""
 
 from __future__ import annotations
 
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
 
 
-@alarm(metrics=("settings_contradiction",), title="Settings of the optimizer contradict each other")
+@alarm(metrics=("settings_contradiction",), title="Settings or state of the optimizer are inconsistent")
 def optimizer_settings(layer: LayerState) -> Judgement | None:
     """Gradients are averaged over eight times as many steps as their squares, or a momentum never decays.
 
@@ -16,5 +16,5 @@ def optimizer_settings(layer: LayerState) -> Judgement | None:
     if not layer.has("settings_contradiction"):
         return None
     beyond = layer.now["settings_contradiction"]
-    words = f"they are {beyond:.2g} times as far from each other as in any usual recipe" if beyond > 1.0 else "as usual"
+    words = f"{beyond:.2g} times beyond the limit" if beyond > 1.0 else "as usual"
     return Judgement(beyond, {"settings_contradiction": beyond}, words)
