@@ -318,32 +318,19 @@ def test_a_run_in_order_is_not_called_healthy() -> None:
 
 def test_the_fixture_fails_where_the_verdict_says_collapsed(assert_keeps_rank: Callable[..., Any]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Embedding(64, 32), *(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in "12")
-    )
-    ids = torch.randint(0, 64, (2, 16))
+    model, ids = Classifier(), torch.randint(0, 64, (2, 16))
     assert assert_keeps_rank(model, ids).code != "collapsed"
-
-    class Shared(nn.Module):
-        """Tokens keep a hundredth of their differences."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.blocks = nn.Embedding(64, 32), nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
-            nn.init.normal_(self.tokens.weight, 1.0, 0.012)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.tokens(ids)
-            for block in self.blocks:
-                x = x + 1e-4 * block(x)
-            return x
-
-    given = rs.Inputs(ids, axes="batch tokens")
-    run = rs.measure(Shared(), given)
+    with torch.no_grad():  # tokens keep a hundredth of their differences
+        model.body.tokens.weight.mul_(0.012).add_(1.0)
+        model.body.positions.weight.zero_()
+        for block in model.body.blocks:
+            block.attention.out.weight.mul_(1e-3)
+            block.mlp[2].weight.mul_(1e-3)
+    run = rs.measure(model, ids)
     assert run.code == "collapsed"
     assert 1e-3 < min(run.curve("relative_residual", "block.out").mean) < 0.03
     with pytest.raises(pytest.fail.Exception, match="collapsed"):
-        assert_keeps_rank(Shared(), given)
+        assert_keeps_rank(model, ids)
 
 
 # Item 7: an axis mixed up.

@@ -47,7 +47,7 @@ def numbers(reading: dict[str, Any]) -> dict[tuple[str, int], float]:
     return {(row["metric"], row["layer"]): row["mean"] for row in rows}
 
 
-WHOLE = ("weight_motion", "still_steps", "weights_moved", "embedding_spread", "weight_jump")
+WHOLE = ("weight_motion", "still_steps", "weights_moved", "embedding_spread")
 """Not read of a model whose weights are sharded."""
 
 

@@ -24,7 +24,7 @@ def reading(step: int, value: float = 0.5, *, alarm: bool = False) -> Reading:
         LayerValue("relative_residual", "block.out", None, 0, value, value / 2, value * 2),
         LayerValue("relative_residual", "block.out", None, 1, NAN, NAN, NAN, "undefined"),
     )
-    found = Alarm("token_collapse", "raised", step, None, 1, "Tokens collapse.", {"r": value}, "skip", ("a", "b"))
+    found = Alarm("token_collapse", "raised", step, None, 1, "Tokens collapse.", {"r": value}, "skip")
     return Reading(step, {"rankscope/x": value}, table, (found,) if alarm else (), ("token_collapse",), 0.25, 1e9)
 
 

@@ -113,7 +113,7 @@ def training() -> Record:
         return Reading(step, {LOSS: 3.0 - step / 1000}, table, time=1000.0 + step, seconds=0.5, **more)
 
     words = f"Tokens collapse {SCRIPT}{OVERRIDE} {LONG_TOKEN}"
-    alarm = Alarm(f"token_collapse{SCRIPT}", "raised", 10, None, 1, words, {"value": 0.1}, "skip", ("skipinit",))
+    alarm = Alarm(f"token_collapse{SCRIPT}", "raised", 10, None, 1, words, {"value": 0.1}, "skip")
     readings = (reading(0, [0.9, 0.8]), reading(10, [0.8, 1e-6], alarms=(alarm,)), reading(20, [0.8, float("nan")]))
     return Record({"model": SCRIPT, "schedule": LONG_TOKEN}, readings, 1, f"run{SCRIPT}")
 

@@ -22,7 +22,7 @@ SCRIPT = "<script>alert('x')</script>"
 
 def alarm(step: int, state: Any = "raised", name: str = "token_collapse", layer: int = 1) -> Alarm:
     sentence = f"Tokens collapse at layer {layer}, step {step}."
-    return Alarm(name, state, step, None, layer, sentence, {"value": 0.01}, "skip", ("skipinit", "pre_norm"))
+    return Alarm(name, state, step, None, layer, sentence, {"value": 0.01}, "skip")
 
 
 def reading(step: int, levels: list[float], **more: Any) -> Reading:

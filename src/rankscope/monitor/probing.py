@@ -346,7 +346,10 @@ class Prober:
             self.why_not_read = str(error)
         try:
             with examining(self.model):
-                batch, labels, _ = batch_for(self._watched, self._probe, labels)
+                data, given = self._probe.data, self._probe
+                if isinstance(data, Mapping) and len(data) == 1:  # as the loop calls it; a name would hide experiments
+                    given = replace(given, data=next(iter(data.values())))
+                batch, labels, _ = batch_for(self._watched, given, labels)
                 optimizer = optimizers[0] if len(optimizers) == 1 else None
                 # Nothing of the user's source is edited or compiled in a training process.
                 examination = examine(
