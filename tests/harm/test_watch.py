@@ -324,8 +324,9 @@ def test_the_fixture_fails_where_the_verdict_says_collapsed(assert_keeps_rank: C
         model.body.tokens.weight.mul_(0.012).add_(1.0)
         model.body.positions.weight.zero_()
         for block in model.body.blocks:
-            block.attention.out.weight.mul_(1e-3)
-            block.mlp[2].weight.mul_(1e-3)
+            for last in (block.attention.out, block.mlp[2]):
+                last.weight.mul_(1e-3)
+                last.bias.zero_()
     run = rs.measure(model, ids)
     assert run.code == "collapsed"
     assert 1e-3 < min(run.curve("relative_residual", "block.out").mean) < 0.03

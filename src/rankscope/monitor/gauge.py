@@ -590,7 +590,7 @@ class Gauge:
         rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
-        return Reading(step, scalars, (*values, *rows), alarms, active, notes, time=time.time())
+        return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time(), notes=notes)
 
     def _departed(self, step: int, structure: Callable[[], Structure]) -> tuple[Cause, ...]:
         """What was found since the last look at the structure when earlier weights ran again."""

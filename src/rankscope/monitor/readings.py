@@ -110,10 +110,10 @@ class Reading:
         scalars: a few numbers for a dashboard, by name (``"rankscope/relative_residual/least"``).
         table: every metric at every layer.
         alarms: alarms raised or cleared by this reading.
-        notes: what is written down and is no alarm.
         active: names of the alarms that are active after this reading.
         seconds: duration of the reading.
         time: seconds since the epoch when it was taken.
+        notes: what is written down and is no alarm.
     """
 
     step: int
@@ -121,9 +121,9 @@ class Reading:
     table: tuple[LayerValue, ...]
     alarms: tuple[Alarm, ...] = ()
     active: tuple[str, ...] = ()
-    notes: tuple[Alarm, ...] = ()
     seconds: float = 0.0
     time: float = 0.0
+    notes: tuple[Alarm, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scalars", freeze(self.scalars))
