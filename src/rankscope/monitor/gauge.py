@@ -633,6 +633,8 @@ class Gauge:
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
         if not bad or (bad == {"gradients_not_finite"} and not bad & set(spec.metrics)):
             return None  # a loss scaler skips steps whose gradients overflow: not the cause of another alarm
+        if spec.name != "not_finite" and "not_finite" in self._causes:
+            return self._causes["not_finite"].following("not_finite")  # what came first does not change any more
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
         before = self._prober.before_update
         if before is not None and before[0]:
