@@ -55,8 +55,6 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
         ]
         change, is_tried = f"Pass `batch_first=True` to `nn.{outer[0].__name__}`", True
         after, intervention = turned, "with batch_first=True"
-    elif place is not None and _norms_the_batch(place):
-        change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
     elif over_batch and (
         edited := x.edited(sequences_mix, over_batch[0].place, _source.over_axis(over_batch[0].place, -1))
     ):
@@ -92,29 +90,6 @@ def _turned(x: Examination, index: Tensor, axis: int) -> float | None:
     if one is None or other is None or one.shape != other.shape:
         return None
     return change_between(one.index_select(axis, index), other.index_select(axis, index))
-
-
-class _BatchNorms(torch.overrides.TorchFunctionMode):
-    """Notes batch norms that use the statistics of the batch."""
-
-    found = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.nn.functional.batch_norm:
-            told = dict(zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)) | (
-                kwargs or {}
-            )
-            self.found |= bool(told.get("training"))
-        return func(*args, **(kwargs or {}))
-
-
-def _norms_the_batch(call: ModuleCall) -> bool:
-    if call.given is None:
-        return False
-    mode = _BatchNorms()
-    with undisturbed(call.module), mode:
-        call.module(call.given)
-    return mode.found
 
 
 def _first_leak(x: Examination, index: Tensor) -> ModuleCall | None:
