@@ -21,7 +21,7 @@ REPORTS = {one.number: one for one in (*PATTERNS, *FURTHER)}
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("number", ["5", "6", "13", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
+@pytest.mark.parametrize("number", ["5", "6", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
 def test_the_printed_change_makes_the_symptom_go_away(number: str) -> None:
     pattern = REPORTS[number]
     case = pattern.broken()

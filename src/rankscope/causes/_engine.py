@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +44,6 @@ def examine(
     loss: Loss | None = None,
     labels: Tensor | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    history: Mapping[str, Any] | None = None,
     blocks: str | None = None,
     stream: Stream | None = None,
     edits: bool = True,
@@ -59,7 +57,6 @@ def examine(
         loss: function of the output (and of ``labels``, if there are any).
         labels: targets of the loss, or classes; the first axis counts sequences.
         optimizer: the optimizer of the training.
-        history: what a running training knows besides, by name.
         blocks: pattern of the blocks' names, if they are not to be found.
         stream: layout of the stream, if it is not to be found.
         edits: whether changes may be carried out: lines on a copy, and edits by compiling the user's source.
@@ -72,7 +69,7 @@ def examine(
             why = str(error)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             why = f"{type(error).__name__}: {error}"
-    return Examination(model, batch, view, why, loss, labels, optimizer, history or {}, edits)
+    return Examination(model, batch, view, why, loss, labels, optimizer, edits)
 
 
 HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: (4, 6, 7, 8)}
@@ -82,7 +79,7 @@ Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks 
 or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
 (3) can be judged; and a collapse in the stack says nothing about the loss."""
 
-_OF_INPUTS = frozenset({"few_tokens", "clamped_inputs"})
+_OF_INPUTS = frozenset({"few_tokens"})
 """Causes that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
 _DIFFERS = frozenset({"not_deterministic", "made_in_forward"})
 """Faults with which two equal passes differ."""

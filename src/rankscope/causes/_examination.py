@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -86,17 +86,11 @@ class AttentionSeen:
         entropy: relative entropy of the rows that see several keys, by head.
         spread: standard deviation of the scores of a row, by head.
         largest: largest score.
-        rows: smallest and largest sum of a row.
-        factor: number by which ``q k`` is multiplied, if queries and keys were seen.
-        width: width of a head, if seen.
     """
 
     entropy: Tensor
     spread: Tensor
     largest: float
-    rows: tuple[float, float]
-    factor: float | None = None
-    width: int | None = None
 
 
 @dataclass
@@ -111,7 +105,6 @@ class Examination:
         loss: function of the output, or of the output and the labels, or of the output and the inputs; None for none.
         labels: the labels that belong to the batch, first axis sequences.
         optimizer: the optimizer of the training.
-        history: further evidence of a running training, by name.
         edits: whether changes may be carried out to see if they help.
     """
 
@@ -122,7 +115,6 @@ class Examination:
     loss: Loss | None = None
     labels: Tensor | None = None
     optimizer: torch.optim.Optimizer | None = None
-    history: Mapping[str, Any] = field(default_factory=dict)
     edits: bool = True
     forward_passes: int = 0
     backward_passes: int = 0
@@ -619,17 +611,9 @@ def _attention(call: AttentionCall) -> AttentionSeen:
     mean = (logs * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
     spread = (((logs - mean) * seen).square().sum(-1) / seen.sum(-1).clamp_min(1)).sqrt()
     spreads = [float(spread[:, h][several[:, h]].mean()) for h in range(heads)] if probs.ndim == 4 else []
-    sums = probs.sum(-1)
-    factor, width = None, None
-    if call.query is not None:
-        width = int(call.query.shape[-1])
-        factor = call.scale if call.scale is not None else width**-0.5
     largest = call.largest_scores() if call.scores is not None or call.query is not None else None
     return AttentionSeen(
         torch.tensor(by_head, dtype=torch.float64),
         torch.tensor(spreads, dtype=torch.float64),
         float("nan") if largest is None else float(largest.max()),
-        (float(sums.min()), float(sums.max())),
-        factor,
-        width,
     )

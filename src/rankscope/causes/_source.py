@@ -34,11 +34,10 @@ _INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib"
 
 @dataclass(frozen=True)
 class Edit:
-    """Text to write instead of other text, or on a line before it; an empty new text removes the statement."""
+    """Text to write instead of other text; an empty new text removes the statement."""
 
     old: str
     new: str
-    is_before: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,14 +178,7 @@ def _functions(source: str) -> tuple[tuple[str, int, ast.FunctionDef | ast.Async
 
 def said(place: SourcePlace, edits: Sequence[Edit]) -> str:
     """The edits as a sentence."""
-    steps = [
-        f"add `{one.new}` before `{one.old}`"
-        if one.is_before
-        else f"write `{one.new}` instead of `{one.old}`"
-        if one.new
-        else f"remove `{one.old}`"
-        for one in edits
-    ]
+    steps = [f"write `{one.new}` instead of `{one.old}`" if one.new else f"remove `{one.old}`" for one in edits]
     return f"In `{place.name}`, {', and '.join(steps)}"
 
 
@@ -215,7 +207,7 @@ def _carried_out(place: SourcePlace, edits: Sequence[Edit]) -> Iterator[bool]:
         if one.old not in text:
             yield False
             return
-        text = text.replace(one.old, f"{one.new}; {one.old}" if one.is_before else one.new or "pass")
+        text = text.replace(one.old, one.new or "pass")
     as_written = _code_of(place, place.source)
     edited = _code_of(place, (raw[:begin] + text.encode() + raw[end:]).decode())
     # The function is found by its code, which also shows that the file was not changed since it was imported.
@@ -483,50 +475,6 @@ def scaled_once(softmax: SourcePlace | None, width: int) -> list[Edit]:
         return []
     product, whole = factors
     return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
-
-
-def normed_before(softmax: SourcePlace | None) -> list[Edit]:
-    """A line before the product of queries and keys that normalises them; nothing if they have no names."""
-    factors = product_of(softmax)
-    whole = None if softmax is None or factors is None else softmax.statement(factors[0])
-    if softmax is None or factors is None or whole is None:
-        return []
-    product = factors[0]
-    if isinstance(product, ast.BinOp):
-        pair = [product.left, product.right]
-    else:
-        assert isinstance(product, ast.Call)
-        pair = [one for one in product.args if not isinstance(one, ast.Constant)]
-        if isinstance(product.func, ast.Attribute) and not softmax.is_module(product.func.value):
-            pair = [product.func.value, *pair]
-    names = [_base(one) for one in pair]
-    if len(names) != 2 or not all(names):
-        return []
-    functional = softmax.module(torch.nn.functional, "F")
-    normed = ", ".join(f"{functional}.layer_norm({name}, {name}.shape[-1:])" for name in names)
-    return [Edit(softmax.text(whole), f"{', '.join(names)} = {normed}", is_before=True)]
-
-
-def _base(node: ast.expr) -> str:
-    """The name that a transposed tensor has."""
-    while True:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        elif isinstance(node, ast.Attribute):
-            node = node.value
-        else:
-            return node.id if isinstance(node, ast.Name) else ""
-
-
-def added_to_result(place: SourcePlace | None, term: str) -> list[Edit]:
-    """A term added to what a function returns; ``{}`` in it stands for the first argument."""
-    returns = [] if place is None else [one for one in _statements(place) if isinstance(one, ast.Return)]
-    if place is None or len(returns) != 1 or returns[0].value is None or not place.node.args.args:
-        return []
-    value = returns[0].value
-    term = term.format(place.node.args.args[0].arg)
-    text = place.text(value) if isinstance(value, (ast.Call, ast.Name, ast.BinOp)) else f"({place.text(value)})"
-    return [Edit(place.text(returns[0]), place.text(returns[0], {value: f"{text} + {term}"}))]
 
 
 def argument_in(

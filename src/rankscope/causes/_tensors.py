@@ -64,6 +64,11 @@ def change_between(before: Tensor, after: Tensor) -> float:
     return float((before.detach().double() - after.detach().double()).norm()) / size if size > 0 else 0.0
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def shuffled(parameter: Tensor, seed: int) -> Tensor:
     """The same entries in another order: another draw from the same distribution."""
     order = torch.randperm(parameter.numel(), generator=torch.Generator().manual_seed(seed))

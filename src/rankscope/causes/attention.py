@@ -19,8 +19,6 @@ from rankscope.surgery.operation import Operation
 ENTROPY = "relative entropy of attention, mean over heads (0 one-hot, 1 uniform)"
 ONE_HOT = 0.1
 FLAT = 2e-3
-NONE = 1e-6
-"""Spread of scores below which attention is uniform up to rounding."""
 
 
 def _entropy(seen: Mapping[int, AttentionSeen]) -> float:
@@ -71,16 +69,11 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
     except RankscopeError:
         with operating(x.model, Operation(temperature=max(largest / 4, 1.0)), view=view):
             after = _entropy(x.attention_under())
-    softmax = attention_softmax(x)
-    change = x.edited(saturated_attention, softmax, _source.normed_before(softmax))
     yield Finding(
         "saturated_attention",
         f"Attention picks a single key in nearly every row: scores reach {largest:.0f}. Its gradient vanishes, and "
         "small changes of the weights flip it.",
-        f"Normalise queries and keys before their product (qk-norm). {change}"
-        if change
-        else "Normalise queries and keys before their product (qk-norm)",
-        tried=bool(change),
+        "Normalise queries and keys before their product (qk-norm)",
         certainty="shown" if after > 0.3 else "possible",
         measured=ENTROPY,
         before=before,
@@ -154,13 +147,3 @@ def doubled_scale(x: Examination) -> Iterator[Finding]:
                 intervention=f"with scores multiplied by {width**power:.0f}",
             )
             return
-    if spread > NONE:
-        return
-    yield Finding(
-        "doubled_scale",
-        "Attention is uniform in every head: it does not depend on queries and keys.",
-        "Look at the initialisation of the query and key matrices; they may be zero or frozen",
-        certainty="possible",
-        measured="standard deviation of the scores of a row",
-        before=spread,
-    )

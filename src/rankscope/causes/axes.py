@@ -13,7 +13,7 @@ from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import SourcePlace
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, changed_entries, redrawn
+from rankscope.causes._tensors import apart, change_between, changed_entries
 from rankscope.stream.viewing import undisturbed
 
 
@@ -58,8 +58,6 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
         ]
         change, is_tried = f"Pass `batch_first=True` to `nn.{outer[0].__name__}`", True
         after, intervention = turned, "with batch_first=True"
-    elif place is not None and _norms_the_batch(place):
-        change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
     elif over_batch and (
         edited := x.edited(sequences_mix, over_batch[0].place, _source.over_axis(over_batch[0].place, -1))
     ):
@@ -95,29 +93,6 @@ def _turned(x: Examination, index: Tensor, axis: int) -> float | None:
     if one is None or other is None or one.shape != other.shape:
         return None
     return change_between(one.index_select(axis, index), other.index_select(axis, index))
-
-
-class _BatchNorms(torch.overrides.TorchFunctionMode):
-    """Notes batch norms that use the statistics of the batch."""
-
-    found = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.nn.functional.batch_norm:
-            told = dict(zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)) | (
-                kwargs or {}
-            )
-            self.found |= bool(told.get("training"))
-        return func(*args, **(kwargs or {}))
-
-
-def _norms_the_batch(call: ModuleCall) -> bool:
-    if call.given is None:
-        return False
-    mode = _BatchNorms()
-    with undisturbed(call.module), mode:
-        call.module(call.given)
-    return mode.found
 
 
 def _first_leak(x: Examination, index: Tensor) -> ModuleCall | None:
@@ -160,58 +135,6 @@ def positions_by_sequence(x: Examination) -> Iterator[Finding]:
         after=0.0,
         intervention="expected",
     )
-
-
-@cause(
-    proof="the tokens are put in another order",
-    change="add positions to the embedding",
-    order=70,
-)
-def no_positions(x: Examination) -> Iterator[Finding]:
-    """A model that does not know the order of tokens."""
-    ids = [value for value in x.mains if not value.is_floating_point()]
-    if x.result is None or not ids or x.tokens is None or x.tokens < 4 or x.batch.keep is not None:
-        return
-    axis = x.token_axis(x.result)
-    order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0))
-
-    def turned(_: str, value: Tensor, at: int) -> Tensor:
-        has_tokens = value.ndim >= 2 and value.shape[1 - at] == x.tokens
-        return value.index_select(1 - at, order.to(value.device)) if has_tokens else value
-
-    def moved(one: Tensor | None, other: Tensor | None) -> bool:
-        if one is None or other is None or one.shape != other.shape:
-            return True
-        gap = changed_entries(one if axis is None else one.index_select(axis, order.to(one.device)), other)
-        return gap is None or bool(gap.any())
-
-    if moved(x.result, x.output(x.batch.mapped(turned))):
-        return
-    # Rotary and relative positions act through the scores, which are equal up to rounding if weights are small.
-    both = x.batch.mapped(
-        lambda name, value, at: torch.cat([value, turned(name, value, at)], at), sequences=2 * x.sequences
-    )
-    halves = _halves(x, x.output(both, replaced=redrawn([("", x.model)])))
-    if halves is None or moved(*halves):
-        return
-    yield Finding(
-        "no_positions",
-        "The model does not know the order of the tokens: with the tokens in another order it returns the same outputs "
-        "in that order.",
-        "Add positions to the embedding, unless the inputs are sets",
-        certainty="possible",
-        measured="change of the output when tokens are put in another order",
-        before=0.0,
-    )
-
-
-def _halves(x: Examination, output: Tensor | None) -> list[Tensor] | None:
-    """The outputs of the first and the second half of a batch that holds each sequence twice."""
-    if output is None or x.result is None:
-        return None
-    axis = x.sequence_axis(x.result)
-    axis = x.batch.axis if axis is None else axis
-    return list(output.chunk(2, axis)) if output.shape[axis : axis + 1] == (2 * x.sequences,) else None
 
 
 def _attention_modules(x: Examination) -> list[ModuleCall]:

@@ -8,7 +8,7 @@ import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import is_trained, norm_gains
+from rankscope.causes._tensors import few, is_trained, norm_gains
 
 
 def _first_broken(x: Examination) -> ModuleCall | None:
@@ -60,8 +60,7 @@ def constant_matrix(x: Examination) -> Iterator[Finding]:
     if found:
         yield Finding(
             "constant_matrix",
-            f"All entries of {', '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''} are one "
-            "number, in blocks that were trained.",
+            f"All entries of {few(found)} are one number, in blocks that were trained.",
             "Compare it with the weights it was loaded from",
             certainty="possible",
             measured="matrices of trained blocks whose entries are all equal",

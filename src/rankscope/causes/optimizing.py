@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import few
 
 
 @cause(
@@ -39,7 +40,7 @@ def optimizer_misses(x: Examination) -> Iterator[Finding]:
     what = "none of the model's parameters" if whole else f"{len(wanted) - len(missing)} of {len(wanted)} parameters"
     why = (
         " It was made from another model, or before the model was copied, wrapped or moved." if whole else
-        f" Missing: {', '.join(used[:3])}{' ...' if len(used) > 3 else ''}."
+        f" Missing: {few(used)}."
     )  # fmt: skip
     name, rate = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
     line = f"optimizer = torch.optim.{name}(model.parameters(), lr={rate:g})"
@@ -74,8 +75,7 @@ def frozen_parameters(x: Examination) -> Iterator[Finding]:
     if not trained and x.optimizer is not None:
         return  # what the optimizer holds says more
     places = list(dict.fromkeys(name.rpartition(".")[0] or name for name in trained))
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    which = f", those of {', '.join(places[:3])}{more}" if places else ""
+    which = f", those of {few(places)}" if places else ""
     yield Finding(
         "frozen_parameters",
         f"{len(trained)} of {len(learns)} parameters require a gradient{which}; all others stay as they are.",

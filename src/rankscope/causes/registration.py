@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rankscope.causes._examination import Examination
 from rankscope.causes._source import path, place_of
 from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import few
 from rankscope.causes.training import as_trained, in_training
 
 _TRIED = 8
@@ -108,8 +109,8 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
         unused = [name for name in unused if name not in lost]
         yield Finding(
             "unused_parameters",
-            f"{_few(dropped)} {'runs' if len(dropped) == 1 else 'run'}, and the result is dropped: nothing that "
-            f"{_caller(x, dropped[0])} returns depends on it.",
+            f"{few(dropped)} {'runs' if len(dropped) == 1 else 'run'}, and the result is dropped: nothing that "
+            f"{type(_holding(x, dropped[0])).__name__} returns depends on it.",
             "Look at where it is called: is what it returns assigned, and read afterwards?",
             certainty="possible",
             measured="parameters that change no output",
@@ -123,7 +124,7 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
     everything = len(unused) == len(x.gradients)
     yield Finding(
         "unused_parameters",
-        f"{len(unused)} parameters ({_few(_owners(unused))}) are not used in this pass: no output changes when they "
+        f"{len(unused)} parameters ({few(_owners(unused))}) are not used in this pass: no output changes when they "
         "do, and they get no gradient."
         + (" No others require a gradient, so no step changes anything." if everything else ""),
         "Look at which modules forward calls: these are not among them" if everything else "",
@@ -164,12 +165,8 @@ def _moved(x: Examination, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: named[name].detach() + 0.5 + torch.rand_like(named[name]) for name in names}
 
 
-def _caller(x: Examination, place: str) -> str:
-    """The class of the nearest module that ran and holds another one."""
-    return type(_holding(x, place)).__name__
-
-
 def _holding(x: Examination, place: str) -> nn.Module:
+    """The nearest module that ran and holds another one."""
     ran = {call.module for call in x.base}
     while place:
         place = place.rpartition(".")[0]
@@ -203,7 +200,7 @@ def _detached(x: Examination, names: Sequence[str]) -> Iterator[Finding]:
     owners = _owners(names)
     yield Finding(
         "detached",
-        f"{len(names)} parameters ({_few(owners)}) change the output and get no gradient: the graph is cut by "
+        f"{len(names)} parameters ({few(owners)}) change the output and get no gradient: the graph is cut by "
         "detach(), torch.no_grad(), .data, .item() or NumPy between them and the loss.",
         "Look for what cuts the graph between them and the loss; what is meant to be fixed should have requires_grad "
         "False",
@@ -250,7 +247,7 @@ def detached(x: Examination) -> Iterator[Finding]:
     mended = len(left) < len(lost)
     yield Finding(
         "detached",
-        f"{len(lost)} parameters ({_few(_owners(lost))}) get no gradient in training mode, although their modules run: "
+        f"{len(lost)} parameters ({few(_owners(lost))}) get no gradient in training mode, although their modules run: "
         + (
             "nothing that enters the blocks requires a gradient, and reentrant checkpointing then cuts the graph."
             if mended
@@ -279,10 +276,6 @@ def _any_difference(before: object, after: object) -> bool:
 def _owners(names: Sequence[str]) -> list[str]:
     """The modules that hold the parameters themselves, and never those above them."""
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @cause(

@@ -14,7 +14,6 @@ from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import cloned, is_trained, norm_gains, shuffled
-from rankscope.errors import RankscopeError
 from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
 from rankscope.stream.viewing import undisturbed, with_proven_cuts
@@ -314,50 +313,6 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
         after=after,
         intervention="with the norms before the branches",
         curves=(tuple(x.curve), tuple(moved)),
-    )
-
-
-@cause(
-    proof="attention or the MLPs are switched off in all blocks",
-    change="the remedy that raises it most here",
-    order=45,
-    needs={"structure"},
-    cites=(Cite("dong2021attention"),),
-)
-def oversmoothing(x: Examination) -> Iterator[Finding]:
-    """Attention that makes tokens alike."""
-    if not _fell(x) or x.view is None:
-        return
-    view = with_proven_cuts(x.view)
-    best: tuple[list[float], str] | None = None
-    for name in ("pre_norm", "skipinit", "residual_scale", "stronger_skip"):
-        try:
-            with applied(x.model, name, view=view):
-                after = x.residuals(x.block_states())
-        except RankscopeError:
-            continue  # a remedy that does not fit this model
-        if best is None or after[-1] > best[0][-1]:
-            best = after, name
-    if best is None or best[0][-1] < max(BETTER * x.last, LOW / 2):
-        yield Finding(
-            "oversmoothing",
-            "Tokens become alike with depth, and no remedy that was tried keeps them apart.",
-            "rankscope ablate shows which part of the blocks does it",
-            certainty="possible",
-            measured=RESIDUAL,
-            before=x.last,
-        )
-        return
-    yield Finding(
-        "oversmoothing",
-        "Tokens become alike with depth.",
-        f'with rankscope.remedies.applied(model, "{best[1]}"): ...',
-        tried=True,
-        measured=RESIDUAL,
-        before=x.last,
-        after=best[0][-1],
-        intervention=f"with {best[1]}",
-        curves=(tuple(x.curve), tuple(best[0])),
     )
 
 
