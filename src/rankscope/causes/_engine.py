@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -87,9 +86,7 @@ _COMPARES = frozenset({1, 3, 4, 6, 7, 8})
 """Steps of causes that compare passes, which must be equal if nothing was changed."""
 
 
-def find(
-    examination: Examination, tell: Callable[[str], None] = lambda _: None, *, before: float = math.inf
-) -> Diagnosis:
+def find(examination: Examination, tell: Callable[[str], None] = lambda _: None) -> Diagnosis:
     """Ask every cause, in the order in which they explain each other.
 
     Once a fault is shown, causes of later steps whose measurements it makes meaningless are not looked for; see
@@ -98,13 +95,12 @@ def find(
     Args:
         examination: of a model.
         tell: called with the title of each cause before it is looked for.
-        before: causes of this order and later ones are not looked for.
     """
     with torch.random.fork_rng(devices=[]):  # a model in training draws random numbers in each pass
-        return _found(examination, tell, before)
+        return _found(examination, tell)
 
 
-def _found(examination: Examination, tell: Callable[[str], None], before: float) -> Diagnosis:
+def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     has = {
         "structure": examination.stack is not None,
         "loss": examination.loss is not None,
@@ -114,8 +110,7 @@ def _found(examination: Examination, tell: Callable[[str], None], before: float)
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
-    asked = [spec for spec in CAUSES.values() if spec.order < before]
-    for spec in sorted(asked, key=lambda one: (one.order, one.code)):
+    for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"
