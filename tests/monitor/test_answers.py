@@ -232,13 +232,13 @@ def watched(
 def test_a_run_that_learns_raises_nothing() -> None:
     watch = watched()
     assert "constant_answer" not in {alarm.name for alarm in watch.alarms}
-    assert "healthy" in repr(watch)
+    assert "no collapse seen" in repr(watch)
 
 
-def test_labels_of_other_inputs_are_found_by_exclusion() -> None:
+def test_labels_of_other_inputs_are_found_without_a_cause() -> None:
     watch = watched(shuffled=True)
     alarm = next(alarm for alarm in watch.alarms if alarm.name == "constant_answer")
-    assert alarm.component == "data"
+    assert alarm.component == "unknown"
     assert alarm.evidence["answers_loss"] == pytest.approx(math.log(4.0), rel=0.02)
 
 
@@ -252,7 +252,7 @@ def test_a_rate_that_is_too_low_is_found() -> None:
     assert alarm.component == "rate"
 
 
-def test_the_line_does_not_call_it_healthy() -> None:
+def test_the_line_says_so_before_the_alarm() -> None:
     watch = watched(shuffled=True, steps=100)
     assert "no better than one answer" in repr(watch)
     assert not watch.alarms

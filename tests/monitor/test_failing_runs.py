@@ -71,9 +71,10 @@ def test_a_model_that_can_no_longer_be_read_is_an_alarm_and_the_run_is_read_on()
                     block.levels = 3
             reading = gauge.step(step, loss=1.0)
             assert reading is not None
-            assert [alarm.name for alarm in reading.alarms] == (["model_changed"] if step == 3 else [])
+            assert reading.alarms == ()
+            assert [note.name for note in reading.notes] == (["model_changed"] if step == 3 else [])
             if step == 3:
-                (alarm,) = reading.alarms
+                (alarm,) = reading.notes
                 assert alarm.component == "structure"
                 assert "it can no longer be read as before: Which axis" in alarm.sentence
                 assert "Compare the code" in alarm.sentence

@@ -238,7 +238,7 @@ def test_a_stream_of_another_shape_is_another_structure() -> None:
     view, batch = given(gpt2())
     replay.take(view, batch, 0)
     turned = {place: (values.mT, eps) for place, (values, eps) in replay._seen.items()}
-    found = replay._departure(turned)
+    found = replay._departure(replay._seen, turned)
     assert found is not None
     assert found.component == "structure"
     assert "instead of" in found.words

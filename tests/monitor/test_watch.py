@@ -54,7 +54,7 @@ def test_short_run_is_not_called_healthy(caplog: pytest.LogCaptureFixture) -> No
     assert "Too few readings to judge" in caplog.text
     _, long = loop(gpt2(), steps=ENOUGH)
     assert repr(long).endswith("no alarm")
-    assert "healthy" in repr(long)
+    assert "no collapse seen" in repr(long)
 
 
 def test_everything_prints_in_one_line_and_as_a_small_picture() -> None:
@@ -63,7 +63,7 @@ def test_everything_prints_in_one_line_and_as_a_small_picture() -> None:
     for thing in (watch, gauge, gauge.last):
         assert len(str(thing)) < 200
         assert "\n" not in str(thing)
-    assert one_line(gauge.last).startswith("step 5: healthy, residual ")
+    assert one_line(gauge.last).startswith("step 5: no collapse seen, residual ")
     assert "<svg" in watch._repr_html_()
     assert len(watch._repr_html_()) < 20_000
     assert set(watch.postfix) == {"residual", "alarms"}
@@ -352,21 +352,10 @@ def test_skips_that_the_code_leaves_out_are_the_cause_from_the_start_and_later(
             model(batch["input_ids"], batch["labels"])[1].backward()
             optimizer.step()
             optimizer.zero_grad()
-    found = {one.name: one for one in watch.alarms}
-    assert found[alarm].component == "skip"
+    found = {one.name: one for one in (*watch.alarms, *watch.notes)}
+    assert found[alarm].component in ("skip", "structure")
     assert found[alarm].step <= since + 16
     assert "skip" in found[alarm].sentence
-
-
-def test_blocks_that_begin_as_copies_are_an_alarm_before_the_first_step() -> None:
-    torch.manual_seed(0)
-    model = Nano()
-    model.h[1].load_state_dict(model.h[0].state_dict())
-    watch = rs.watch(model, torch.optim.AdamW(model.parameters(), lr=1e-3), strict=True)
-    nano_loop(model, watch, watch._optimizers[0])
-    (alarm,) = watch.alarms
-    assert (alarm.name, alarm.step, alarm.component) == ("cloned_blocks", 0, "initialisation")
-    assert "no alarm now, before: cloned_blocks (step 0)" in repr(watch)
 
 
 @pytest.mark.parametrize("bug", ["", "softmax axis", "off by one", "norm axis"])

@@ -100,7 +100,7 @@ def assert_bit_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def alarms_raised(
     model: Any, change: Callable[[Any, Any, int], float | None], *, steps: int, every: int = 1, **options: Any
 ) -> list[Alarm]:
-    """The alarms of a small training in which something is done before every step; it may scale the loss."""
+    """The alarms and notes of a small training in which something is done before every step; it may scale the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **options})
     found: list[Alarm] = []
     with Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=every, actions=(), strict=True) as gauge:
@@ -113,5 +113,6 @@ def alarms_raised(
             gauge.after_backward(step)
             optimizer.step()
             reading = gauge.step(step, loss=loss)
-            found += [] if reading is None else [alarm for alarm in reading.alarms if alarm.state == "raised"]
+            told = () if reading is None else (*reading.alarms, *reading.notes)
+            found += [one for one in told if one.state in ("raised", "noted")]
     return found
