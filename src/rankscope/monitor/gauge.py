@@ -502,7 +502,8 @@ class Gauge:
         is_first = self._outlets.count == 0 and self._before == 0
         if is_first:
             self._look_at_start()
-            values = (*values, fact("shown_faults", "structure", float(sum(map(is_shown, self._findings or ())))))
+            if (number := sum(map(is_shown, self._findings or ()))) > 0:
+                values = (*values, fact(FAULTS, "structure", float(number)))
         if self._prober.unread:
             words = f"it can no longer be read as before: {self._prober.unread}"
             self._changes = (Cause("structure", words),)

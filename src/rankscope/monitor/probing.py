@@ -40,6 +40,7 @@ from rankscope.stream.viewing import view_of
 from rankscope.surgery import BranchGains
 from rankscope.surgery.graft import Spot
 from rankscope.surgery.operating import grafting
+from rankscope.surgery.session import is_operating
 from rankscope.verbs.between_inputs import SITE, Pooling
 from rankscope.verbs.doctor.reaching import batch_for
 from rankscope.verbs.reader import SiteReader
@@ -323,8 +324,11 @@ class Prober:
         return self.set_up()[0]
 
     def diagnosed(self) -> tuple[Finding, ...]:
-        """What ``doctor`` finds in the model on the probe; nothing if other processes would have to take part."""
-        if self.needs_all_ranks:
+        """What ``doctor`` finds in the model on the probe.
+
+        Nothing if other processes would have to take part, or under surgery, where it looks for no causes either.
+        """
+        if self.needs_all_ranks or is_operating():
             return ()
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
@@ -337,7 +341,7 @@ class Prober:
             objective: the loss on the probe, if it is known.
             optimizers: of the run.
         """
-        if self.needs_all_ranks:
+        if self.needs_all_ranks or is_operating():
             return ()
         view, (loss, labels) = None, objective or (None, None)
         try:
