@@ -11,7 +11,7 @@ from scripts.no_connections import HOSTILE, attempts, refusing_connections
 
 from rankscope.errors import LoadError
 from rankscope.models.loading import load
-from rankscope.models.loading.wire import no_requests
+from rankscope.models.loading.no_requests import no_requests
 
 
 @pytest.fixture(autouse=True)
