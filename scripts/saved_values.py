@@ -38,7 +38,7 @@ COMMANDS = (
     f"decompose init:tiny-bert {SMALL}",
     f"bound init:tiny-bert {SMALL}",
     "predict init:tiny-bert --depth 6 --tokens 16",
-    f"remedy init:tiny-bert {SMALL} --repeats 0",
+    f"remedy init:tiny-bert {SMALL}",
 )
 REASONS: dict[str, str] = {
     "attention_entropy": "p log p of narrow formats is a logarithm and a product, four times as fast as xlogy, which "

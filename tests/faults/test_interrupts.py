@@ -108,20 +108,6 @@ def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> Non
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 
 
-@fault(
-    "SIGINT during reproduce",
-    done="SIGINT behind the first finished part of a long reproduction with --keep",
-    expected="exit code 130; it says how many parts are kept, and every part that is there can be read",
-)
-def test_a_reproduction_keeps_its_parts(warm: Warm, tmp_path: Path) -> None:
-    words = ["reproduce", "dong2021-circle", "--small", "--keep", "parts", "--no-progress"]
-    outcome = warm.run(words, tmp_path, "signal_in_part", number=1, which="SIGINT")
-    assert outcome.code == 130, outcome.err
-    assert "1 finished parts are kept in parts" in outcome.err
-    (part,) = (tmp_path / "parts").iterdir()
-    assert json.loads(part.read_text())["rows"]
-
-
 @pytest.mark.slow
 @fault(
     "SIGINT at any moment",

@@ -84,7 +84,7 @@ def command_again(command: Sequence[str]) -> list[str]:
         shown = " ".join(command)[:200] or "nothing"
         raise InputError(
             f"This run was made by {shown!r}, which is not a single rankscope command ({', '.join(verbs)}). To repeat "
-            "a run made from Python, rerun its program; to repeat a reproduction, use `rankscope reproduce`."
+            "a run made from Python, rerun its program."
         )
     kept: list[str] = []
     skip = False
