@@ -35,7 +35,7 @@ RADIUS, ANGLES, FAR = 0.3, 1000, 1e6
 MET, APART = 0.01, 10.0
 """Multiples of the first distance: below the one, two points have met; above the other, they diverged."""
 FULL = {"widths": (32, 128), "seeds": 3, "steps": 300, "plan": Plan(steps=400, batch=100, rate=3e-3)}
-SMALL = {"widths": (8,), "seeds": 1, "steps": 12, "plan": Plan(steps=40, batch=100, rate=3e-3)}
+SMALL = {"widths": (8,), "seeds": 1, "steps": 6, "plan": Plan(steps=40, batch=100, rate=3e-3)}
 
 
 def circle_task() -> Task:

@@ -67,9 +67,8 @@ def arms(size: dict[str, Any], *, small: bool) -> Iterator[Arm]:
     """Every network, without its seeds."""
     depth, few = size["depth"], ("whole", "no skip", "attention alone")
     if small:
-        yield from (Arm("encoder", name, depth) for name in few)
-        yield from (Arm("causal", name, depth) for name in few)
-        yield Arm("encoder", "no skip", depth, "window(2)")
+        yield from (Arm("encoder", "whole", depth), Arm("encoder", "no skip", depth, "window(2)"))
+        yield Arm("causal", "attention alone", depth)
         return
     yield from (Arm("encoder", name, depth) for name in VARIANTS)
     yield from (Arm("causal", name, depth) for name in ("whole", "no MLP", "no norm", "no skip", "attention alone"))
