@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import BlockCall, Label, ModelView, Stack
+from rankscope.models.wrapping import without_fastpath
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
 from rankscope.stream.frames import (
     SkipSum,
@@ -46,7 +47,6 @@ from rankscope.stream.operators import (
     is_attention,
     is_flex,
     is_norm,
-    without_fastpath,
 )
 from rankscope.stream.sites import SiteRef, SiteSelection
 
