@@ -140,7 +140,6 @@ class Offloaded(Execution):
                 "resumed_at": schedule.tally["resumed_at"],
                 "states_in_memory": schedule.in_memory,
                 "estimated_bytes": schedule.need.total(in_memory=schedule.in_memory),
-                **({"by_expert": True} if schedule.by_expert else {}),
                 **({} if self._meta_model.folder.traffic is None else self._meta_model.folder.traffic.described),
             }
         }
