@@ -101,12 +101,6 @@ def has_flat_scores(design: Design, tokens: int) -> tuple[bool, Any]:
     return design.score_std <= 0.1, design.score_std
 
 
-def has_bare_branches(design: Design, tokens: int) -> tuple[bool, Any]:
-    """Whether branches are added as they are, without a norm of their own."""
-    return not design.branch_norm, bool(design.branch_norm)
-
-
 COMPLETE = Assumption("every token sees every token", is_complete)
 POSITION_FREE = Assumption("scores depend on tokens alone", is_position_free)
 FLAT = Assumption("attention is uniform: score standard deviation at most 0.1", has_flat_scores)
-BARE_BRANCHES = Assumption("no norm on what branches add", has_bare_branches)
