@@ -305,15 +305,7 @@ def _estimated(P: Any) -> SecondEigenvalue:
     operator = _operator(moved, tokens)
     for tolerance in (1e-6, 1e-3, 1e-1, 1.0):
         try:
-            values, vectors = eigs(
-                _operator(moved, tokens),
-                k=1,
-                which="LM",
-                v0=_start(even),
-                ncv=min(60, tokens),
-                tol=tolerance,
-                maxiter=8,
-            )
+            values, vectors = eigs(operator, 1, v0=_start(even), ncv=min(60, tokens), tol=tolerance, maxiter=8)
             break
         except ArpackNoConvergence:
             continue
