@@ -44,8 +44,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.ext.theory.lanczos import LanczosEnds, lanczos_ends
-from rankscope.ext.theory.stability import LinearMap
+from rankscope.ext.theory.lanczos import LanczosEnds, LinearMap, lanczos_ends
 from rankscope.linalg.precision import as_float64
 from rankscope.linalg.scaled import centred
 

@@ -6,6 +6,7 @@ Golub-Kahan bidiagonalisation with full reorthogonalisation; the map is only app
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope.errors import InputError
-from rankscope.ext.theory.stability import LinearMap
 from rankscope.linalg.scaled import centred
+
+LinearMap = Callable[[Tensor], Tensor]
 
 RANDOM_START = Cite("kuczynski1992estimating")
 _ROUNDING = 8 * torch.finfo(torch.float64).eps

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.ext.theory.oracles._spec import ORACLES, answer_of, consulted, squared_residual
+from rankscope.ext.theory.oracles._spec import ORACLES, answer_of
 from rankscope.ext.theory.oracles.derrida_1981_random_energy import critical_score_std, participation
-from rankscope.ext.theory.oracles.giorlandino_2026_post_norm import PostNormBlock, critical_beta, next_cosine
 from rankscope.ext.theory.oracles.mean_field import kernel_of, moments
-from rankscope.ext.theory.oracles.noci_2022_residual_scaling import mean_cosine
 from rankscope.ext.theory.predict.sampled_design import follow
 from rankscope.models.design import Design
+from tests.ext.theory.oracles.published import critical_beta, mean_cosine, next_cosine
 
 BERT = Design(depth=12, width=768, heads=12, initial_cosine=1 / 3)
 
@@ -41,59 +40,32 @@ def test_residual_scaling_is_that_of_a_network() -> None:
     assert rho == pytest.approx(mean_cosine(blocks, n, a * a, a * a), abs=0.02)
 
 
-LINEAR = Design(
-    depth=9,
-    width=24,
-    heads=3,
-    head_dim=5,
-    mlp="linear",
-    mlp_width=7,
-    norm="none",
-    norm_place="none",
-    attention_scale=0.7,
-    mlp_scale=1.3,
-    value_std=0.3,
-    output_std=0.2,
-    mlp_in_std=0.25,
-    mlp_out_std=0.15,
-    initial_cosine=0.2,
-)
-
-
-@pytest.mark.parametrize("mlp", ["linear", "none"])
-def test_residual_scaling_of_a_design_is_its_expected_gram_matrix(mlp: str) -> None:
-    """Attention adds the mean token times a random matrix, the MLP each token times one: G becomes G + gain JGJ."""
-    n, blocks = 6, 9
-    answer = answer_of(ORACLES["noci_2022_residual_scaling"], LINEAR.changed(mlp=mlp), n, blocks)
+def test_mean_field_is_the_published_mean_cosine_for_linear_networks() -> None:
+    """Uniform attention, linear MLPs, no norms: the closed form of Noci et al."""
+    design = Design(
+        depth=9,
+        width=24,
+        heads=3,
+        head_dim=5,
+        mlp="linear",
+        mlp_width=7,
+        norm="none",
+        norm_place="none",
+        attention_scale=0.7,
+        mlp_scale=1.3,
+        query_std=1e-6,
+        key_std=1e-6,
+        value_std=0.3,
+        output_std=0.2,
+        mlp_in_std=0.25,
+        mlp_out_std=0.15,
+        initial_cosine=0.2,
+    )
+    n = 6
     attention = 0.7**2 * (0.3**2 * 24) * (0.2**2 * 15)
-    through = 1.3**2 * (0.25**2 * 24) * (0.15**2 * 7) if mlp == "linear" else 0.0
-    G, J = 0.8 * np.eye(n) + 0.2, np.full((n, n), 1 / n)
-    want = []
-    for _ in range(blocks + 1):
-        want.append(0.5 * math.log10(np.trace(G - J @ G) / np.trace(G)))
-        G = G + attention * J @ G @ J
-        G = (1 + through) * G
-    assert answer.applies
-    assert answer.log10_relative == pytest.approx(want, rel=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        ("every token sees every token", {"mask": "causal"}),
-        ("scores depend on tokens alone", {"positions": "rope"}),
-        ("attention is uniform: score standard deviation at most 0.1", {"query_key_std": 0.07}),
-        ("no norms", {"norm": "layernorm", "norm_place": "pre"}),
-        ("linear MLP or none", {"mlp": "relu"}),
-        ("whole skips", {"attention_skip": 0.5}),
-        ("whole skips", {"mlp_skip": 0.5}),
-        ("whole skips", {"skip_gain": 0.5}),
-    ],
-)
-def test_residual_scaling_names_the_assumption_that_fails(words: str, values: dict[str, object]) -> None:
-    answer = answer_of(ORACLES["noci_2022_residual_scaling"], LINEAR.changed(**values), 6, 9)
-    assert [one["assumption"] for one in answer.assumptions if not one["holds"]] == [words]
-    assert answer.log10_relative == ()
+    through = 1.3**2 * (0.25**2 * 24) * (0.15**2 * 7)
+    cosines = [1 - m.D / m.q for m in moments(design, n, 9)]
+    assert cosines == pytest.approx([mean_cosine(L, n, attention, through, 0.2) for L in range(10)], rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +76,9 @@ def test_residual_scaling_names_the_assumption_that_fails(words: str, values: di
     ],
 )
 def test_post_norm_table(beta: float, table: dict[int, float]) -> None:
-    block = PostNormBlock(value=0.2, weight=0.2, out_weight=0.2, bias=4e-4)
     rho = 0.2
     for depth in range(1, 51):
-        rho = next_cosine(rho, beta, block)
+        rho = next_cosine(rho, beta, value=0.2, weight=0.2, out_weight=0.2, bias=4e-4)
         if depth in table:
             assert f"{rho:.4f}" == f"{table[depth]:.4f}"
 
@@ -156,8 +127,17 @@ def test_kernels_are_expectations(mlp: str, delta: float) -> None:
 def test_mean_field_is_the_published_recursion_for_relu() -> None:
     """With scores flat and many tokens, both recursions are one."""
     design = BERT.changed(mlp="relu", tokens=4096, width=8192, weight_std=0.006, query_key_std=1e-5)
-    ours, theirs = (answer_of(ORACLES[n], design, 4096, 30) for n in ("mean_field", "giorlandino_2026_post_norm"))
-    assert ours.log10_relative == pytest.approx(theirs.log10_relative, abs=1e-3)
+    ours = answer_of(ORACLES["mean_field"], design, 4096, 30)
+    variances = {
+        "value": design.value_gain,
+        "weight": design.mlp_in_std**2 * design.width,
+        "out_weight": design.mlp_out_std**2 * design.mlp_width,
+    }
+    cosines = [design.initial_cosine]
+    for _ in range(30):
+        cosines.append(next_cosine(cosines[-1], 0.0, **variances))
+    theirs = [0.5 * math.log10((1 - cosine) * 4095 / 4096) for cosine in cosines]
+    assert ours.log10_relative == pytest.approx(theirs, abs=1e-3)
 
 
 def test_mean_field_has_order_three_without_skips() -> None:
@@ -175,13 +155,6 @@ def test_every_oracle_says_what_it_assumes_and_when_it_does_not_hold(name: str) 
     assert answer.log10_relative == ()
     assert answer.values == {}
     assert any(not one["holds"] for one in answer.assumptions)
-
-
-def test_answers_start_at_the_first_tokens() -> None:
-    for answer in consulted(BERT.changed(mlp="relu"), 64, 10):
-        if answer.log10_relative:
-            assert len(answer.log10_relative) == 11
-            assert 10 ** (2 * answer.log10_relative[0]) == pytest.approx(squared_residual(1 / 3, 64))
 
 
 def test_the_random_energy_model_of_two_keys_is_a_logistic_mean() -> None:
