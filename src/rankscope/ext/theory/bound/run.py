@@ -419,19 +419,9 @@ def _has_norm(view: ModelView) -> bool:
 
 
 def _joined(before: Found, new: Found) -> Found:
-    """Append a block to the sequences read so far, and merge the facts that all steps share."""
-    old, more = before.facts, new.facts
-    facts = StepFacts(
-        bare=old.bare and more.bare,
-        has_skip=old.has_skip or more.has_skip,
-        has_source=old.has_source or more.has_source,
-        nothing_else=old.nothing_else and more.nothing_else,
-        any_skip=old.any_skip or more.any_skip,
-        kinds=[*old.kinds, *more.kinds],
-        width=old.width,
-        qk_norm=old.qk_norm or more.qk_norm,
-    )
-    return Found([[*a, *b] for a, b in zip(before.layers, new.layers, strict=True)], facts)
+    """Append a block to the sequences read so far."""
+    layers = [[*a, *b] for a, b in zip(before.layers, new.layers, strict=True)]
+    return Found(layers, [*before.steps, *new.steps], before.width, before.qk_norm or new.qk_norm)
 
 
 def written(value: Any) -> Any:
