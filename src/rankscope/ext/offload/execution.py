@@ -57,7 +57,7 @@ class Offloaded(Execution):
         self._schedule = plan_schedule(
             self._meta_model,
             self.prepared,
-            OffloadLimits(self.model.memory, self.model.work, self.model.byte_budget),
+            OffloadLimits(self.model.memory, self.model.work),
             options=named,
             blocks=self.model.blocks,
             stream=self.model.declared_stream,

@@ -46,13 +46,11 @@ class OffloadLimits:
 
     Attributes:
         memory: memory budget, e.g. ``"3GiB"``; None for no limit.
-        byte_budget: the largest number of bytes to read from a server; None for no limit.
         work: folder for checkpoints, so that a killed run can resume; None for none.
     """
 
     memory: int | str | None = None
     work: str | Path | None = None
-    byte_budget: int | str | None = None
 
 
 @dataclass(frozen=True)
