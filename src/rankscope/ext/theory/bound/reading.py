@@ -198,7 +198,7 @@ def passage_of(
     skip_gain: float | None,
     position: str,
     floor: float,
-    steps: int | None,
+    with_gains: bool = True,
     cubic: bool = True,
     outside: float = 0.0,
 ) -> Passage:
@@ -211,7 +211,7 @@ def passage_of(
         skip_gain: gain of the skip, if attention reads the stream itself; otherwise None.
         position: how positions enter the scores.
         floor: relative residual below which there is only rounding.
-        steps: number of Lanczos steps; None leaves out the gains altogether.
+        with_gains: also compute the gains.
         cubic: also evaluate the cubic law, if it applies.
         outside: the largest share of a row that goes to tokens that are not measured.
     """
@@ -223,16 +223,16 @@ def passage_of(
     cubic = cubic and graph.complete and position == "none" and not weights.qk_norm
     entropy, counts, logits = _sharpest_rows(P)
     shared = (read.mean(0) @ tensors.W_V) + tensors.b_V
-    gains = None if steps is None else _gains(R, P, tensors, shared, 0.0, steps)
+    gains = _gains(R, P, tensors, shared, 0.0) if with_gains else None
     left = None if seen.given is None else centred(seen.given)
     size = float(torch.linalg.vector_norm(R))
     scores = _scores(weights, read)
     error = math.hypot(_forward_error(read, P, tensors, scores.largest), seen.beside) * floor
     rounding = math.nan if left is None else _relative(error, left)
     sum_gains, sum_out, sum_rounding = None, math.nan, math.nan
-    if skip_gain is not None and steps is not None and seen.summed is not None:
+    if skip_gain is not None and with_gains and seen.summed is not None:
         kept = centred(seen.summed)
-        sum_gains = _gains(R, P, tensors, shared, skip_gain, steps)
+        sum_gains = _gains(R, P, tensors, shared, skip_gain)
         sum_out = float(torch.linalg.vector_norm(kept))
         sum_rounding = _relative(error + floor * float(torch.linalg.vector_norm(seen.summed)), kept)
     before, after = stream_state(seen.entry), stream_state(seen.out)
@@ -350,8 +350,8 @@ def _cubic(R: Tensor, read: Tensor, tensors: HeadTensors) -> tuple[float, float]
     return float(interval.log_lower_bound), float(interval.log_upper_bound)
 
 
-def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float, steps: int) -> LayerGains:
-    return layer_gains(R, P, tensors.W_V, tensors.W_O, shared=shared, skip_gain=gain, steps=steps)
+def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float) -> LayerGains:
+    return layer_gains(R, P, tensors.W_V, tensors.W_O, shared=shared, skip_gain=gain)
 
 
 def _tensors(weights: HeadWeights) -> HeadTensors:
@@ -419,13 +419,13 @@ class BoundReader:
     Args:
         view: the model and its structure.
         config: its configuration.
-        steps: Lanczos steps per layer and sequence; None leaves out the gains.
+        with_gains: whether the gains of each layer are computed.
         has_norm: whether a norm acts anywhere in a block.
     """
 
     view: ModelView
     config: Any
-    steps: int | None
+    with_gains: bool
     has_norm: bool = True
     dtypes: set[torch.dtype] = field(default_factory=set)
     lengths: dict[str | None, dict[int, int]] = field(default_factory=dict)
@@ -496,7 +496,7 @@ class BoundReader:
                     skip_gain=skip_gain_of(step),
                     position=self.position,
                     floor=float_floor(block.out.dtype),
-                    steps=self.steps,
+                    with_gains=self.with_gains,
                     outside=float(P[:, :, ~keep].sum(-1).max()),
                 )
                 layers[number].append(replace(known, layer=block.layer, passage=passage))
