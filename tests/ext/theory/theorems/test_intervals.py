@@ -173,7 +173,7 @@ def test_with_sinks_the_leak_of_what_tokens_share_is_in_the_interval(skip: float
         assert violations(evaluation) == []
         gains = layers[0].passage.sum_gains if skip else layers[0].passage.gains
         leaks += gains.leak > 0
-        bare = narrowest(gains)[1] - gains.leak
+        bare = gains.narrowest[1] - gains.leak
         broken += math.exp(evaluation.layers[0].log_measured) > bare * (1 + 1e-9)
     assert leaks > 150
     assert broken > (20 if skip else 100)  # the interval of rows that add up to one is wrong here
