@@ -64,11 +64,6 @@ class Slot:
         """The stored tensor, if the parameter is one."""
         return self.parts[0].stored if len(self.parts) == 1 and self.parts[0].entry is None else None
 
-    @property
-    def stored_bytes(self) -> int:
-        """Size in the files."""
-        return sum(part.stored.nbytes for part in self.parts)
-
     def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
         """What is read into which part of ``place``, a tensor of the parameter's shape."""
         return [(part.stored, part.of(place)) for part in self.parts]

@@ -15,7 +15,7 @@ from rankscope.execution.budget import Need, keeps_streams_in_memory, reads_ahea
 from rankscope.ext.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.ext.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in
 from rankscope.ext.offload.states import StateStore
-from rankscope.ext.offload.weights import BlockWeights, largest_block, slots_of_blocks
+from rankscope.ext.offload.weights import BlockWeights, largest_block
 from rankscope.ext.offload.work_folder import Progress, content_key, work_folder
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
@@ -128,13 +128,6 @@ class BlockSchedule:
     limits: OffloadLimits
     key: str
     tally: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def bytes_of_blocks(self) -> int:
-        """What the stored weights of all blocks add up to."""
-        names = [call.module_name for call in self.view.stacks[0].calls]
-        slots = (slot for of_block in slots_of_blocks(self.meta_model, names).values() for slot in of_block)
-        return sum(slot.stored_bytes for slot in slots)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
         """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.

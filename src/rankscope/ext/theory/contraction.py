@@ -40,6 +40,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.ext.theory.operator_norms import product_norm
 from rankscope.linalg.precision import as_float64
 from rankscope.linalg.scaled import centred
 
@@ -146,7 +147,8 @@ def layer_gains(
         if size > 0:
             least, most = _paired(low, high, R @ V)
             given.take(out_least * least / size, out_most * most / size)
-    free.take(0.0, float((high[:, 0] * _head_norms(W_V, W_O)).sum()))
+    norms = product_norm(W_V, W_O.mT) * (1 + _MARGIN * max(W_V.shape) * _EPS)
+    free.take(0.0, float((high[:, 0] * norms).sum()))
     moved = (B @ (R @ W_V) @ W_O).sum(0) + skip_gain * R + leaked
     leak = float(torch.linalg.vector_norm(leaked)) * (1 + _MARGIN * max(P.shape) * _EPS) / size if size > 0 else 0.0
     return LayerGains(
@@ -211,12 +213,6 @@ def _ends(A: Tensor, *, side: int) -> tuple[float, float]:
     slack = _MARGIN * max(A.shape) * _EPS * float(values[0])
     least = 0.0 if A.shape[side] > A.shape[1 - side] else max(0.0, float(values[-1]) - slack)
     return least, float(values[0]) + slack
-
-
-def _head_norms(W_V: Tensor, W_O: Tensor) -> Tensor:
-    product = torch.linalg.qr(W_V).R @ torch.linalg.qr(W_O.mT).R.mT
-    norms: Tensor = torch.linalg.matrix_norm(product, 2)
-    return norms * (1 + _MARGIN * max(W_V.shape) * _EPS)
 
 
 def _rms(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> float:
