@@ -32,7 +32,6 @@ PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHE
 LONG = ("docs/index.md", "docs/howto/report.md")
 """Pages that take ten seconds or more and show commands that other pages run too."""
 EXPLAINED_ELSEWHERE = {
-    "card": "docs/howto/report.md",
     "ls": "docs/reference/metrics.md",
     "env": "docs/howto/doctor.md",
     "query": "docs/howto/sweep.md",

@@ -33,7 +33,9 @@ def project() -> dict[str, object]:
 def bounds() -> dict[str, str]:
     """Lower bounds of what a user installs."""
     table = project()
-    users = (lines for extra, lines in table["optional-dependencies"].items() if extra not in ("test", "docs"))
+    users = (
+        lines for extra, lines in table["optional-dependencies"].items() if extra not in ("test", "test-all", "docs")
+    )
     return requirements(table["dependencies"]) | requirements([line for lines in users for line in lines])
 
 

@@ -9,12 +9,8 @@ def _execution() -> None:
     from rankscope.ext.offload import execution  # noqa: F401 registers it
 
 
-def _remote_folders() -> None:
-    from rankscope.ext.offload import object_store  # noqa: F401
-
-
 EXTENSION = Extension(
     name="offload",
     summary="offload=True and weights on a server: block by block, by range.",
-    adds={"execution": _execution, "kind of remote folder": _remote_folders},
+    adds={"execution": _execution},
 )

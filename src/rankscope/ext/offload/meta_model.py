@@ -28,10 +28,10 @@ from rankscope.models.loading._load import loaded_model
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.shard_files import BESIDE, TOKENIZER_FILES
 from rankscope.models.loading.tokenizer import tokenizer_in
-from rankscope.models.loading.wire import no_requests
 from rankscope.models.weight_files.files import WeightFile
 from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
