@@ -86,13 +86,14 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
         return _known(1.0, f"exact: {len(how.closed)} parts see nothing outside themselves")
     P = uniform_over(sees)
     sizes = np.bincount(how.labels)
-    # tokens alone in their part give their own share, except in the closed part, where that is the eigenvalue 1
-    alone = (sizes[how.labels] == 1) & (how.labels != how.closed[0])
-    modes = [_known(float(P.diagonal()[alone].max()) if alone.any() else 0.0, TRIANGULAR)]
+    modes = []
     for part in np.flatnonzero(sizes > 1):
         tokens = np.flatnonzero(how.labels == part)
         block = P[tokens][:, tokens].tocsr()
         modes.append(closed_part(block) if part == how.closed[0] else open_part(block))
+    # tokens alone in their part give their own share, except in the closed part, where that is the eigenvalue 1
+    alone = (sizes[how.labels] == 1) & (how.labels != how.closed[0])
+    modes.append(_known(float(P.diagonal()[alone].max()) if alone.any() else 0.0, TRIANGULAR))
     return slowest(modes)
 
 
