@@ -47,7 +47,7 @@ LARGEST_PARAMETER = SMALLER[0] // 8
 MOST_DRIFT = 0.05
 """Largest change of the power of the length from one doubling to the next at which it is extrapolated."""
 Floats = NDArray[np.float64]
-GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
+GRAPH_FILES = {".npy", ".npz", ".txt"}
 
 
 @checked(*(option for option in GRAPH.options if option.in_python))
@@ -133,7 +133,7 @@ def _intervals(mask: Mask, tokens: int) -> Intervals | None:
     if not isinstance(mask, NamedMask):
         return None
     edges = mask.edges(tokens)
-    return intervals_of(edges.start, edges.stop) if isinstance(edges, Progressions) and edges.step == 1 else None
+    return intervals_of(edges.start, edges.stop) if isinstance(edges, Progressions) else None
 
 
 def _of_intervals(mask: Mask, graph: Intervals, seed: int) -> MaskGraph:
