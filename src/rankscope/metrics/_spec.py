@@ -97,14 +97,9 @@ class MetricSpec:
 
     @property
     def floors_itself(self) -> bool:
-        """Whether it is itself a relative quantity, which is only rounding at or below the float floor.
-
-        So are bounded quantities from zero upwards that are made of products between tokens: they do not end above
-        zero at collapse, and no smaller value can be told from zero.
-        """
-        is_bounded_from_zero = self.range[0] == 0 and math.isfinite(self.range[1])
-        of_products = self.side == TOKENS.name and self.needs in ("gram", "spectrum")
-        return is_bounded_from_zero and of_products and not self.at_collapse
+        """Whether it is a share made of products of tokens, which is only rounding at or below the float floor."""
+        is_bounded = self.range[0] == 0 and math.isfinite(self.range[1]) and not self.at_collapse
+        return is_bounded and self.side == TOKENS.name and self.needs in ("gram", "spectrum")
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", __package__)
