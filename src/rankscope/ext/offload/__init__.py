@@ -1,4 +1,4 @@
-"""Offload: models larger than memory or on a server, read block by block, by range and by expert."""
+"""Offload: models larger than memory or on a server, read block by block and by range."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def _execution() -> None:
 
 EXTENSION = Extension(
     name="offload",
-    summary="offload=True and weights on a server: block by block, by range, by expert.",
+    summary="offload=True and weights on a server: block by block, by range.",
     adds={"execution": _execution},
 )

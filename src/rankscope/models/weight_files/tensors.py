@@ -93,11 +93,6 @@ class StoredTensor:
         """Advise that the tensor will be read soon."""
         self.file.fetch(self.offset, self.nbytes)
 
-    def part(self, number: int) -> StoredTensor:
-        """Entry ``number`` along the first axis, which is one range of the file."""
-        size = self.nbytes // self.shape[0]
-        return StoredTensor(self.file, self.offset + number * size, self.shape[1:], self.word)
-
     def select(self, axis: int, index: int) -> Tensor:
         """The part at ``index`` along ``axis``, without that axis; reads no other bytes."""
         before, after = self.shape[:axis], self.shape[axis + 1 :]
