@@ -12,7 +12,7 @@ import pytest
 from scripts.write_versions import CORE, DATA, EXTRAS, TABLE, table
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_OTHERS = {"gradio", "trackio", "wandb", "mlflow"}
+WITH_OTHERS = {"latex2mathml", "trackio", "wandb", "mlflow"}
 """Extras that were not installed beside the oldest of all others; they need newer ones."""
 BESIDE = {"torch", "transformers", "safetensors"}
 """Older ones than in the oldest set work for the commands that do not need the newer ones."""
@@ -33,7 +33,9 @@ def project() -> dict[str, object]:
 def bounds() -> dict[str, str]:
     """Lower bounds of what a user installs."""
     table = project()
-    users = (lines for extra, lines in table["optional-dependencies"].items() if extra not in ("test", "docs"))
+    users = (
+        lines for extra, lines in table["optional-dependencies"].items() if extra not in ("test", "test-all", "docs")
+    )
     return requirements(table["dependencies"]) | requirements([line for lines in users for line in lines])
 
 

@@ -10,7 +10,7 @@ from huggingface_hub import constants, get_session
 
 from rankscope.errors import LoadError
 from rankscope.models.loading import load
-from rankscope.models.loading.wire import no_requests
+from rankscope.models.loading.no_requests import no_requests
 from tests.models.connections import HOSTILE, attempts, refusing_connections
 
 

@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from rankscope.errors import ResultError
 from rankscope.runs.plain_json import visible
-from rankscope.runs.presenting import showing
+from rankscope.runs.provenance import Provenance
 from rankscope.runs.summary import Summary, summarise
 from rankscope.views import Table
 from rankscope.views.text import markdown_text
 
-if TYPE_CHECKING:
-    from rankscope.runs.run import Run
-
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
-def card_of(run: Run) -> str:
+def card_of(verdict: str, made: Provenance, table: pa.Table) -> str:
     """The card of a run whose rows are metrics by block, such as those of ``measure``.
 
     Raises:
         ResultError: the run has no values by block.
     """
-    with showing(run):
-        grids = [grid for grid in summarise(run.table) if grid.blocks.any()] if run.table.num_rows else []
-        if not grids:
-            raise ResultError(f"A card shows metrics by block, and this {run.kind} run has none.")
-        made = run.provenance
-        version = made.versions.get("rankscope", "")
-        parts = [
-            f"### Rank collapse: {_escaped(made.subject)}",
-            _escaped(run.verdict),
-            *(_ends(grid) for grid in grids),
-            f"Measured with rankscope {_escaped(version)} on {_escaped(made.created[:10])}, inputs: "
-            f"{_escaped(made.inputs or 'unknown')}.",
-        ]
-        if made.command[:1] == ("rankscope",):
-            parts.append(f"    $ {visible(shlex.join(made.command))}")
-        return "\n\n".join(parts) + "\n"
+    grids = [grid for grid in summarise(table) if grid.blocks.any()] if table.num_rows else []
+    if not grids:
+        raise ResultError("A card shows metrics by block, and this run has none.")
+    version = made.versions.get("rankscope", "")
+    parts = [
+        f"### Rank collapse: {_escaped(made.subject)}",
+        _escaped(verdict),
+        *(_ends(grid) for grid in grids),
+        f"Measured with rankscope {_escaped(version)} on {_escaped(made.created[:10])}, inputs: "
+        f"{_escaped(made.inputs or 'unknown')}.",
+    ]
+    if made.command[:1] == ("rankscope",):
+        parts.append(f"    $ {visible(shlex.join(made.command))}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _ends(grid: Summary) -> str:

@@ -17,7 +17,7 @@ from rankscope.errors import MissingExtraError, ResultError
 from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
-from rankscope.runs.presenting import figure_of, notebook_of, text_of
+from rankscope.runs.presenting import figure_of, notebook_of, showing, text_of
 from rankscope.runs.provenance import SCHEMA, Provenance
 from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
 
@@ -179,7 +179,8 @@ class Run:
         """
         from rankscope.runs.card import card_of
 
-        return card_of(self)
+        with showing(self):
+            return card_of(self.verdict, self.provenance, self.table)
 
     def __str__(self) -> str:
         return text_of(self)
