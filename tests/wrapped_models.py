@@ -3,7 +3,7 @@
 Libraries that are not installed are replaced by modules with the same layout: packed integer buffers with scales and
 zero points (GPTQ, AWQ), a Parameter subclass that only its own layer understands (bitsandbytes), a tensor that answers
 for its product alone (torchao, quanto), a layer around a layer (PEFT), parameters that are empty between calls
-(ZeRO-3). ``scripts/adapted_models.py`` tries the libraries themselves.
+(ZeRO-3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, rs.Surgery(skip=0.0), plain=False),
     "decompose": lambda model: rs.decompose(model, IDS),
     "bound": lambda model: rs.bound(model, IDS),
-    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"], repeats=0),
+    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"]),
 }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import rankscope as rs
 from rankscope.errors import RankscopeError
 from rankscope.ext.paths.capture import freeze_network
-from rankscope.ext.paths.single import sample_paths, top_paths
+from rankscope.ext.paths.single import sample_paths
 from rankscope.linalg.precision import has_float64
 from rankscope.models.inputs import prepare_inputs
 from rankscope.stream.viewing import undisturbed, view_of
@@ -37,7 +37,7 @@ CLOSE = 1e-4
 bfloat16, where the gradient of an embedding that is used three times (T5) is a sum in another order on a device, whose
 backward pass has a thread of its own."""
 
-REMEDIES = ("residual_scale", "log_n_scale", "gated_attention")
+REMEDIES = ("residual_scale", "qk_norm", "neutreno")
 """One on the stream, one on the scores of each row, one with parameters of its own."""
 
 Values = NDArray[np.float64]
@@ -71,8 +71,7 @@ def _paths(model: nn.Module) -> Values:
         networks = freeze_network(view_of(model, batch), loaded.config, batch)
     found = []
     for network in networks.values():
-        found += top_paths(network, 3, beam=20).norms
-        found += sample_paths(network, 1, 4, weighting="norm").log_weights.tolist()
+        found += sample_paths(network, 1, 4).streams.flatten(1).norm(dim=1).tolist()
     return np.array(found)
 
 
@@ -109,7 +108,7 @@ VERBS: dict[str, Callable[[nn.Module], Values]] = {
     "decompose": lambda m: _values(rs.decompose(m, rs.Inputs(sequences=1, tokens=8), marginals=["heads", "layers"])),
     "bound": lambda m: _values(rs.bound(m, rs.Inputs(sequences=1, tokens=8))),
     "paths": _paths,
-    "remedy": lambda m: _values(rs.remedy(m, rs.Inputs(sequences=1, tokens=8), remedies=REMEDIES, repeats=1)),
+    "remedy": lambda m: _values(rs.remedy(m, rs.Inputs(sequences=1, tokens=8), remedies=REMEDIES)),
     "gauge": _gauge,
 }
 

@@ -281,7 +281,7 @@ def test_a_new_remedy_is_found_everywhere(
     )
     run("ls", "remedies")
     assert "small_branches" in capsys.readouterr().out
-    small = ("--sequences", "1", "--tokens", "8", "--repeats", "0")
+    small = ("--sequences", "1", "--tokens", "8")
     run("remedy", "init:tiny-bert", *small, "--remedies", "small_branches", "--json")
     assert "small_branches" in {entry["name"] for entry in json.loads(capsys.readouterr().out)["remedies"]}
     assert "small_branches" in docs_lines("statements", "RegistryTable", arguments=["remedies"])
@@ -316,9 +316,6 @@ def test_a_new_verb_is_found_everywhere(
     called = rankscope.loudness("init:tiny-bert", rankscope.Inputs(sequences=2, tokens=8))
     assert isinstance(called, Run)
     assert called.table.equals(rankscope.load_run("run").table)
-    # rerun reads the command out of the run, and starts it in a process of its own
-    run("rerun", "run", "--quiet")
-    assert "The same to the bit" in capsys.readouterr().out
     # report
     page = rankscope.report("run", tmp_path / "report.html").read_text(encoding="utf-8")
     assert "How loud is this model?" in page

@@ -26,8 +26,8 @@ VERBS: dict[str, dict[str, Any]] = {
     "ablate": {"variants": ["pure", "full"]},
     "exact": {},
     "decompose": {},
-    "bound": {"theorems": ["contraction_interval"], "lanczos": 0},
-    "remedy": {"remedies": ["residual_scale"], "repeats": 0, "gradients": False},
+    "bound": {"theorems": ["contraction_interval"]},
+    "remedy": {"remedies": ["residual_scale"], "gradients": False},
 }
 
 

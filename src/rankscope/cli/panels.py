@@ -21,8 +21,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Find the cause": ("ablate", "decompose", "exact", "bound", "graph"),
     "Prevent": ("predict", "remedy"),
     "Many models": ("sweep", "query"),
-    "Results": ("report", "card", "compare", "rerun"),
-    "Learn": ("reproduce", "play", "ls", "env"),
+    "Results": ("report", "compare"),
+    "Learn": ("ls", "env"),
 }
 """Commands by what they are for; others are listed last."""
 INSTEAD = dict.fromkeys(

@@ -5,7 +5,7 @@ measure. Its participation :math:`Y = \mathbb{E}\sum_jp_j^2` tends to 0 for :mat
 where attention is an average over many keys, and to :math:`1 - \sigma_c/\sigma` above, where a few keys have all the
 weight. So a fixed :math:`\sigma` freezes up to :math:`n = e^{\sigma^2/2}` keys and averages beyond: scores have to grow
 like :math:`\sqrt{\log n}` to stay at the same distance. For scaled cosines of *equiangular* tokens, where the query's
-own key stands out, they have to grow like :math:`\log n` instead (``chen_2026_context_length``).
+own key stands out, they have to grow like :math:`\log n` instead.
 
 For a finite n, with :math:`Z = \sum_je^{\sigma x_j}` and :math:`Z^{-2} = \int_0^\infty te^{-tZ}dt`,
 
@@ -21,7 +21,18 @@ import numpy as np
 from rankscope._citations import Cite
 from rankscope.ext.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
 from rankscope.models.design import Design
-from rankscope.remedies.critical_temperature import critical_score_std
+
+
+def critical_score_std(keys: int) -> float:
+    r"""Standard deviation :math:`\sqrt{2\log n}` of independent Gaussian scores at which attention freezes.
+
+    **Exact** as n grows.
+
+    Example:
+        >>> round(critical_score_std(512), 3), round(critical_score_std(512**4) / critical_score_std(512), 12)
+        (3.532, 2.0)
+    """
+    return math.sqrt(2 * math.log(keys))
 
 
 def critical_keys(score_std: float) -> float:
