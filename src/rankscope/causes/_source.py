@@ -218,12 +218,12 @@ def _carried_out(place: SourcePlace, edits: Sequence[Edit]) -> Iterator[bool]:
         return
     originals = [one.__code__ for one in functions]
     try:
-        for one in functions:
-            one.__code__ = edited
+        for function in functions:
+            function.__code__ = edited
         yield True
     finally:
-        for one, original in zip(functions, originals, strict=True):
-            one.__code__ = original
+        for function, original in zip(functions, originals, strict=True):
+            function.__code__ = original
 
 
 def _code_of(place: SourcePlace, source: str) -> CodeType | None:

@@ -75,11 +75,8 @@ def shuffled(parameter: Tensor, seed: int) -> Tensor:
     return parameter.detach().flatten()[order.to(parameter.device)].view_as(parameter)
 
 
-def redrawn(modules: list[tuple[str, nn.Module]], *, others: bool = True) -> dict[str, Tensor]:
-    """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws.
-
-    Without ``others``, what no module draws is left as it is.
-    """
+def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+    """Newly drawn parameters: as a module draws them itself, and small numbers for matrices that none of them draws."""
     replaced: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         seed_generators(0)
@@ -92,8 +89,6 @@ def redrawn(modules: list[tuple[str, nn.Module]], *, others: bool = True) -> dic
                     reset()
                     drawn |= set(part.parameters())
             for inner, parameter in again.named_parameters():
-                if parameter not in drawn and not others:
-                    continue
                 if parameter not in drawn and parameter.ndim > 1:
                     parameter.normal_(0.0, 0.02)
                 replaced[f"{name}.{inner}" if name else inner] = parameter.detach()

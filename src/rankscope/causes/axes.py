@@ -52,7 +52,11 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     turned = _turned(x, index, axis)
     if turned is not None and turned < 1e-3 * size:
         kinds = {type(module) for module in x.model.modules()}
-        layers = (nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+        layers: tuple[type[nn.Module], ...] = (
+            nn.Transformer,
+            nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer,
+        )
         outer = [kind for kind in layers if kind in kinds] or [
             type(one) for one in x.model.modules() if hasattr(one, "batch_first")
         ]

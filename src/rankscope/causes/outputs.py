@@ -8,7 +8,7 @@ import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import is_trained, redrawn
+from rankscope.causes._tensors import redrawn
 
 LOST = 1e-3
 """Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
@@ -103,46 +103,4 @@ def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: floa
         after=after,
         intervention=f"with new weights for {suspect.name}",
         where=suspect.name or "",
-    )
-
-
-@cause(
-    proof="with the weights of every module drawn again, and all other parameters as they are, the outputs differ "
-    "again; the norms have moved from where they begin; and the loss is not below that of one constant output",
-    change="weights from before the collapse",
-    order=42,
-)
-def collapsed_weights(x: Examination) -> Iterator[Finding]:
-    """Weights that training drove to one output for all inputs."""
-    if x.result is None or x.sequences < 3 or not is_trained(x.model):
-        return
-    before, raw = x.inputs_apart(x.result), raw_apart(x)
-    axis = x.sequence_axis(x.result)
-    if before is None or axis is None or before > 0.25 or raw == 0.0:
-        return
-    if x.loss is not None:
-        mean = x.result.mean(axis, keepdim=True).expand_as(x.result)
-        try:
-            now, constant = float(x.loss_of(x.result)), float(x.loss_of(mean))
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-            return  # the loss reads more than the main output
-        if now < 0.8 * constant:
-            return
-    elif before > 0.01:
-        return
-    if before <= LOST * raw and begins_at_zero(x):
-        return
-    # Positions and tokens that no module draws stay: large ones make outputs alike, trained or not.
-    output = x.output(replaced=redrawn([("", x.model)], others=False))
-    after = None if output is None else x.inputs_apart(output)
-    if after is None or after < 3 * before or after < 0.05:
-        return
-    yield Finding(
-        "collapsed_weights",
-        "The weights map all inputs to nearly the same output, and training made them so: its norms have moved from "
-        "where norms begin, and with newly drawn weights the outputs differ.",
-        measured=OUTPUTS,
-        before=before,
-        after=after,
-        intervention="with newly drawn weights",
     )

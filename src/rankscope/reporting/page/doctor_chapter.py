@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankscope.reporting.page.charts import Chart, Views, plain_list
 from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, visible
-from rankscope.verbs.doctor.checks import DoctorReport
+from rankscope.verbs.doctor.checks import AnyFinding, DoctorReport
 from rankscope.verbs.doctor.show import check_tables, next_steps, trust
 from rankscope.views import Column, Row, Section, Table
 from rankscope.views.charts import spans_decades
-
-if TYPE_CHECKING:
-    from rankscope.causes import Finding
 
 
 def doctor_chapter(report: DoctorReport) -> Chapter:
@@ -39,7 +36,7 @@ def doctor_chapter(report: DoctorReport) -> Chapter:
     )
 
 
-def _told(one: Finding) -> list[str]:
+def _told(one: AnyFinding) -> list[str]:
     how = "Shown by" if one.certainty == "shown" else "Measured"
     advice = f"{'Change' if one.tried else 'Hint'}: {one.change}"
     return [advice] * bool(one.change) + [f"{how}: {one.evidence}"] * bool(one.evidence)
@@ -56,7 +53,7 @@ def _sections(report: DoctorReport) -> Iterator[Section]:
     yield Section("Can the numbers be trusted?", visible(trust(report)), tuple(check_tables(report)))
 
 
-def _others(findings: list[Finding]) -> Table:
+def _others(findings: list[AnyFinding]) -> Table:
     columns = [Column("", align="left"), *(Column(name, align="left", width="wide") for name in ("found", "measured"))]
     kinds = {"shown": "also", "possible": "possibly"}
     rows: list[Row] = [
@@ -70,7 +67,7 @@ def _others(findings: list[Finding]) -> Table:
     return Table(columns, rows)
 
 
-def _chart(drawn: list[Finding]) -> Chart:
+def _chart(drawn: list[AnyFinding]) -> Chart:
     views: Views = {}
     for one in drawn:
         series: list[dict[str, Any]] = [

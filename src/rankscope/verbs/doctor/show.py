@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from rankscope.verbs._spec import Answer
-from rankscope.verbs.doctor.checks import CheckStatus, DoctorReport
+from rankscope.verbs.doctor.checks import AnyFinding, CheckStatus, DoctorReport
 from rankscope.views import Cell, Column, Document, Mark, Row, Table
-
-if TYPE_CHECKING:
-    from rankscope.causes import Finding
 
 CHECKS: Mapping[CheckStatus, Cell] = {
     "pass": Cell("ok", ("good",)),
@@ -46,7 +42,7 @@ def _findings(report: DoctorReport) -> Iterator[str]:
             yield _paragraph(f"{one.kind.capitalize()}: {one.sentence}", one, change=False)
 
 
-def _paragraph(lead: str, one: Finding, *, change: bool = True) -> str:
+def _paragraph(lead: str, one: AnyFinding, *, change: bool = True) -> str:
     shown = "Shown by" if one.certainty == "shown" else "Measured"
     label = "Change:   " if one.tried else "Hint:     "
     lines = [lead, f"{label}{one.change}" if change and one.change else "", f"{shown}: {one.evidence}"]
