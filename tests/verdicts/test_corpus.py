@@ -1,4 +1,4 @@
-"""The confusion matrix in small form: each kind of stack a few times. The whole is ``scripts/verdict_matrix.py``."""
+"""The confusion matrix in small form: each kind of stack a few times."""
 
 from __future__ import annotations
 

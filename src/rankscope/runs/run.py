@@ -171,6 +171,16 @@ class Run:
         """
         return figure_of(self, metrics=metrics, site=site, ax=ax)
 
+    def card(self) -> str:
+        """Markdown for a model card: the verdict, each metric at the first and last block, and the command.
+
+        Raises:
+            ResultError: the run has no values by block.
+        """
+        from rankscope.runs.card import card_of
+
+        return card_of(self)
+
     def __str__(self) -> str:
         return text_of(self)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from scripts.sweep_cluster import done_in, kill_a_worker, kill_driver, small_cluster, start_sweep, wait_for
 
 import rankscope as rs
+from tests.ext.sweeps.cluster import done_in, kill_a_worker, kill_driver, small_cluster, start_sweep, wait_for
 
 SMALL: dict[str, Any] = {
     "models": ["init:tiny-bert", "init:tiny-gpt2"],

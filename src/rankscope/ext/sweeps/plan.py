@@ -17,7 +17,16 @@ from rankscope.options import Option
 from rankscope.verbs._spec import Verb, verbs_in_order
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+    from pydantic import (
+        AfterValidator,
+        BaseModel,
+        ConfigDict,
+        Field,
+        ValidationError,
+        create_model,
+        field_validator,
+        model_validator,
+    )
 except ImportError as missing:
     raise MissingExtraError("rankscope sweep", "pydantic", "sweep") from missing
 
@@ -97,7 +106,15 @@ def _kind(found: object) -> str:
     return "nothing" if found is None else f"a {type(found).__name__}"
 
 
+def _refuse_code(text: str) -> str:
+    if is_named(text):
+        raise ValueError(f"{text} runs code, which a plan cannot ask for; pass it to a verb, or save the model")
+    return text
+
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Place = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_code)]
+"""What a worker opens. ``train.py:build`` would run code, and whoever shares a plan is not trusted to do that."""
 Count = Annotated[int, Field(ge=1, le=10**7)]
 
 
@@ -127,14 +144,14 @@ class Part(BaseModel):
 class PlanInputs(Part):
     """Inputs of the models; the built-in sample text unless a file or texts are given."""
 
-    text: str | None = None
+    text: Place | None = None
     texts: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=10_000)
     sequences: Count = 4
     tokens: Count = 64
     batch: Count = 4
     tokens_policy: Literal["content", "no-first", "no-special"] = "content"
     random_tokens: bool = False
-    tokenizer: Name | None = None
+    tokenizer: Place | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> PlanInputs:
@@ -147,9 +164,9 @@ class PlanInputs(Part):
 class Checkpoint(Part):
     """One checkpoint of a training run: a folder, a revision of a hub repository, or hidden states computed there."""
 
-    path: str | None = None
-    revision: str | None = None
-    states: str | None = None
+    path: Place | None = None
+    revision: Place | None = None
+    states: Place | None = None
     step: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="before")
@@ -179,14 +196,14 @@ class Checkpoint(Part):
 class PlanModel(Part):
     """One model, one training run with its checkpoints in order, or hidden states of either in files."""
 
-    model: Name | None = None
-    states: Name | None = None
+    model: Place | None = None
+    states: Place | None = None
     layout: str | None = None
     at: tuple[Name, ...] | None = None
     name: Name | None = None
     model_class: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$")] | None = None
     blocks: str | None = None
-    revisions: tuple[Name, ...] = ()
+    revisions: tuple[Place, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
     verbs: tuple[Name, ...] | None = Field(default=None, min_length=1)
@@ -209,10 +226,6 @@ class PlanModel(Part):
         if self.model is None and self.states is None and not self.checkpoints:
             raise ValueError("give a model (a spec), its checkpoints (folders), or states (a file or folder)")
         self._check_states()
-        if self.model is not None and is_named(self.model):
-            raise ValueError(
-                f"{self.model} runs code, which a plan cannot ask for; pass it to a verb, or save the model"
-            )
         if self.model is not None and any(one.path is not None for one in self.checkpoints):
             raise ValueError("model and checkpoint folders exclude each other; name the run with name instead")
         if self.model is None and self.states is None and self.name is None:

@@ -1,0 +1,61 @@
+"""A run as Markdown for a model card: the verdict, the values at the first and last block, and the command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.errors import ResultError
+from rankscope.runs.plain_json import visible
+from rankscope.runs.presenting import showing
+from rankscope.runs.summary import Summary, summarise
+from rankscope.views import Table
+from rankscope.views.text import markdown_text
+
+if TYPE_CHECKING:
+    from rankscope.runs.run import Run
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
+
+
+def card_of(run: Run) -> str:
+    """The card of a run whose rows are metrics by block, such as those of ``measure``.
+
+    Raises:
+        ResultError: the run has no values by block.
+    """
+    with showing(run):
+        grids = [grid for grid in summarise(run.table) if grid.blocks.any()] if run.table.num_rows else []
+        if not grids:
+            raise ResultError(f"A card shows metrics by block, and this {run.kind} run has none.")
+        made = run.provenance
+        version = made.versions.get("rankscope", "")
+        parts = [
+            f"### Rank collapse: {_escaped(made.subject)}",
+            _escaped(run.verdict),
+            *(_ends(grid) for grid in grids),
+            f"Measured with rankscope {_escaped(version)} on {_escaped(made.created[:10])}, inputs: "
+            f"{_escaped(made.inputs or 'unknown')}.",
+        ]
+        if made.command[:1] == ("rankscope",):
+            parts.append(f"    $ {visible(shlex.join(made.command))}")
+        return "\n\n".join(parts) + "\n"
+
+
+def _ends(grid: Summary) -> str:
+    """Each metric at the first and at the last block."""
+    blocks = np.flatnonzero(grid.blocks)
+    first, last = int(blocks[0]), int(blocks[-1])
+    rows = [
+        (f"`{metric}`", grid.cell(first, column), grid.cell(last, column)) for column, metric in enumerate(grid.metrics)
+    ]
+    table = markdown_text(Table(["metric", *(f"block {grid.labels[line]}" for line in (first, last))], rows))
+    return table if grid.stack is None else f"{_escaped(grid.stack)}:\n\n{table}"
+
+
+def _escaped(text: str) -> str:
+    """``text`` that Markdown and HTML show as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(visible(text).split()))
