@@ -7,7 +7,7 @@ import torch
 from rankscope.linalg import spectrum, tokens
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
-from rankscope.linalg.threads import available_threads, over_threads, paced
+from rankscope.linalg.threads import available_threads, over_threads
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, MetricValues, evaluate
@@ -157,31 +157,6 @@ def test_threads_without_a_sequence_solve_the_other_spectrum(threads, monkeypatc
         expected = torch.linalg.svdvals(matrix.float().double())
         torch.testing.assert_close((found * tokens.scale)[:, : side - 1], expected[:, : side - 1], rtol=1e-6, atol=1e-9)
     assert calls == [1, 1]
-
-
-def test_the_faster_of_all_threads_and_one_is_used_and_the_other_tried_again(threads, monkeypatch):
-    threads(2)
-    clock = [0.0]
-    monkeypatch.setattr("rankscope.linalg.threads.time.perf_counter", lambda: clock[0])
-    cost, seen = {"shared": 1.0, "alone": 4.0}, []
-
-    def work():
-        seen.append("alone" if torch.get_num_threads() == 1 else "shared")
-        clock[0] += cost[seen[-1]]
-
-    for _ in range(200):
-        paced("quiet", work)
-    assert seen[:2] == ["shared", "alone"]
-    assert seen.count("alone") == 3  # after 80 seconds each
-    cost["shared"] = 100.0  # somebody else uses the cores
-    seen.clear()
-    for _ in range(200):
-        paced("quiet", work)
-    assert seen.count("shared") == 1
-    cost["shared"] = 1.0
-    for _ in range(600):
-        paced("quiet", work)
-    assert seen[-50:].count("shared") >= 49
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

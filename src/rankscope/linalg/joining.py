@@ -11,7 +11,7 @@ these. Tensors have the sequences (or matrices) as their first axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -19,10 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from rankscope.linalg.threads import paced
-
 V = TypeVar("V", bound="Joinable")
-R = TypeVar("R")
 
 
 class ActivationsGoneError(AttributeError):
@@ -108,13 +105,6 @@ class Joinable:
         for name in first.__dict__:
             found.__dict__[name] = _joined(name, [view.__dict__[name] for view in views])
         return found
-
-
-def at_best_pace(view: object, key: Hashable, compute: Callable[[], R]) -> R:
-    """``compute()`` with all threads of a CPU or with one, whichever is faster, if that cannot change bits."""
-    if not isinstance(view, Joinable) or view.home.type != "cpu" or not view.keeps_bits:
-        return compute()
-    return paced((key, type(view), view.batch_shape, view.entries_held), compute)
 
 
 _ADDED = frozenset({"sequences"})

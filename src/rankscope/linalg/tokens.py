@@ -21,8 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg import spectrum, thin_spectrum, tiles
-from rankscope.linalg.eigenvalue_times import is_faster_on_host
+from rankscope.linalg import spectrum, tiles
 from rankscope.linalg.joining import Joinable
 from rankscope.linalg.pairs import (
     MOST_TOKENS,
@@ -36,15 +35,14 @@ from rankscope.linalg.pairs import (
 )
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.threads import available_threads
-from rankscope.linalg.to_host import start_to_host
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
 
 Spectra = Literal["exact", "estimated"]
-LARGEST_EXACT_SIDE = 1024
-"""Largest min(tokens, dim) whose spectra are exact by default. Here both cost about as much (a quarter of a bfloat16
-block of width 4096, a tenth of a float32 one); beyond, the exact ones grow with the cube of the side."""
+SAMPLED_TOKENS = 1024
+"""Estimated spectra are those of so many evenly spaced tokens; the cost of exact ones grows with the cube of
+min(tokens, dim). Up to this side spectra are exact by default."""
 
 
 class Tokens(Joinable):
@@ -58,7 +56,7 @@ class Tokens(Joinable):
         x: any floating dtype.
         keep: which tokens count, ``(*batch, tokens)``. Padding and special tokens are excluded as if they did not
             exist, so sequences may differ in length. Omit it if every token counts, which is faster.
-        spectra: ``"exact"``; ``"estimated"``, with intervals, for sides of at least 128; None to choose by size.
+        spectra: ``"exact"``; ``"estimated"``, from 1,024 evenly spaced tokens of more; None to choose by size.
 
     Raises:
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
@@ -67,7 +65,7 @@ class Tokens(Joinable):
     activations = frozenset({"_x"})
     reductions = frozenset(
         {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies", "kept_grams"}
-        | {"singular_values", "centred_singular_values", "rank_estimates", "pair_distances", "pairs"}
+        | {"singular_values", "centred_singular_values", "pair_distances", "pairs"}
     )
 
     def __init__(
@@ -94,8 +92,8 @@ class Tokens(Joinable):
         self._x = x.detach().reshape(sequences, *x.shape[-2:]) if x.ndim != 3 else x.detach()
         self.sequences, self.tokens, self.dim = self._x.shape
         self.fewest = self.tokens if keep is None else 0
-        least = {"exact": math.inf, "estimated": thin_spectrum.LEAST_SIDE, None: LARGEST_EXACT_SIDE + 1}[spectra]
-        self.has_estimated_spectra = self.sequences > 0 and _side(self) >= least
+        size = {"exact": 0, "estimated": self.tokens, None: _side(self)}[spectra]
+        self.has_estimated_spectra = self.sequences > 0 and size > SAMPLED_TOKENS
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
         self.grams_expected = False
         self._resolved: tuple[float, Tensor] | None = None
@@ -213,9 +211,12 @@ class Tokens(Joinable):
         return spectrum.gram_eigenvalues(torch.cat(self.kept_grams))
 
     @cached_property
-    def rank_estimates(self) -> thin_spectrum.PlainAndCentred:
-        """Ranks of X and of CX without their spectra, each with an interval."""
-        return rank_estimates(self)
+    def sampled(self) -> Tokens:
+        """At most 1,024 evenly spaced tokens of each sequence, whose spectra are the estimates."""
+        x, known = self._evenly_spaced(slice(0, self.sequences), SAMPLED_TOKENS)
+        found = Tokens(x, None if known is None else known.to(x.device))
+        found.batch_shape = self.batch_shape
+        return found
 
     def expect_grams(self) -> None:
         """Announce that Gram matrices will be needed: on a CPU, small ones are formed with the first sums."""
@@ -226,12 +227,6 @@ class Tokens(Joinable):
     def kept_grams(self) -> Grams:
         """Gram matrices of all sequences, cached; used only if they are small."""
         return all_grams(self)
-
-    @cached_property
-    def grams_on_host(self) -> Callable[[], list[Tensor]] | None:
-        """Copies of the Gram matrices of X and of CX, on their way; None if spectra are not computed on the host."""
-        on_host = self.device.type != "cpu" and is_faster_on_host(self.device)
-        return start_to_host(self.kept_grams) if on_host and self.tokens and _are_kept(self) else None
 
     @cached_property
     def pair_distances(self) -> PairDistances:
@@ -252,8 +247,7 @@ class Tokens(Joinable):
         names = self.computed()
         if "pair_distances" in names:
             names -= {"pairs"}
-        on_cpu = self.device.type == "cpu" or is_faster_on_host(self.device)
-        if "kept_grams" in names and on_cpu and not is_wide(self.dtype):
+        if "kept_grams" in names and self.device.type == "cpu" and not is_wide(self.dtype):
             return names - {"singular_values", "centred_singular_values", "gram_energies"}
         return names - {"kept_grams"}
 
@@ -327,29 +321,30 @@ class Tokens(Joinable):
 
         Returns a fresh tensor, and which of its places hold a token, ``(group, size)``; None if all do.
         """
+        x, known = self._evenly_spaced(group, size)
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
+        if known is not None:
+            X.masked_fill_(~known.unsqueeze(-1), 0.0)
+        return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
+
+    def _evenly_spaced(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
+        """The same as they were given, on their own device; places without a token hold any other."""
+        x = self._x[group]
         if self._drop is None:
             place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self.device).round_().long()
-            x = self._x[group].index_select(-2, place.to(self._x.device)) if size < self.tokens else self._x[group]
-            X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
-            return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
+            return (x.index_select(-2, place.to(x.device)) if size < self.tokens else x), None
         order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # tokens that count first, in order
         count = self.count[group, None]
         step = torch.arange(size, dtype=torch.float64, device=self.device)
         spread = (step * (count - 1).clamp_min(0.0) / max(1, size - 1)).round_()
         known = step < count
         place = order.gather(-1, torch.where(count > size, spread, step.expand_as(spread)).long())
-        X = self._x[group].gather(-2, place.to(self._x.device).unsqueeze(-1).expand(-1, -1, self.dim))
-        X = X.to(self.device, torch.float64).masked_fill(~known.unsqueeze(-1), 0.0)
-        return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
+        return x.gather(-2, place.to(x.device).unsqueeze(-1).expand(-1, -1, self.dim)), known
 
     def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
         """One entry of each token, including dropped tokens, in the units of ``x``."""
         place = channel.unsqueeze(-1).to(self._x.device)
         return self._x.gather(-1, place).squeeze(-1).to(self.device).double()
-
-    def raw(self, group: slice) -> Tensor:
-        """All tokens of a group as they were given, including dropped ones."""
-        return self._x[group]
 
     def dropped(self, group: slice, rows: slice) -> Bool[Tensor, "group rows 1"] | None:
         """Which tokens of the piece do not count."""
@@ -816,8 +811,6 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
 
 
 def _eigenvalues(tokens: Tokens, block: GramBlock, *, centred: bool) -> Float[Tensor, "group side"]:
-    if tokens.grams_on_host is not None:
-        return spectrum.gram_eigenvalues(tokens.grams_on_host()[centred]).to(tokens.device, non_blocking=True)
     if _leave_threads_idle(tokens):
         return tokens._both_eigenvalues[block.group.stop :] if centred else tokens._both_eigenvalues[block.group]
     return spectrum.gram_eigenvalues(block.centred if centred else block.plain)
@@ -828,48 +821,6 @@ def _leave_threads_idle(tokens: Tokens) -> bool:
     on_cpu = tokens.device.type == "cpu"
     divided = spectrum.are_divided(2 * tokens.sequences, _side(tokens))
     return on_cpu and _are_kept(tokens) and divided and tokens.sequences < available_threads()
-
-
-def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
-    """Ranks of X and of CX, a few sequences at a time."""
-    energy = tokens.energies.centred_row.sum(-1)
-    whole = tokens.energies.row.sum(-1)
-    length = torch.linalg.vector_norm(tokens.mean, dim=-1)
-    unit = torch.where(energy > 0, energy, 1.0)
-    # Equal tokens: CX = 0 has no spectrum, and X has rank one.
-    mean_energy = (tokens.count * length.square() / energy).nan_to_num(nan=1.0).clamp_max(_MOST_MEAN_ENERGY)
-    direction = tokens.mean / torch.where(length > 0, length, 1.0).unsqueeze(-1)
-    dtype = torch.float64 if is_wide(tokens.dtype) else torch.float32
-    scale = power_of_two_below(unit.sqrt())
-    parts = []
-    for group in tokens.groups():
-        W = _centred_copy(tokens, group, dtype)
-        W.div_(scale[group, None, None].to(dtype).to(W.device))
-        W.masked_fill_(~tokens.finite[group, None, None].to(W.device), 0.0)
-        mean = direction[group].to(dtype).to(W.device)
-        parts.append(thin_spectrum.bidiagonalised(W, mean, (unit / scale.square())[group]))
-    found = thin_spectrum.ranks(thin_spectrum.joined(parts), mean_energy, torch.finfo(dtype).eps)
-    return found.where(whole > 0, energy > 0)
-
-
-# Beyond this ratio of the energy of the mean to that of CX, tokens agree to 13 digits.
-_MOST_MEAN_ENERGY = 1e26
-
-
-def _centred_copy(tokens: Tokens, group: slice, dtype: torch.dtype) -> Tensor:
-    """CX of a group in one piece; in float32 the mean is subtracted in two parts, so that an offset costs no digits.
-
-    In float32 it is on the device of the activations, even if that has no float64: products with it are most of the
-    work.
-    """
-    if dtype == torch.float64:
-        return tokens.centred_piece(group, slice(None))
-    x = tokens.raw(group)
-    mean = tokens.mean[group].unsqueeze(-2)
-    first = mean.to(dtype)
-    W = x.to(dtype, copy=True).sub_(first.to(x.device)).sub_((mean - first).to(dtype).to(x.device))
-    drop = tokens.dropped(group, slice(None))
-    return W if drop is None else W.masked_fill_(drop.to(x.device), 0.0)
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:

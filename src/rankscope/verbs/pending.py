@@ -2,8 +2,7 @@
 
 On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
 until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
-them, up to :data:`HELD_BYTES`. If the host solves its eigenvalue problems, Gram matrices are copied there while the
-device evaluates other views. On a CPU very small views wait too, because there the calls themselves are most of the
+them, up to :data:`HELD_BYTES`. On a CPU very small views wait too, because there the calls themselves are most of the
 work, and with several threads so do views whose spectra are asked for, with their Gram matrices. All others are
 evaluated at once.
 """
@@ -16,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.linalg.eigenvalue_times import is_faster_on_host
-from rankscope.linalg.joining import ActivationsGoneError, Joinable, at_best_pace
+from rankscope.linalg.joining import ActivationsGoneError, Joinable
 from rankscope.linalg.threads import available_threads
 from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
@@ -59,7 +57,6 @@ class _Group:
     views: list[Joinable] = field(default_factory=list)
     owed: list[_Owed] = field(default_factory=list)
     size: int = 0
-    joined: Any = None
 
     def add(self, view: Joinable, owed: _Owed, size: int) -> None:
         """Have a view wait here; its size is in the units of the limit of the group."""
@@ -67,19 +64,9 @@ class _Group:
         self.owed.append(owed)
         self.size += size
 
-    def start(self) -> bool:
-        """Start to copy Gram matrices to the host; False if their eigenvalues are not computed there."""
-        first = self.views[0]
-        if first.home.type == "cpu" or not isinstance(first, Tokens) or first.has_estimated_spectra:
-            return False
-        if not is_faster_on_host(first.device) or all(spec.needs != "spectrum" for spec in self.specs):
-            return False
-        self.joined = type(first).joined([view for view in self.views if isinstance(view, Tokens)])
-        return self.joined.grams_on_host is not None
-
     def evaluate(self) -> None:
         """All metrics of all views."""
-        joined: Any = type(self.views[0]).joined(self.views) if self.joined is None else self.joined
+        joined: Any = type(self.views[0]).joined(self.views)
         tensors = _tensors_of(evaluate(self.specs, joined, self.floor))  # the same objects for all, so copied once
         start = 0
         for view, owed in zip(self.views, self.owed, strict=True):
@@ -103,7 +90,7 @@ class PendingReadings:
         self._owed.append(_Owed(deliver, tensors))
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
-        """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
+        """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
         joinable = view if isinstance(view, Joinable) and view.batch_shape else None
         on_cpu = joinable is None or joinable.home.type == "cpu"
         most = HELD_CPU_ENTRIES if on_cpu else HELD_ENTRIES
@@ -119,8 +106,7 @@ class PendingReadings:
     def _evaluate_large(self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver) -> None:
         """Reduce a view whose activations cannot wait: the first of its kind is evaluated at once, to learn how."""
         # By shape too, because a metric may read other reductions of an empty or a large sequence.
-        on_host = view.home.type != "cpu" and is_faster_on_host(view.home)
-        kind = (tuple(specs), type(view), view.stripped(frozenset()).likeness, on_host)
+        kind = (tuple(specs), type(view), view.stripped(frozenset()).likeness)
         reductions = _reductions.get(kind)
         if reductions is None:
             whole: Any = view
@@ -130,7 +116,7 @@ class PendingReadings:
                     _reductions.clear()
                 _reductions[kind] = _reductions_read(specs, view, floor)
             return
-        stripped = at_best_pace(view, ("reductions", len(specs)), lambda: _stripped(view, reductions, floor))
+        stripped = _stripped(view, reductions, floor)
         most = HELD_CPU_BYTES if stripped.home.type == "cpu" else HELD_BYTES
         self._wait(specs, stripped, floor, deliver, stripped.bytes_held, most)
 
@@ -147,8 +133,7 @@ class PendingReadings:
 
     def settle(self) -> None:
         """Copy everything to the CPU, once, and deliver it."""
-        # All copies are started first. The device evaluates the other groups while they are on their way.
-        for group in sorted(self._groups.values(), key=_Group.start):
+        for group in self._groups.values():
             group.evaluate()
         owed, self._owed, self._groups = self._owed, [], {}
         tensors = {id(tensor): tensor for one in owed for tensor in one.tensors}
@@ -177,9 +162,8 @@ def _stripped(view: Joinable, reductions: frozenset[str], floor: float) -> Joina
 
 
 def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:
-    """Values, statuses and, if there are estimates, intervals; metrics first, then the batch."""
-    ends = () if reading.interval is None else (reading.interval.movedim(0, -1),)
-    return (reading.values, reading.statuses, *ends)
+    """Values and statuses; metrics first, then the batch."""
+    return reading.values, reading.statuses
 
 
 def _reductions_read(specs: Sequence[MetricSpec], view: Joinable, floor: float) -> frozenset[str] | None:
