@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg import spectrum, tiles
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.pairs import (
     MOST_TOKENS,
     PairDistances,
@@ -62,12 +62,6 @@ class Tokens(Joinable):
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
     """
 
-    activations = frozenset({"_x"})
-    reductions = frozenset(
-        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies", "kept_grams"}
-        | {"singular_values", "centred_singular_values", "pair_distances", "pairs"}
-    )
-
     def __init__(
         self,
         x: Float[Tensor, "*batch tokens dim"],
@@ -85,6 +79,7 @@ class Tokens(Joinable):
                 f"keep is a {keep.dtype} tensor of shape {tuple(keep.shape)}. Expected booleans of shape "
                 f"{tuple(x.shape[:-1])}, one per token: pass attention_mask.bool()."
             )
+        self.made = Made(Tokens, (x.detach(), keep), (("spectra", spectra),))
         self.batch_shape = tuple(x.shape[:-2])
         self.device = float64_home(x)
         self.dtype = x.dtype
@@ -95,8 +90,6 @@ class Tokens(Joinable):
         size = {"exact": 0, "estimated": self.tokens, None: _side(self)}[spectra]
         self.has_estimated_spectra = self.sequences > 0 and size > SAMPLED_TOKENS
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
-        self.grams_expected = False
-        self._resolved: tuple[float, Tensor] | None = None
 
     @cached_property
     def count(self) -> Float[Tensor, " sequences"]:
@@ -152,17 +145,11 @@ class Tokens(Joinable):
         not the rounding of the other channels. So channels with more than 100 times the median energy are each
         compared with their own norm, and the other channels with their common norm.
         """
-        if self._resolved is not None and self._resolved[0] == floor:
-            return self._resolved[1]
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
         if may_hold(unclear):
             above |= unclear & is_resolved(self, floor)
         return above
-
-    def settle_resolved(self, floor: float) -> None:
-        """Answer :meth:`is_resolved` while the activations are there: on a CPU it may have to read them."""
-        self._resolved = floor, self.is_resolved(floor)
 
     @property
     def energies(self) -> Energies:
@@ -187,8 +174,7 @@ class Tokens(Joinable):
     @cached_property
     def unit_energy(self) -> Float[Tensor, "sequences dim"]:
         """Sums of squares along the columns, each row in units of its own energy."""
-        grams = self._walked[1]
-        return unit_energy(self) if grams is None else grams.unit_energy.squeeze(-2)
+        return unit_energy(self)
 
     @cached_property
     def gram_energies(self) -> GramEnergies:
@@ -218,11 +204,6 @@ class Tokens(Joinable):
         found.batch_shape = self.batch_shape
         return found
 
-    def expect_grams(self) -> None:
-        """Announce that Gram matrices will be needed: on a CPU, small ones are formed with the first sums."""
-        short = self.tokens <= self.dim and not self.has_estimated_spectra
-        self.grams_expected = short and self.device.type == "cpu" and _are_kept(self) and _strips(self) == 1
-
     @cached_property
     def kept_grams(self) -> Grams:
         """Gram matrices of all sequences, cached; used only if they are small."""
@@ -237,19 +218,6 @@ class Tokens(Joinable):
     def pairs(self) -> Pairs:
         """Medians and counts over the distances of pairs of tokens."""
         return pairs(self)
-
-    def taken(self) -> frozenset[str]:
-        """The reductions that were computed so far, without those that follow from others.
-
-        :attr:`pairs` follow from their distances. If they are computed on the CPU, spectra follow from Gram matrices,
-        except for float64 tokens: threads share the eigenvalues of several sites better than those of one.
-        """
-        names = self.computed()
-        if "pair_distances" in names:
-            names -= {"pairs"}
-        if "kept_grams" in names and self.device.type == "cpu" and not is_wide(self.dtype):
-            return names - {"singular_values", "centred_singular_values", "gram_energies"}
-        return names - {"kept_grams"}
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
@@ -356,10 +324,6 @@ class Tokens(Joinable):
 
     @cached_property
     def _norm_sums(self) -> NormSums:
-        return self._walked[0]
-
-    @cached_property
-    def _walked(self) -> tuple[NormSums, GramSums | None]:
         return norm_sums(self)
 
     @cached_property
@@ -544,27 +508,6 @@ class NormSums:
 
 
 @dataclass(frozen=True)
-class GramSums:
-    """What Gram matrices and pairs of tokens need from a walk, so that it does not have to be repeated.
-
-    Attributes:
-        centred: Gram matrices of CX.
-        along_mean: CX m.
-        unit_energy: sums of squares along the columns, each row in units of its own energy.
-    """
-
-    centred: Float[Tensor, "sequences tokens tokens"]
-    along_mean: Float[Tensor, "sequences tokens 1"]
-    unit_energy: Float[Tensor, "sequences 1 dim"]
-
-    @classmethod
-    def empty(cls, tokens: Tokens) -> GramSums:
-        """To be filled."""
-        sizes = (tokens.tokens, tokens.tokens), (tokens.tokens, 1), (1, tokens.dim)
-        return cls(*(torch.empty(tokens.sequences, *size, dtype=torch.float64) for size in sizes))
-
-
-@dataclass(frozen=True)
 class ColumnRanges:
     """Per column: half the distance between its extremes, and the larger of them in absolute value."""
 
@@ -579,14 +522,13 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
     return values.amax(-1)
 
 
-def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
-    """Mean, sums of squares, of absolute values and of directions, and if they are expected Gram matrices of CX."""
+def norm_sums(tokens: Tokens) -> NormSums:
+    """Mean, sums of squares, of absolute values and of directions."""
     # The first piece of a sequence writes its sums; without tokens there is none, and the sums are zero.
     is_empty = tokens.sequences * tokens.tokens == 0
     fresh = torch.zeros if is_empty else torch.empty
     row = fresh(4, tokens.sequences, tokens.tokens, 1, dtype=torch.float64, device=tokens.device)
     column = fresh(6, tokens.sequences, 1, tokens.dim, dtype=torch.float64, device=tokens.device)
-    grams = GramSums.empty(tokens) if tokens.grams_expected else None
     means: list[Mean] = []
     for piece in walk(tokens):
         if piece.is_first:
@@ -594,7 +536,7 @@ def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
         if is_empty:
             continue
         of_rows = _RowSums(*row[:, piece.group, piece.rows].unbind())
-        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()), grams)
+        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()))
     values, tails = zip(*means, strict=True)
     mean = means[0] if len(means) == 1 else Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
     rows, columns = _RowSums(*row.squeeze(-1).unbind()), _ColumnSums(*column.squeeze(-2).unbind())
@@ -608,7 +550,7 @@ def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
         centred_row=rows.centred_size,
         centred_direction=columns.centred_direction,
     )
-    return NormSums(mean, energies, linear), grams
+    return NormSums(mean, energies, linear)
 
 
 class _RowSums(NamedTuple):
@@ -627,15 +569,13 @@ class _ColumnSums(NamedTuple):
     centred_direction: Tensor
 
 
-def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
+def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums) -> None:
     """Write the sums of the rows of a piece, and add its sums of columns."""
     X, wide, first = piece.X, piece.mean.tail is not None, piece.is_first
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
     _sum_rows(S, piece, row.energy)
     _add_columns(column.energy, S, piece)
-    if grams is not None:
-        torch.bmm(_shares(row.energy).mT, S, out=grams.unit_energy[piece.group])
     _add_directions(column.direction, X, row.energy, wide=wide, first=first)
     A = torch.abs(X, out=piece.spare)
     _sum_rows(A, piece, row.size)
@@ -643,9 +583,6 @@ def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: Gra
     C = piece.centre_()
     torch.linalg.vector_norm(C, dim=-1, keepdim=True, out=row.centred_energy).square_()
     _add_directions(column.centred_direction, C, row.centred_energy, wide=wide, first=first)
-    if grams is not None:
-        torch.bmm(C, C.mT, out=grams.centred[piece.group])
-        torch.bmm(C, piece.mean.whole.mT, out=grams.along_mean[piece.group])
     if C.device.type != "cpu":
         if first:
             torch.linalg.vector_norm(C, dim=-2, keepdim=True, out=column.centred_energy).square_()
@@ -841,12 +778,7 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
 
 def all_grams(tokens: Tokens) -> Grams:
     """Gram matrices of all sequences: operations on many small matrices cost less than on one at a time."""
-    group, grams = slice(0, tokens.sequences), tokens._walked[1]
-    if grams is not None:
-        plain = _plain(tokens, group, grams.centred, grams.along_mean)
-        blocks = [_finite(tokens, GramBlock(group, plain, grams.centred))]
-    else:
-        blocks = list(gram_blocks(tokens))
+    blocks = list(gram_blocks(tokens))
     if len(blocks) == 1:
         return Grams(blocks[0].plain, blocks[0].centred)
     none = tokens.zeros(_side(tokens), _side(tokens))[:0]
@@ -877,7 +809,7 @@ def _side(tokens: Tokens) -> int:
 
 def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
     C = tokens.centred_piece(group, slice(None), room)
-    centred = _times_own_transpose(C)
+    centred = C @ C.mT
     return _plain(tokens, group, centred, C @ tokens.mean[group].unsqueeze(-1)), centred
 
 
@@ -898,23 +830,6 @@ def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, T
         centred.baddbmm_(C.mT, C)
     # X^TX = (CX)^T(CX) + n m m^T.
     return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
-
-
-_LEAST_ROWS_TO_HALVE = 320
-"""With fewer rows the copies cost more than the quarter that they save."""
-
-
-def _times_own_transpose(C: Tensor) -> Tensor:
-    """CC^T. It is symmetric, so the upper right quarter of a large one is copied from the lower left, not computed."""
-    if C.shape[-2] < _LEAST_ROWS_TO_HALVE:
-        return C @ C.mT
-    half = C.shape[-2] // 2
-    upper, lower = C[:, :half], C[:, half:]
-    gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
-    gram[:, :, :half] = C @ upper.mT
-    gram[:, half:, half:] = lower @ lower.mT
-    gram[:, :half, half:] = gram[:, half:, :half].mT
-    return gram
 
 
 _DEVICE_GROUP_ENTRIES = 1 << 24

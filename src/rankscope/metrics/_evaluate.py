@@ -113,8 +113,6 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
 
 
 def _evaluated(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
-    if isinstance(view, Tokens) and any(spec.needs in ("gram", "spectrum") for spec in specs):
-        view.expect_grams()
     sampled = view.sampled if isinstance(view, Tokens) and view.has_estimated_spectra else view
     values = torch.stack([spec.function(sampled if spec.estimate else view) for spec in specs])
     statuses = _statuses(specs, values, view, floor)
