@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -309,11 +309,12 @@ def inside_multi_head(
     ``batch*heads query key``; the handler receives and returns ``batch heads query key``. If several modes see the
     call, the handlers of the first one are outermost, as with any other call.
     """
-    query = args[0] if args else kwargs["query"]
     token = _CHAIN.set((*_CHAIN.get(), (fused, softmax)))
     try:
-        # If another mode is still to see the call, the copy hands it on to that mode instead of running.
-        return _chained(func, query.shape[1] if query.dim() == 3 else 1)(*args, **kwargs)
+        if isinstance(func, FunctionType):  # else another mode has made the copy
+            query = args[0] if args else kwargs["query"]
+            func = _MultiHead(func, query.shape[1] if query.dim() == 3 else 1)
+        return func(*args, **kwargs)
     finally:
         _CHAIN.reset(token)
 
@@ -321,27 +322,46 @@ def inside_multi_head(
 _CHAIN: ContextVar[tuple[tuple[Handler, Handler], ...]] = ContextVar("_CHAIN", default=())
 
 
-def _chained(func: Callable[..., Any], batch: int) -> Callable[..., Any]:
-    """A copy of a function whose attention kernel and softmax pass a call through all handlers to torch's own."""
-    assert isinstance(func, FunctionType)
-    names = "scaled_dot_product_attention", "softmax"
+class _MultiHead:
+    """A copy of a function whose attention kernel and softmax pass a call through all handlers to torch's own.
 
-    def through(kind: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        perform: Callable[..., Any] = func.__globals__[names[kind]]
-        for handlers in reversed(_CHAIN.get()):
-            perform = partial(_handled, handlers[kind], perform)
-        return perform(*args, **kwargs)
+    It hands itself on to the other modes that see the call, and is equal to the function, so that they know it.
+    """
 
-    def fused(*args: Any, **kwargs: Any) -> Any:
-        return through(0, args, kwargs)
+    __wrapped__: FunctionType
 
-    def softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
-        split = scores.reshape(batch, -1, *scores.shape[-2:])
-        out: Tensor = through(1, (split, *rest), options)
-        return out.reshape(scores.shape)
+    def __init__(self, func: FunctionType, batch: int) -> None:
+        own = func.__globals__["scaled_dot_product_attention"], func.__globals__["softmax"]
 
-    seen = {**func.__globals__, **dict(zip(names, (fused, softmax), strict=True))}
-    return FunctionType(func.__code__, seen, func.__name__, func.__defaults__, func.__closure__)
+        def fused(*args: Any, **kwargs: Any) -> Any:
+            return _through(0, own[0], args, kwargs)
+
+        def softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
+            split = scores.reshape(batch, -1, *scores.shape[-2:])
+            out: Tensor = _through(1, own[1], (split, *rest), options)
+            return out.reshape(scores.shape)
+
+        names = {"scaled_dot_product_attention": fused, "softmax": softmax, func.__name__: self}
+        self._run = FunctionType(
+            func.__code__, func.__globals__ | names, func.__name__, func.__defaults__, func.__closure__
+        )
+        update_wrapper(self, func)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.__wrapped__
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+
+def _through(kind: int, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    perform = own
+    for handlers in reversed(_CHAIN.get()):
+        perform = partial(_handled, handlers[kind], perform)
+    return perform(*args, **kwargs)
 
 
 def _handled(handler: Handler, perform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -386,7 +386,7 @@ class StreamMode(TorchFunctionMode):
                 call.follow_joined(func, args, kwargs, out)
                 return out
         # What attention returns is a branch, whatever it reads: there is no stream to follow through it.
-        elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
+        elif (func is SDPA or func == MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
         if func in NORMS:
@@ -421,7 +421,7 @@ class StreamMode(TorchFunctionMode):
     def _attention(
         self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if func is MULTI_HEAD:
+        if func == MULTI_HEAD:
             # A single Python-level call: look inside it for the fused kernel or the softmax.
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:

@@ -60,7 +60,7 @@ class BackwardWatch:
         """A block has returned."""
         for tensor in tensors_in(output, depth=4) if self._saves else ():
             if tensor.grad_fn is not None:
-                tensor.register_hook(self._check())
+                tensor.register_hook(self._check())  # type: ignore[no-untyped-call]
 
     def _check(self) -> Callable[[Any], None]:
         before = tuple(self._steps())
