@@ -10,6 +10,7 @@ from rankscope._types import Status
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import SAMPLED_TOKENS, Tokens
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate, is_left_out
+from rankscope.verbs.measure.judge import RANKS
 
 SPECS = [METRICS[name] for name in DEFAULT_TOKEN_METRICS if METRICS[name].estimate]
 STATUSES = list(Status)
@@ -64,6 +65,7 @@ def test_every_spectral_metric_is_estimated_or_left_out() -> None:
     assert {"least_singular_value", "centred_least_singular_value", "alpha_req"} <= left_out
     assert {name for name in needing if METRICS[name].estimate} == needing - left_out
     assert not any(is_left_out(METRICS[name], Tokens(torch.randn(130, 140))) for name in needing)
+    assert {name for name, spec in METRICS.items() if spec.estimate} == RANKS
 
 
 def test_a_run_says_of_which_tokens_the_ranks_are() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankscope._types import Status
-from rankscope.linalg.tokens import SAMPLED_TOKENS
-from rankscope.metrics import METRICS
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 
 VALUE, BOUND = "attention_contraction", "attention_contraction_bound"
+RANKS = frozenset(
+    centred + name
+    for name in ("stable_rank", "effective_rank", "participation_ratio", "energy_rank_99")
+    for centred in ("", "centred_")
+)
+"""Metrics of which large shapes have estimates, from 1,024 evenly spaced tokens."""
 
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
@@ -49,12 +54,14 @@ def _notes_on_ranks(table: pa.Table) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"{', '.join(names)} marked ~ (status 'estimated') are those of {SAMPLED_TOKENS:,} evenly spaced tokens of "
+        f"{', '.join(names)} marked ~ (status 'estimated') are those of 1,024 evenly spaced tokens of "
         "each sequence, and not of all its tokens; no rank above that is seen. spectra='exact' (--spectra exact) "
         "computes them from all tokens",
     )
 
 
 def _sampled(table: pa.Table) -> list[str]:
-    estimated = names_in(only(table, status=str(Status.ESTIMATE)), "metric")
-    return [name for name in estimated if name in METRICS and METRICS[name].estimate]
+    rows = only(table, status=str(Status.ESTIMATE))
+    # Between inputs, every estimate is from a sample of the inputs.
+    estimated = names_in(rows.filter(pc.invert(pc.starts_with(pc.cast(rows["site"], "string"), "inputs."))), "metric")
+    return [name for name in estimated if name in RANKS]
