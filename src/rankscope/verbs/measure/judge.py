@@ -11,12 +11,12 @@ from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 
 VALUE, BOUND = "attention_contraction", "attention_contraction_bound"
-RANKS = frozenset(
+RANKS = {
     centred + name
     for name in ("stable_rank", "effective_rank", "participation_ratio", "energy_rank_99")
     for centred in ("", "centred_")
-)
-"""Metrics of which large shapes have estimates, from 1,024 evenly spaced tokens."""
+} | {"rankme"}
+"""Metrics of which large shapes have estimates, from 1,024 evenly spaced tokens; ``rankme`` is the effective rank."""
 
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
