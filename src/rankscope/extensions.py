@@ -34,7 +34,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "papers": ("reproduce",),
     "paths": ("decompose",),
     "playground": ("play",),
-    "sweeps": ("atlas", "compact", "query", "sweep"),
+    "sweeps": ("atlas", "query", "sweep"),
     "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
 }
 """What the extensions of rankscope offer, so that an error can name one that is not installed."""

@@ -60,7 +60,7 @@ def _loaded(home: Path) -> str:
 def _sweep(home: Path) -> None:
     tasks = [task(number, seed=number, model=f"model {number % 3}") for number in range(6)]
     course = {"relative_residual": [0.9, 0.5, 0.125], "stable_rank": [1.5, 15.0, 3.0]}
-    made(home, [(one, rows(one, course)) for one in tasks], failed={"lost": "no weights"}, missing=1)
+    made(home, [(one, rows(one, course)) for one in tasks], failed_models={"lost": "no weights"}, missing=1)
 
 
 def _packed(home: Path) -> None:

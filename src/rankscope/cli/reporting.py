@@ -10,7 +10,7 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="One or more folders written with --out or by a Gauge.")
+    list[str], typer.Argument(metavar="RUN", help="One or more folders or addresses written with --out or by a Gauge.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Page = Annotated[
@@ -35,7 +35,7 @@ def report_command(
 
 
 def card_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder written with --out.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or address written with --out.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Write card.md, strip.svg and model-index.yaml.")
     ] = None,

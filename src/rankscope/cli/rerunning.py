@@ -15,6 +15,7 @@ from rankscope._types import is_named
 from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError
+from rankscope.runs.places import place_of
 from rankscope.verbs._spec import verbs_in_order
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ SILENT = ("--json", "--quiet", "-q", "--no-progress")
 
 
 def rerun_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, written with --out.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Save the new run in this folder.")] = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, written with --out.")],
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Save the new run in this folder.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="Also run a command that names a server or files of this machine.")
@@ -59,7 +60,7 @@ def rerun_command(
     if not trust:
         refuse_reaching(words)
     with tempfile.TemporaryDirectory() as scratch:
-        place = out or Path(scratch) / "run"
+        place = out or str(Path(scratch) / "run")
         _run(words, place, quiet=quiet)
         judgement = judge_rerun(old, load_run(place))
     _tell(judgement, as_json=as_json, quiet=quiet)
@@ -112,15 +113,15 @@ def refuse_reaching(words: Sequence[str]) -> None:
             )
 
 
-def _run(words: Sequence[str], place: Path, *, quiet: bool) -> None:
+def _run(words: Sequence[str], place: str, *, quiet: bool) -> None:
     # Run the file, not -m, which would look for a package of that name in the current folder first.
     program = Path(__file__).resolve().parents[1] / "__main__.py"
-    arguments = [sys.executable, str(program), *words, "--quiet", "--out", str(place)]
+    arguments = [sys.executable, str(program), *words, "--quiet", "--out", place]
     if not quiet:
         remarks_console().print(f"running: rankscope {' '.join(words)}", markup=False)
     done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     # Exit code 1 may also come from --fail-if, after a complete run, so check for the file instead.
-    if not (place / "run.json").is_file():
+    if not place_of(place, "out", "a folder").holds("run.json"):
         raise InputError(f"The command failed (exit code {done.returncode}): {done.stderr.strip()[-600:]}")
 
 

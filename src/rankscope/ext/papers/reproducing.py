@@ -126,7 +126,7 @@ def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
     Returns:
         The files, the text last.
     """
-    home = run.save(folder)
+    home = Path(run.save(folder))
     written = [home / "run.json", *sorted(home.glob("rows-*.parquet"))]
     for stem, figure in reproduction_of(run).show().draw(run).items():
         with drawing_style("reproduce", {"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
