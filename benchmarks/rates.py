@@ -23,12 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
 
 import rankscope as rs
 from rankscope._headers import read_header
-from rankscope.ext.sweeps.folder import Expected, SweepFolder
+from rankscope.ext.sweeps.results import RECORD, ROWS, Results
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS
 from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 
@@ -124,47 +125,27 @@ def weights_only(folder: Path, width: int) -> dict[str, float]:
     }
 
 
-def results(folder: Path, rounds: int) -> dict[str, float]:
-    """Rows per block and sequence, bytes per row and per record, and how fast results are kept and queried."""
+def results(folder: Path) -> dict[str, float]:
+    """Rows per block and sequence, bytes per row and per record."""
     plan = {"models": ["init:tiny-llama"], "verbs": ["measure"], "inputs": {"sequences": SEQUENCES, "tokens": 32}}
     rs.sweep(plan, folder / "one", serial=True)
-    home = SweepFolder(folder / "one")
-    contents = home.contents()
-    (key,) = contents.done
-    record = contents.record(key)
+    (path,) = (folder / "one" / ROWS).iterdir()
+    (record,) = Results.at(folder / "one").contents().records.values()
     blocks, heads = 3, 4
     split = "SELECT count(*) FILTER (head IS NULL) AS tokens, count(*) FILTER (head IS NOT NULL) AS heads FROM rows"
     counted = rs.query(folder / "one", split).to_pylist()[0]
-    many = _copied(folder / "many", home, key, 200)
-    keeping = many.pop("keep_seconds")
-    sql = "SELECT model, layer, avg(value) FROM rows WHERE metric = 'relative_residual' GROUP BY ALL"
-    asking = median_seconds(lambda: rs.query(folder / "many", sql), rounds)
+    columns = pq.ParquetFile(path).metadata.row_group(0)
+    text = sum(
+        columns.column(n).total_compressed_size
+        for n in range(columns.num_columns)
+        if columns.column(n).path_in_schema == RECORD
+    )
     return {
         "rows_per_block_and_sequence": counted["tokens"] / (blocks * SEQUENCES),
         "rows_per_head_and_sequence": counted["heads"] / (blocks * heads * SEQUENCES),
-        "bytes_per_row": record["table"]["bytes"] / record["table"]["rows"],
-        "record_bytes": float(home.record_file(key).stat().st_size),
-        "keep_tasks_per_second": 1 / keeping,
-        "query_files": many["files"],
-        "query_seconds": asking,
-        "query_rows": many["files"] * record["table"]["rows"],
+        "bytes_per_row": (path.stat().st_size - text) / record["rows"],
+        "record_bytes": float(text),
     }
-
-
-def _copied(place: Path, home: SweepFolder, key: str, count: int) -> dict[str, float]:
-    """The same result as that of many tasks, kept one by one."""
-    import pyarrow.parquet as pq
-
-    record = home.contents().record(key)
-    table = pq.ParquetFile(home.home / record["table"]["file"]).read()
-    tasks = [Expected(f"{i:024x}", {**record["task"], "seed": i, "model": f"model {i % 50}"}) for i in range(count)]
-    folder = SweepFolder(place)
-    folder.begin(tasks)
-    facts = {name: value for name, value in record.items() if name not in ("schema", "key", "task", "table")}
-    started = time.perf_counter()
-    for task in tasks:
-        folder.keep_rows(task, table, facts)
-    return {"keep_seconds": (time.perf_counter() - started) / count, "files": float(count)}
 
 
 def machine() -> dict[str, Any]:
@@ -185,7 +166,7 @@ def main() -> None:
         folder = Path(name)
         answer = {"date": date.today().isoformat(), **machine(), **reading(folder, asked.gigabytes, asked.rounds),
                   **block_rates(asked.width, asked.rounds), **weights_only(folder, min(asked.width, 1024)),
-                  **results(folder, asked.rounds)}  # fmt: skip
+                  **results(folder)}  # fmt: skip
     asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(answer, indent=1))
 

@@ -26,7 +26,7 @@ from benchmarks.scale_costs import (
     resident,
     result_rows,
 )
-from benchmarks.scale_shapes import CHECKPOINTS, HUB, SHAPES, Shape
+from benchmarks.scale_shapes import SHAPES, Shape
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
 
@@ -155,19 +155,6 @@ def hub_table(rates: Rates) -> str:
     return table(head, rows)
 
 
-def store_table(rates: Rates) -> str:
-    """The result store at several sizes."""
-    rows_each = sum(kind.share * result_rows(rates, kind.shape) for kind in HUB)
-    rows = []
-    for tasks in (100, 10_000, 1_000_000, CHECKPOINTS):
-        count = tasks * rows_each
-        size = count * rates["bytes_per_row"] + tasks * rates["record_bytes"]
-        rows.append((f"{tasks:,}", many(count), amount(size),
-                     words(tasks / rates["keep_tasks_per_second"]),
-                     words(rates["query_seconds"] * tasks / rates["query_files"])))  # fmt: skip
-    return table(("tasks", "rows", "on disk", "written by one driver in", "one query, file by file"), rows)
-
-
 def machine_words(rates: Mapping[str, Any]) -> str:
     """What it was measured on."""
     return (
@@ -177,44 +164,20 @@ def machine_words(rates: Mapping[str, Any]) -> str:
     )
 
 
-def overhead_words(found: Mapping[str, Any] | None) -> str:
-    """The sweep beside a bare loop."""
-    if found is None:
-        return "Not measured yet: `python -m benchmarks.sweep_overhead`.\n"
-    named = {"loop": "bare loop", "serial": "`sweep --serial`", "shard": "`sweep --shard`", "ray": "`sweep` on Ray"}
-    rows = [
-        (words_, f"{found['seconds of one task'][name]:.1f} s", f"{found['seconds'][name]:.1f} s",
-         f"{found['ratio'][name]:.3f}", f"{found['marginal ratio'][name]:.3f}")
-        for name, words_ in named.items()
-        if name in found["ratio"]
-    ]  # fmt: skip
-    head = ("", "1 task", f"{found['tasks']} tasks", "ratio to the loop", "ratio without the start")
-    cores = "1 core" if found["cores"] == 1 else f"{found['cores']} cores"
-    said = f"`measure` of `{found['model']}`, 8 x 128 tokens, whole processes on the same {cores}, median of "
-    return f"{table(head, rows)}\n{said}{found['rounds']} rounds, {found['date']}.\n"
+TABLES = {"rates": rates_table, "models": models_table, "reads": reads_table, "hub": hub_table}
 
 
-TABLES = {"rates": rates_table, "models": models_table, "reads": reads_table, "hub": hub_table, "store": store_table}
-
-
-def written(rates: Mapping[str, Any], overhead: Mapping[str, Any] | None) -> dict[str, str]:
+def written(rates: Mapping[str, Any]) -> dict[str, str]:
     """Every table by the name of its file."""
     tables = {f"scale_{name}.inc": make(rates) for name, make in TABLES.items()}
-    return {**tables, "scale_machine.inc": machine_words(rates), "scale_overhead.inc": overhead_words(overhead)}
-
-
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The rates, and the overhead if it was measured."""
-    overhead = folder / "sweep_overhead.json"
-    rates = json.loads((folder / "rates.json").read_text(encoding="utf-8"))
-    return rates, json.loads(overhead.read_text(encoding="utf-8")) if overhead.is_file() else None
+    return {**tables, "scale_machine.inc": machine_words(rates)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of rates.json and of the tables")
     asked = parser.parse_args()
-    for name, text in written(*read(asked.data)).items():
+    for name, text in written(json.loads((asked.data / "rates.json").read_text(encoding="utf-8"))).items():
         (asked.data / name).write_text(text, encoding="utf-8")
         print(f"{name}\n{text}")
 

@@ -1,4 +1,4 @@
-"""Object stores through fsspec, here its store in memory; ``scripts/object_store_check.py`` tries a real server."""
+"""Object stores through fsspec, here its store in memory."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def on_ray(
             sized = remote.options(num_cpus=limits.cpus, memory=memory or None, max_retries=limits.retries)
             # Texts are passed by reference; inside the tasks they would be copied for every chunk.
             bare = Chunk(tuple(replace(task, text=None) if task.text else task for task in chunk.tasks))
-            digests = sorted({_digest(task) for task in chunk.tasks if task.text is not None})
+            digests = sorted({_digest(task) for task in chunk.tasks} - {""})
             place = results.place.root if results.place.is_local else results.place.name
             job = (bare, digests, place, limits, again, refused, memory, __version__, work)
             pending[sized.remote(job, *(texts.of(digest, chunk) for digest in digests))] = chunk
@@ -155,8 +155,9 @@ def _work(job: tuple[Any, ...], *texts: str) -> Counter[str]:
     return run_chunk(Chunk(tasks), Results.at(place), limits, again=again, refused=refused, asked=memory, work=work)
 
 
-def _digest(task: Task) -> str | None:
-    return task.facts["inputs"].get("text_sha256") if isinstance(task.facts.get("inputs"), dict) else None
+def _digest(task: Task) -> str:
+    """Hash of the text of a task; empty if it has none."""
+    return str(task.facts.get("inputs", {}).get("text_sha256", ""))
 
 
 class _Texts:

@@ -118,7 +118,7 @@ def run_tasks(
     chunks = results.begin(tasks, chunk)
     waiting = results.waiting(chunks)
     left = sum(len(one.tasks) for one, _ in waiting)
-    found: Counter[str] = Counter(failed=0)
+    found: Counter[str] = Counter()
     with ExitStack() as stack:
         bar = stack.enter_context(
             tqdm(total=len(tasks), initial=len(tasks) - left, desc="sweep", unit="task", disable=not progress)
