@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec import registry
+from fsspec.registry import _registry
 
 import rankscope as rs
 from rankscope.errors import InputError, RankscopeError, ResultError
@@ -71,7 +71,7 @@ def test_a_missing_package_ends_in_the_command_that_installs_it(
 ) -> None:
     """Before anything is measured, and no folder is made of the address."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(registry._registry, "s3", raising=False)
+    monkeypatch.delitem(_registry, "s3", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(json.dumps(PLAN))
     for words in (

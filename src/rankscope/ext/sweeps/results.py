@@ -40,6 +40,8 @@ MOST_FILES = 10_000
 READERS = 16
 LARGEST_FILE = 2**31
 EXPECTED = "the folder of a sweep, or its address"
+KINDS: Mapping[str, Any] = {"verdict": str, "code": (str, type(None)), "evidence": list, "provenance": dict}
+"""What readers rely on in a record, which somebody may have edited."""
 TASK_COLUMNS = pa.schema({**COORDINATES, "chunk": pa.string(), "description": pa.string()})
 FAILURE_COLUMNS = pa.schema({
     "task": pa.string(), "reason": pa.string(), "type": pa.string(), "trace": pa.string(), "seconds": pa.float64(),
@@ -329,7 +331,9 @@ def _record(text: str) -> dict[str, Any]:
         record = parse_json(text)
     except (ValueError, RankscopeError):
         return {}
-    return record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        return {}
+    return {name: value for name, value in record.items() if isinstance(value, KINDS.get(name, object))}
 
 
 def _listed(chunks: Sequence[Chunk]) -> pa.Table:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rankscope.ext.sweeps.results import Contents, Results
+from rankscope.runs.plain_json import visible
 
 State = Literal["done", "failed", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "missing")
@@ -72,7 +73,7 @@ class SweepStatus:
         for key, model, verb in zip(*columns, strict=True):
             words = what_was_read(self.contents.records.get(key, {}))
             if words is not None:
-                counts = found.setdefault((model, verb), {})
+                counts = found.setdefault((visible(model), visible(verb)), {})
                 counts[words] = counts.get(words, 0) + 1
         return found
 
@@ -132,15 +133,16 @@ def status_in(contents: Contents) -> SweepStatus:
     counts: dict[State, int] = dict.fromkeys(STATES, 0)
     failures: list[Failure] = []
     names = ("task", "model", "verb", "checkpoint", "variant", "seed")
-    for key, model, verb, *where in zip(*(contents.tasks[name].to_pylist() for name in names), strict=True):
+    for key, *where in zip(*(contents.tasks[name].to_pylist() for name in names), strict=True):
+        model, verb = visible(where[0]), visible(where[1])
         state: State = "done" if key in contents.done else "failed" if key in contents.failures else "missing"
         groups.setdefault((model, verb), dict.fromkeys(STATES, 0))[state] += 1
         counts[state] += 1
         if state == "failed":
             facts = contents.failures[key]
-            named = [f"{name} {value}" for name, value in zip(names[3:], where, strict=True) if value is not None]
-            what = ", ".join([f"{verb} {model}", *named])
-            failures.append(Failure(key, what, str(facts.get("reason")), str(facts.get("type"))))
+            named = [f"{name} {value}" for name, value in zip(names[3:], where[2:], strict=True) if value is not None]
+            what = visible(", ".join([f"{verb} {model}", *named]))
+            failures.append(Failure(key, what, visible(facts.get("reason")), visible(facts.get("type"))))
     return SweepStatus(str(contents.results.place), counts, groups, tuple(failures), contents.earlier, contents)
 
 
@@ -157,4 +159,4 @@ def what_was_read(record: Mapping[str, Any]) -> str | None:
     """
     provenance = record.get("provenance")
     inputs = provenance.get("inputs") if isinstance(provenance, Mapping) else None
-    return re.sub(r", seed \d+", "", inputs) if isinstance(inputs, str) else None
+    return visible(re.sub(r", seed \d+", "", inputs)) if isinstance(inputs, str) else None
