@@ -30,7 +30,7 @@ extensions = [
     "generated",
     "statements",
 ]
-exclude_patterns = ["_build", "_generated", "notebooks/*.ipynb", "data/reproductions/*/text.md"]
+exclude_patterns = ["_build", "_generated", "notebooks/*.ipynb"]
 html_theme = "furo"
 html_title = f"rankscope {release}"
 html_static_path = ["_static"]

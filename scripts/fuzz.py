@@ -8,8 +8,6 @@ after::
     python scripts/fuzz.py --cases 1000000                    # over all targets, by their weights
     python scripts/fuzz.py --cases 20000 mask-npz condition   # over some
     python scripts/fuzz.py --guided 60 mask-words condition   # guided by coverage (atheris), so many seconds each
-
-The figures of a campaign are added to ``docs/data/fuzz.json``, and the table of ``docs/reliability_tests.md`` follows.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ import tempfile
 import time
 import traceback
 import warnings
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +40,6 @@ from tests.fuzz.targets import TARGETS  # noqa: E402
 from tests.fuzz.watching import Board, Guard, in_a_child, watched  # noqa: E402
 
 FINDINGS = ROOT / "tests" / "fuzz" / "findings"
-FIGURES = ROOT / "docs" / "data" / "fuzz.json"
-TABLE = ROOT / "docs" / "data" / "fuzz.inc"
 _SEEN: set[tuple[str, str]] = set()
 
 
@@ -149,32 +144,6 @@ def guide(target: Target, arguments: list[str]) -> None:
     atheris.Fuzz()
 
 
-def add_figures(kind: str, found: dict[str, dict[str, Any]]) -> None:
-    """Put the campaign behind the earlier ones."""
-    earlier = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"campaigns": []}
-    names = [name for name in ("cases", "read", "refused", "found") if all(name in one for one in found.values())]
-    total = {name: sum(one[name] for one in found.values()) for name in names}
-    earlier["campaigns"].append({"date": date.today().isoformat(), "kind": kind, **total, "targets": found})
-    FIGURES.write_text(json.dumps(earlier, indent=1) + "\n")
-    TABLE.write_text(table(earlier["campaigns"]))
-
-
-def table(campaigns: list[dict[str, Any]]) -> str:
-    """Cases by target: of the first random campaign, of those after it, and of guided ones."""
-    first, *later = [one["targets"] for one in campaigns if one.get("kind") == "random"] or [{}]
-    steered = [one["targets"] for one in campaigns if one.get("kind") == "guided"]
-
-    def words(figures: list[dict[str, Any]]) -> str:
-        cases, found = (sum(one[name] for one in figures) for name in ("cases", "found"))
-        return f"{cases:,}" + (f", {found:,} found" if found else "") if figures else ""
-
-    lines = ["| target | cases | again, after repairs | guided |", "|---|--:|--:|--:|"]
-    for name in TARGETS:
-        of_target = [[one[name] for one in group if name in one] for group in ([first], later, steered)]
-        lines.append(f"| `{name}` | {' | '.join(words(one) for one in of_target)} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     """Run the campaign asked for; exit code 1 when something was found."""
     if sys.argv[1:2] == ["--guide"]:
@@ -184,7 +153,6 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10_000, help="over all targets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--guided", type=int, metavar="SECONDS", help="under atheris, for so long each")
-    parser.add_argument("--no-figures", action="store_true", help="do not add to docs/data/fuzz.json")
     options = parser.parse_args()
     chosen = [TARGETS[name] for name in options.targets] or list(TARGETS.values())
     warnings.simplefilter("ignore")
@@ -198,8 +166,6 @@ def main() -> int:
             else campaign(target, int(share), options.seed)
         )  # fmt: skip
         print(target.name, json.dumps(found[target.name]), flush=True)
-    if not options.no_figures:
-        add_figures("guided" if options.guided else "random", found)
     return int(any(one["found"] for one in found.values()))
 
 

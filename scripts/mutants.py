@@ -4,7 +4,7 @@ Mutants are made by cosmic-ray's operators; annotations and docstrings are left 
 sample is drawn from each package. A mutant is tried by the tests that run its line, as a coverage run has recorded
 them, the quickest first; a line that runs on import, by the tests that run anything of its module. It is killed when
 one fails or hangs; it survives when all pass, or when those of the first two minutes do. Survivors are written down to
-be judged by a person in ``docs/data/mutants.json``; what was judged before is kept, ``--again`` tries the survivors
+be judged by a person in ``mutants.json``; what was judged before is kept, ``--again`` tries the survivors
 anew after tests were added, and another ``--seed`` draws afresh, which alone says what the tests do to mutants that
 nobody has looked at::
 
@@ -35,7 +35,6 @@ from xml.etree import ElementTree
 from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_source, place_of
 
 ROOT = SOURCE.parents[1]
-FIGURES = ROOT / "docs" / "data" / "mutants.json"
 PACKAGES = ("linalg", "metrics", "theory", "masks", "exact_arithmetic", "paths", "stream", "surgery")
 SECONDS = 120
 """Of tests for one mutant; a test that takes this long beyond it hangs."""
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--map", type=Path, default=ROOT / ".coverage", help="data of a coverage run with contexts")
     parser.add_argument("--durations", type=Path, default=ROOT / ".durations.xml", help="what its tests took")
     parser.add_argument("--also", nargs="*", default=[], help="tests written since that run, tried before the others")
-    parser.add_argument("--figures", type=Path, default=FIGURES)
+    parser.add_argument("--figures", type=Path, default=Path("mutants.json"))
     parser.add_argument("--again", action="store_true", help="try the survivors in the figures again, draw none")
     parser.add_argument("--summary", action="store_true", help="only print the rates of what was tried")
     options = parser.parse_args()

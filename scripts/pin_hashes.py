@@ -1,7 +1,7 @@
 """Write ``constraints/ci-hashed.txt``: everything CI installs, with the SHA-256 of every file offered for it.
 
-The versions are those of ``constraints/ci.txt``, the packages those that the extras ``test`` and ``docs`` lead to in
-the environment this runs in. Run it there (`./dev pin`, needs pip-tools and a registry) after a version was changed.
+The versions are those of ``constraints/ci.txt``, the packages those that the extras ``test-all`` and ``docs`` lead to
+in the environment this runs in. Run it there (`./dev pin`, needs pip-tools and a registry) after a version was changed.
 
 Hashes are those of source archives and of wheels for CPython 3.11 on any platform. Of torch only the build for
 processors is listed, where the machine this runs on has one at hand: the other build bears the same version and brings
@@ -121,7 +121,7 @@ def written(lines: dict[str, list[str]], versions: dict[str, str]) -> str:
 def main() -> int:
     """Write the file."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    versions, names = pins(), installed({"test", "docs"})
+    versions, names = pins(), installed({"test-all", "docs"})
     if unknown := sorted(names - set(versions)):
         raise SystemExit(f"Not pinned in {PINS.name}: {', '.join(unknown)}")
     from piptools.repositories import PyPIRepository

@@ -5,7 +5,7 @@ stream, call patterns, placements of norms, misleading names. Each outcome is ri
 exception, or noise (the twin itself moves with roundings)::
 
     python scripts/random_networks.py --networks 5000 --records records.jsonl   # continues where the file ends
-    python scripts/random_networks.py --records records.jsonl --write now       # docs/data/random_networks.json
+    python scripts/random_networks.py --records records.jsonl --summary         # counts, reasons, seeds of failures
     python scripts/random_networks.py --show 17                                 # one network in full
 
 Verbs on the same network share the structure that was found, or the refusal to find one.
@@ -31,11 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 from tests.hostile.generated.judging import judge  # noqa: E402
 from tests.hostile.generated.networks import Network  # noqa: E402
-
-FIGURES = ROOT / "docs" / "data" / "random_networks.json"
-TABLE = ROOT / "docs" / "data" / "random_networks.inc"
-KINDS = ("right", "refused", "wrong", "raw", "noise")
-HEADINGS = ("right", "refused", "silently wrong", "raw exception", "noise")
 
 
 def campaign(seeds: range, records: Path) -> None:
@@ -94,24 +89,6 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def write(name: str, records: list[dict[str, Any]]) -> None:
-    """Put a summary into the figures of the documentation, and write its table."""
-    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    figures[name] = summary(records)
-    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-    TABLE.write_text("\n".join(table(figures)) + "\n")
-
-
-def table(figures: dict[str, Any]) -> list[str]:
-    """One row per run and verb."""
-    lines = [f"| run | verb | networks | {' | '.join(HEADINGS)} |", "|---|---|" + "---:|" * (len(KINDS) + 1)]
-    for name, one in figures.items():
-        for verb, counts in one["verbs"].items():
-            cells = [f"{counts.get(kind, 0):,}" for kind in KINDS]
-            lines.append(f"| {name} | {verb} | {sum(counts.values()):,} | {' | '.join(cells)} |")
-    return lines
-
-
 def show(seed: int) -> None:
     """One network: what was drawn, and every outcome with its message."""
     network = Network(seed)
@@ -128,7 +105,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--step", type=int, default=1, help="distance of seeds, to share them among processes")
     parser.add_argument("--records", type=Path, help="a line for each network; existing ones are not repeated")
-    parser.add_argument("--write", metavar="NAME", help="write the summary of the records under this name")
+    parser.add_argument("--summary", action="store_true", help="print what came of the records")
     parser.add_argument("--show", type=int, metavar="SEED", help="print one network and its outcomes")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -137,8 +114,8 @@ def main() -> None:
         show(options.show)
     if options.networks:
         campaign(range(options.first, options.first + options.networks * options.step, options.step), options.records)
-    if options.write:
-        write(options.write, read(options.records))
+    if options.summary:
+        print(json.dumps(summary(read(options.records)), indent=1))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.pin_hashes import OWN, installed, own_requirements, pins, requirements  # noqa: E402
 
 BILL = ROOT / "docs" / "data" / "sbom.json"
-FOR_CONTRIBUTORS = ("test", "docs")
+FOR_CONTRIBUTORS = ("test", "test-all", "docs")
 # What older metadata say in their own words.
 SPELLINGS = {
     "apache 2.0": "Apache-2.0", "apache license 2.0": "Apache-2.0", "apache 2.0 license": "Apache-2.0",

@@ -95,6 +95,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         time.sleep(self.served.latency)
         parts = urlsplit(self.path)
@@ -142,27 +145,33 @@ class Handler(BaseHTTPRequestHandler):
     def resolve(self, words: list[str]) -> None:
         """The hub answers large files with a redirect; the token must not follow it to another host."""
         path = self.served.of(words) / words[-1]
-        assert words[words.index("resolve") + 1] == COMMIT, "a file is read at the commit, not at the branch"
+        at = words[words.index("resolve") + 1]
+        assert at == COMMIT or "Range" not in self.headers, "a range is read at the commit, not at the branch"
+        assert at == COMMIT or path.suffix != ".safetensors", "weights are read at the commit, not at the branch"
         if not path.is_file():
             self.refuse(404, X_Error_Code="EntryNotFound")
         elif path.suffix != ".safetensors":
-            self.serve(path, False)
+            self.serve(path, False, X_Repo_Commit=COMMIT, ETag=f'"{git_hash(path)}"')
         else:
             elsewhere = self.served.address.replace("127.0.0.1", "localhost")
             self.send_response(302)
             self.send_header("Location", f"{elsewhere}/cdn/{words[0]}/{path.name}")
+            self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("X-Linked-Etag", f'"{self.served.hash_of(path)}"')
             self.send_header("X-Linked-Size", str(path.stat().st_size))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    def serve(self, path: Path, leaked: bool) -> None:
+    def serve(self, path: Path, leaked: bool, **more: str) -> None:
         assert not leaked, "the token went to another host"
         if not path.is_file():
             self.refuse(404)
             return
         size = path.stat().st_size
-        asked = self.headers.get("Range", f"bytes=0-{size - 1}").removeprefix("bytes=").split("-")
+        if self.command == "HEAD" or "Range" not in self.headers:
+            self.whole(path, **more)
+            return
+        asked = self.headers["Range"].removeprefix("bytes=").split("-")
         first, last = int(asked[0]), min(int(asked[1]), size - 1)
         with self.served.lock:
             fault = self.served.faults.pop(0) if self.served.faults and path.suffix == ".safetensors" else None
@@ -172,8 +181,19 @@ class Handler(BaseHTTPRequestHandler):
         if first >= size:
             self.refuse(416)
             return
-        self.head(path, first, last)
+        self.head(path, first, last, **more)
         self.body(path, first, last - first + 1)
+
+    def whole(self, path: Path, **more: str) -> None:
+        """A whole file, or with HEAD what a client has to know before it downloads one."""
+        self.send_response(200)
+        for name, value in {"Content-Length": str(path.stat().st_size), **more}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            with self.served.lock:
+                self.served.ranges.append((path.name, 0, path.stat().st_size))
+            self.body(path, 0, path.stat().st_size)
 
     def head(
         self, path: Path, first: int, last: int, *, length: int | None = None, total: int | None = None, **more: str

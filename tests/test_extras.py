@@ -15,7 +15,7 @@ from rankscope.cli.environment import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {"protobuf": "google.protobuf"}
-FOR_CONTRIBUTORS = {"test", "docs"}
+FOR_CONTRIBUTORS = {"test", "test-all", "docs"}
 ALIASES = {"monitor", "all"}
 NOTHING_IMPORTED = {"accelerate"}
 """The caller hands over an object of it, so that it is there."""

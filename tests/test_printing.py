@@ -48,7 +48,6 @@ OBJECTS: dict[str, Callable[[rs.Run, rs.Gauge], Any]] = {
     "Provenance": lambda run, gauge: run.provenance,
     "Curve": lambda run, gauge: run.curve("mu", "block.out"),
     "Comparison": lambda run, gauge: rs.compare(run, run),
-    "Card": lambda run, gauge: rs.card(run),
     "DoctorReport": lambda run, gauge: rs.doctor(encoder(), torch.randn(2, 6, 16)),
     "SelfTest": lambda run, gauge: rs.selftest(),
     "operate": lambda run, gauge: rs.operate(encoder(), {"skip": 0}, inputs=torch.randn(2, 6, 16)),

@@ -119,7 +119,6 @@ GUESSES: dict[str, tuple[Callable[[], Any], str]] = {
     "bound(module, x)": (lambda: rs.bound(encoder(), X), "measure, ablate, exact and doctor need neither"),
     "load_run('nowhere')": (lambda: rs.load_run("nowhere"), "Give a folder written with save or --out"),
     "compare('a', 'b')": (lambda: rs.compare("a", "b"), "There is no run in a"),
-    "card('init:tiny-bert')": (lambda: rs.card("init:tiny-bert"), "There is no run in init:tiny-bert"),
     "report('nowhere', 'x.html')": (lambda: rs.report("nowhere", "x.html"), "nowhere"),
     # Training.
     "watch(model)": (lambda: rs.watch(encoder()), "pass it, or several in a list"),
@@ -164,7 +163,7 @@ def test_a_wrong_question_to_a_run_is_told_what_to_ask(
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["env", "ls", "play", "rerun"])
+@pytest.mark.parametrize("name", ["env", "ls", "play"])
 def test_a_command_that_is_no_function_says_what_to_type(name: str) -> None:
     with pytest.raises(AttributeError, match=f"`rankscope {name}"):
         getattr(rs, name)

@@ -3,7 +3,7 @@
 Libraries that are not installed are replaced by modules with the same layout: packed integer buffers with scales and
 zero points (GPTQ, AWQ), a Parameter subclass that only its own layer understands (bitsandbytes), a tensor that answers
 for its product alone (torchao, quanto), a layer around a layer (PEFT), parameters that are empty between calls
-(ZeRO-3). ``scripts/adapted_models.py`` tries the libraries themselves.
+(ZeRO-3).
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
     One row per registered metric of a side, from the registry.
 ``sites-table``
     One row per site, from the vocabulary.
-``models-table``
-    One row per model of ``docs/data/models.json``, which ``scripts/model_gallery.py`` writes.
 ``compatibility-table``
     One row per model, from ``docs/data/compatibility.json``, which the family tests write.
 ``project-links``
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from rankscope.metrics._spec import MetricSpec
 
 COMPATIBILITY = Path(__file__).parents[1] / "data" / "compatibility.json"
-MODELS = Path(__file__).parents[1] / "data" / "models.json"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PROJECT_URLS: dict[str, str] = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]
 """Where the project lives: the only place that pages take its addresses from."""
@@ -130,30 +127,6 @@ class CompatibilityTable(GeneratedTable):
         ]
 
 
-class ModelsTable(GeneratedTable):
-    """Reads the numbers of the real models, first and last block."""
-
-    header = ("model", "parameters", "sequences x tokens", "relative residual", "mean cosine", "effective rank", "date")
-
-    def lines(self) -> list[str]:
-        self.env.note_dependency(str(MODELS))
-        models = json.loads(MODELS.read_text(encoding="utf-8"))
-        return markdown_table(self.header, ([name, *model_cells(facts)] for name, facts in models.items()))
-
-
-def model_cells(facts: dict[str, Any]) -> list[str]:
-    """Size, inputs, and three metrics from the first block to the last."""
-    lengths = facts["lengths"]
-    span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-    courses = [facts["curves"][name] for name in ("relative_residual", "mean_cosine", "effective_rank")]
-    return [
-        f"{facts['parameters'] / 1e6:.1f} M",
-        f"{facts['sequences']} x {span}",
-        *(f"{course[0]:.3g} → {course[-1]:.3g}" for course in courses),
-        facts["date"],
-    ]
-
-
 class NotebookLinks(GeneratedTable):
     """A line with links; ``scripts/write_notebooks.py`` writes the file that they lead to."""
 
@@ -184,7 +157,6 @@ def setup(app: Sphinx) -> dict[str, object]:
     """Register the directives."""
     app.add_directive("metrics-table", MetricsTable)
     app.add_directive("sites-table", SitesTable)
-    app.add_directive("models-table", ModelsTable)
     app.add_directive("compatibility-table", CompatibilityTable)
     app.add_directive("project-links", ProjectLinks)
     app.add_directive("notebook-links", NotebookLinks)

@@ -24,7 +24,6 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
 EXPLAINED_IN = {
-    "card": "report.md",
     "env": "doctor.md",
     "ls": "../reference/registries.md",
     "query": "sweep.md",
@@ -170,7 +169,7 @@ class CommandsTable(GeneratedTable):
 
 API_PAGES = {
     "models": ("Model", "load", "Inputs", "Surgery", "Stream", "Design"),
-    "results": ("Run", "load_run", "compare", "report", "card"),
+    "results": ("Run", "load_run", "compare", "report"),
     "watching": ("watch", "Gauge"),
 }
 """Public names by page of the API; every other one is a verb."""

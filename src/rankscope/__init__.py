@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rankscope.models.stream import Stream
     from rankscope.monitor.gauge import Gauge
     from rankscope.monitor.watch import watch
-    from rankscope.reporting.card import card
     from rankscope.reporting.pages import report
     from rankscope.runs.comparison import compare
     from rankscope.runs.run import Run, load_run
@@ -55,7 +54,6 @@ __all__ = [
     "Surgery",
     "__version__",
     "ablate",
-    "card",
     "compare",
     "doctor",
     "exact",
@@ -97,7 +95,6 @@ _COMMANDS = {
     "env": "`rankscope env`; in Python, rankscope.__version__ and the provenance of a run say the same",
     "ls": "`rankscope ls`; in Python the registries list themselves: rs.METRICS, rankscope.masks.MASKS",
     "play": "`rankscope play`; it serves a page",
-    "rerun": "`rankscope rerun RUN`; it runs the command that the run names",
 }
 """Commands that are no functions, with what to type."""
 

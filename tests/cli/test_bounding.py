@@ -15,7 +15,7 @@ from tests.flat_calls import handed_over
 
 def test_bound_answers_in_json_with_a_theorem_in_every_row(cli, tmp_path: Path) -> None:
     figure = tmp_path / "bound.png"
-    words = "--sequences 1 --tokens 10 --theorems contraction_interval,dong_2021_multi_head --lanczos 4 --json"
+    words = "--sequences 1 --tokens 10 --theorems contraction_interval,dong_2021_multi_head --json"
     outcome = cli("bound", "init:tiny-bert", *words.split(), "--figure", str(figure))
     assert outcome.code == 0
     answer = json.loads(outcome.out)
@@ -33,7 +33,7 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         raise rankscope.RankscopeError("enough")
 
     monkeypatch.setitem(vars(rankscope), "bound", fake)
-    words = "--theorems a,b --theorems c --weights-only --lanczos 7 --random-tokens --sequences 3 --tokens 9 --batch 2"
+    words = "--theorems a,b --theorems c --weights-only --random-tokens --sequences 3 --tokens 9 --batch 2"
     outcome = cli(
         "bound",
         str(tmp_path),
@@ -56,7 +56,6 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "data": None,
         "theorems": ["a", "b", "c"],
         "weights_only": True,
-        "lanczos": 7,
         "byte_budget": None,
         "random_tokens": True,
         "tokenizer": None,

@@ -43,7 +43,7 @@ def test_help_shows_the_examples_unbroken(cli, command: str) -> None:
     assert all(f"rankscope {line}" in shown for line in EXAMPLES[command])
 
 
-ON_PAGES = ("ablate", "exact", "measure", "predict", "query", "rerun", "sweep")
+ON_PAGES = ("ablate", "exact", "measure", "predict", "query", "sweep")
 """Commands that the pages of the documentation run too (``tests/test_docs_examples.py``)."""
 
 
@@ -85,9 +85,7 @@ def test_quiet_is_one_line(cli, command: str) -> None:
 def test_every_verb_that_can_be_long_can_be_quiet() -> None:
     talkative = set(COMMANDS) - {"ls", "env"}
     assert {name for name in talkative if "--quiet" not in options_of(name)} == set()
-    assert (
-        set(QUIET) | {"doctor", "selftest", "report", "card", "compare", "play", "sweep", "query", "rerun"} == talkative
-    )
+    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "play", "sweep", "query"} == talkative
 
 
 def test_quiet_doctor_and_selftest_say_nothing_when_all_is_well(cli) -> None:

@@ -41,8 +41,8 @@ def test_compare_as_table_json_figure_and_page(cli, saved: tuple[Path, Path], tm
     words = [str(folder) for folder in saved]
     shown = cli("compare", *words)
     assert "-0.200*" in shown.out
-    answer = json.loads(cli("compare", *words, "--json", "--draws", "200", "--seed", "3").out)
-    assert (answer["kind"], answer["draws"], answer["seed"], answer["paired"]) == ("compare", 200, 3, True)
+    answer = json.loads(cli("compare", *words, "--json", "--level", "0.9").out)
+    assert (answer["kind"], answer["level"], answer["paired"]) == ("compare", 0.9, True)
     files = tmp_path / "c.html", tmp_path / "c.png"
     outcome = cli("compare", *words, "-o", str(files[0]), "--figure", str(files[1]), "-q")
     assert outcome.out.count("\n") == 1

@@ -52,59 +52,36 @@ def tokens(draw) -> torch.Tensor:
     return x * draw(st.sampled_from([1e-100, 1e-8, 1.0, 1e8]))
 
 
-def agree(name: str, got: torch.Tensor, want: torch.Tensor, x: torch.Tensor, rounding: float = 1e-12) -> bool:
+def agree(name: str, got: torch.Tensor, want: torch.Tensor, x: Tokens, rounding: float = 1e-12) -> bool:
     """Equal up to a relative error; what reads differences of tokens, up to the rounding of those tokens."""
-    spread = float(Tokens(x).relative_deviation.min())
+    spread = float(x.relative_deviation.min())
     magnified = rounding / spread if METRICS[name].reads_deviation or spread == 0 else rounding
     size = want.abs() if name in ABSOLUTE else want.abs().clamp_min(1.0)
     return bool(((got - want).abs() <= magnified * size).all())
 
 
-def having(*flags: Invariance) -> list[str]:
-    return [name for name in TOKEN if all(flag in METRICS[name].invariant_to for flag in flags)]
+FACTORS = (1e-100, 3e-7, 0.7, 1e8, 1e60)
+MOVES = {
+    Invariance.TOKEN_ORDER: lambda x, seed: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))],
+    Invariance.CHANNEL_ORDER: lambda x, seed: x[
+        :, torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))
+    ],
+    Invariance.ROTATION: lambda x, seed: x @ orthogonal(seed, x.shape[1]),
+    Invariance.SCALE: lambda x, seed: x * FACTORS[seed % len(FACTORS)],
+    Invariance.SHIFT: lambda x, seed: x + 3 * x.abs().max() * gaussian(seed, x.shape[1]),
+}
 
 
-@pytest.mark.parametrize("name", having(Invariance.TOKEN_ORDER))
+@pytest.mark.parametrize("flag", MOVES)
 @given(x=tokens(), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_token_order(name: str, x: torch.Tensor, seed: int) -> None:
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    measure = METRICS[name].function
-    assert agree(name, measure(x[order]), measure(x), x)
-
-
-@pytest.mark.parametrize("name", having(Invariance.CHANNEL_ORDER))
-@given(x=tokens(), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_channel_order(name: str, x: torch.Tensor, seed: int) -> None:
-    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))
-    measure = METRICS[name].function
-    assert agree(name, measure(x[:, order]), measure(x), x)
-
-
-@pytest.mark.parametrize("name", having(Invariance.ROTATION))
-@given(x=tokens(), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_rotation(name: str, x: torch.Tensor, seed: int) -> None:
-    measure = METRICS[name].function
-    assert agree(name, measure(x @ orthogonal(seed, x.shape[1])), measure(x), x)
-
-
-@pytest.mark.parametrize("name", having(Invariance.SCALE))
-@given(x=tokens(), factor=st.sampled_from([1e-100, 3e-7, 0.7, 1e8, 1e60]))
-@settings(max_examples=15, deadline=None)
-def test_scale(name: str, x: torch.Tensor, factor: float) -> None:
-    measure = METRICS[name].function
-    assert agree(name, measure(x * factor), measure(x), x)
-
-
-@pytest.mark.parametrize("name", having(Invariance.SHIFT))
-@given(x=tokens(), seed=st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
-def test_shift(name: str, x: torch.Tensor, seed: int) -> None:
-    shifted = x + 3 * x.abs().max() * gaussian(seed, x.shape[1])
-    measure = METRICS[name].function
-    assert agree(name, measure(shifted), measure(x), shifted)
+@settings(max_examples=60, deadline=None)
+def test_a_declared_invariance_holds(flag: Invariance, x: torch.Tensor, seed: int) -> None:
+    """Of every metric that declares it; they share the reductions of both sequences."""
+    before, after = Tokens(x), Tokens(MOVES[flag](x, seed))
+    rounded = after if flag is Invariance.SHIFT else before
+    for name in (name for name in TOKEN if flag in METRICS[name].invariant_to):
+        measure = METRICS[name].function
+        assert agree(name, measure(after), measure(before), rounded), name
 
 
 NOT_DECLARED = [(name, flag) for name in TOKEN for flag in Invariance if flag not in METRICS[name].invariant_to]
@@ -126,13 +103,13 @@ def test_an_invariance_that_is_not_declared_does_not_hold(name: str, flag: Invar
     assert abs(measure(changed) - measure(x)) > 1e-6 * abs(measure(x))
 
 
-@pytest.mark.parametrize("name", TOKEN)
 @given(x=tokens())
-@settings(max_examples=20, deadline=None)
-def test_range(name: str, x: torch.Tensor) -> None:
-    low, high = METRICS[name].range
-    value = METRICS[name].function(x).item()
-    assert low - 1e-14 <= value <= high + 1e-14
+@settings(max_examples=60, deadline=None)
+def test_range(x: torch.Tensor) -> None:
+    view = Tokens(x)
+    for name in TOKEN:
+        low, high = METRICS[name].range
+        assert low - 1e-14 <= METRICS[name].function(view).item() <= high + 1e-14, name
 
 
 @pytest.mark.parametrize("name", TOKEN)
@@ -224,6 +201,9 @@ def test_at_extremes_a_value_is_right_or_marked(case: str, dtype: torch.dtype) -
         assert status is not Status.NOT_FINITE, f"{name}: every entry is finite, and so is what is made of them"
         if status not in {Status.OK, Status.ESTIMATE}:
             continue
+        assert spec.range[0] - 1e-9 <= got <= spec.range[1] + 1e-9, name
+        if name not in REFERENCE:
+            continue
         with mp.workdps(700 if spec.needs == "spectrum" else 1200):
             want = REFERENCE[name](exact)
             size = abs(want) if name in ABSOLUTE or spec.floors_itself else max(1, abs(want))
@@ -260,7 +240,7 @@ def test_a_dropped_token_was_never_there(name: str, dim: int) -> None:
 @pytest.mark.parametrize("spread", [1.0, 1e-4])
 def test_float32_input_is_as_good_as_its_digits(name: str, spread: float) -> None:
     x = (gaussian(7, 1, 6) + spread * gaussian(8, 9, 6)).float()
-    assert agree(name, METRICS[name].function(x), METRICS[name].function(x.double()), x, rounding=1e-9)
+    assert agree(name, METRICS[name].function(x), METRICS[name].function(x.double()), Tokens(x), rounding=1e-9)
 
 
 def probabilities(seed: int, *shape: int) -> torch.Tensor:
@@ -328,7 +308,7 @@ def test_attention_at_extremes_is_right_or_marked(case: str, name: str) -> None:
     reading = evaluate([METRICS[name]], AttentionMatrix(P[None]), FLOOR)
     status, got = STATUS[int(reading.statuses)], float(reading.values)
     assert status is not Status.NOT_FINITE
-    if status is Status.OK:
+    if status is Status.OK and name in REFERENCE_ATTENTION:
         every = np.ones(P.shape, dtype=bool)
         want = REFERENCE_ATTENTION[name](P.numpy(), every, every[:, 0])
         assert got == pytest.approx(want, rel=1e-9, abs=1e-15)

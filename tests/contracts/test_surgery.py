@@ -18,9 +18,10 @@ from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
+from rankscope.models.wrapping import without_fastpath
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.operators import is_norm, without_fastpath
+from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import view_of

@@ -34,7 +34,7 @@ def test_a_theorem_declares_its_facts(name: str) -> None:
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_an_evaluation_is_whole(name: str, skip: float) -> None:
     generator = torch.Generator().manual_seed(1)
-    found = simulate([random_heads(generator, 4, 2, 2, 2)] * 3, rand(generator, 5, 4), skip=skip, steps=4, cubic=True)
+    found = simulate([random_heads(generator, 4, 2, 2, 2)] * 3, rand(generator, 5, 4), skip=skip, cubic=True)
     evaluation = THEOREMS[name].function(found.network, found.layers)
     assert evaluation.theorem == name
     assert evaluation.sentence.endswith(".")

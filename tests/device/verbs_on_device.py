@@ -17,7 +17,7 @@ from torch import nn
 import rankscope as rs
 from rankscope.errors import RankscopeError
 from rankscope.ext.paths.capture import freeze_network
-from rankscope.ext.paths.single import sample_paths, top_paths
+from rankscope.ext.paths.single import sample_paths
 from rankscope.linalg.precision import has_float64
 from rankscope.models.inputs import prepare_inputs
 from rankscope.stream.viewing import undisturbed, view_of
@@ -71,8 +71,7 @@ def _paths(model: nn.Module) -> Values:
         networks = freeze_network(view_of(model, batch), loaded.config, batch)
     found = []
     for network in networks.values():
-        found += top_paths(network, 3, beam=20).norms
-        found += sample_paths(network, 1, 4, weighting="norm").log_weights.tolist()
+        found += sample_paths(network, 1, 4).streams.flatten(1).norm(dim=1).tolist()
     return np.array(found)
 
 

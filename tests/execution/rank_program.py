@@ -260,9 +260,9 @@ def ablated(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 VERBS: dict[str, Callable[..., Any]] = {
     "exact": partial(flat, rs.exact, "init:tiny-bert", sequences=3, tokens=6, skip=0.0, mlp="drop", norm="identity"),
-    "bound": partial(flat, rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
-    "decompose": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
-    "decompose, budget": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, paths_memory="2MiB", at_layers=(1,)),
+    "bound": partial(flat, rs.bound, "init:tiny-gpt2", **SIZE),
+    "decompose": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "layers"), origins=True),
+    "decompose, at a layer": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, at_layers=(1,)),
     "remedy": partial(
         flat, rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0
     ),

@@ -44,22 +44,6 @@ def signal_in_task(number: int, which: str) -> None:
     working.do = doing
 
 
-def signal_in_part(number: int, which: str) -> None:
-    """The same when the nth part of a long reproduction has been kept."""
-    from rankscope.ext.papers.measuring import parts as keeping
-
-    parts = [0]
-    replace = keeping.replace_file
-
-    def replacing(path: Path, content: bytes) -> None:
-        replace(path, content)
-        parts[0] += 1
-        if parts[0] == number:
-            os.kill(os.getpid(), getattr(signal, which))
-
-    keeping.replace_file = replacing
-
-
 def save_in_a_loop(source: str, place: str, times: int) -> None:
     """Save one run over another, again and again."""
     from rankscope.runs.run import load_run

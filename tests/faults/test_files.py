@@ -13,7 +13,6 @@ import pytest
 
 from rankscope.models.loading import load
 from tests.faults.conftest import Outcome, Warm
-from tests.faults.declaring import fault
 
 SMALL = ["--sequences", "1", "--tokens", "8", "--quiet"]
 INDEX = "model.safetensors.index.json"
@@ -116,32 +115,10 @@ DAMAGE: dict[str, Callable[[Path, list[Path]], None]] = {
 
 
 @pytest.mark.sampled(6)
-@fault("shard cut short", done="100 bytes taken off the end of a safetensors shard", expected="refused in words")
-@fault(
-    "shard whose header length lies",
-    done="a header length of 2^62 bytes",
-    expected="refused in words, nothing allocated",
-)
-@fault("shard with a huge header", done="80 MB of header in a sparse file", expected="refused in words")
-@fault("shard missing", done="a file that the index names is not there", expected="refused in words that name it")
-@fault(
-    "shard in another format than its header says",
-    done="the header says F64 over float32 bytes",
-    expected="refused in words",
-)
-@fault("index that names ../", done="the index names a good shard one folder up", expected="refused; it is not read")
-@fault(
-    "shard that links to a secret",
-    done="a shard is a link to a text file outside the folder",
-    expected="refused, and none of the text is shown",
-)
-@fault("shard that links to itself", done="a link in a loop", expected="refused in words")
-@fault("shard that is a pipe", done="a FIFO in place of a shard", expected="refused at once; it does not hang")
-@fault("index nested without end", done="100,000 brackets in the index", expected="refused in words")
-@fault("header nested without end", done="50,000 levels of JSON in a header", expected="refused in words")
 @pytest.mark.parametrize("way", ["whole", "streamed"])
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damaged_weights_are_refused(warm: Warm, model: Path, tmp_path: Path, name: str, way: str) -> None:
+    """100 bytes taken off the end of a safetensors shard."""
     folder, shards = copied(model, tmp_path / "model")
     DAMAGE[name](folder, shards)
     outcome = warm.run(["measure", "model", *SMALL, *(["--offload"] if way == "streamed" else [])], tmp_path)
@@ -149,12 +126,8 @@ def test_damaged_weights_are_refused(warm: Warm, model: Path, tmp_path: Path, na
     assert "swordfish" not in outcome.out + outcome.err
 
 
-@fault(
-    "shards that are links, as in the hub's cache",
-    done="each shard is a link to a file elsewhere, named by its hash",
-    expected="read, with the same bits",
-)
 def test_links_of_a_hub_cache_are_followed(warm: Warm, model: Path, tmp_path: Path) -> None:
+    """Each shard is a link to a file elsewhere, named by its hash."""
     _, shards = copied(model, tmp_path / "model")
     for number, shard in enumerate(shards):
         shard.rename(tmp_path / f"blob{number}")
@@ -173,14 +146,9 @@ def refused(warm: Warm, words: list[str], folder: Path, *said: str, megabytes: i
     return outcome
 
 
-@fault(
-    "a FIFO as config.json",
-    done="a FIFO that nobody writes to in place of config.json, in four commands",
-    expected="refused at once; it does not hang",
-)
-@fault("a device as config.json", done="a link to /dev/zero in place of config.json", expected="refused at once")
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_configuration_that_is_no_file(warm: Warm, model: Path, tmp_path: Path, kind: str) -> None:
+    """A FIFO that nobody writes to in place of config.json, in four commands."""
     folder, _ = copied(model, tmp_path / "model")
     (folder / "config.json").unlink()
     if kind == "pipe":
@@ -196,12 +164,8 @@ def test_a_configuration_that_is_no_file(warm: Warm, model: Path, tmp_path: Path
         refused(warm, words, tmp_path, "config.json")
 
 
-@fault(
-    "JSON nested without end",
-    done="100,000 brackets as config.json, run.json, a mask and a sweep plan",
-    expected="refused in words each time",
-)
 def test_brackets_without_end(warm: Warm, tmp_path: Path) -> None:
+    """100,000 brackets as config.json, run.json, a mask and a sweep plan."""
     for name in ("config.json", "mask.json", "plan.yaml", "run.json"):
         (tmp_path / name).write_text("[" * 100_000)
     refused(warm, ["measure", "init:config.json"], tmp_path, "config.json")
@@ -210,24 +174,16 @@ def test_brackets_without_end(warm: Warm, tmp_path: Path) -> None:
     refused(warm, ["report", "."], tmp_path, "run.json")
 
 
-@fault(
-    "/dev/zero as text",
-    done="`--text /dev/zero`, and a sparse file of 1 TiB",
-    expected="refused in words behind 256 MiB; memory is not filled",
-)
 def test_text_without_end(warm: Warm, tmp_path: Path) -> None:
+    """`--text /dev/zero`, and a sparse file of 1 TiB."""
     with (tmp_path / "long.txt").open("wb") as stream:
         stream.truncate(2**40)
     for name, why in (("/dev/zero", "regular file"), ("long.txt", "268,435,456 bytes")):
         refused(warm, ["measure", "init:tiny-bert", "--text", name], tmp_path, why, megabytes=1500)
 
 
-@fault(
-    "text of NULs, of half characters, and none",
-    done="`--text` names a file of NULs, of bytes that are no UTF-8, an empty one, and a link in a loop",
-    expected="NULs are tokens like others; the rest is refused in words",
-)
 def test_odd_texts(warm: Warm, tmp_path: Path) -> None:
+    """`--text` names a file of NULs, of bytes that are no UTF-8, an empty one, and a link in a loop."""
     (tmp_path / "nul.txt").write_bytes(b"\0" * 4096)
     (tmp_path / "mixed.txt").write_bytes(b"some words\0and more\0" * 20)
     (tmp_path / "half.txt").write_bytes(b"abc\xff\xfe")
@@ -244,12 +200,8 @@ def test_odd_texts(warm: Warm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "zip bomb as a mask",
-    done="a .npz of 1 MB whose arrays unpack to 1 GiB, and one whose directory lies about that",
-    expected="refused in words; memory is not filled",
-)
 def test_a_zip_bomb(warm: Warm, tmp_path: Path) -> None:
+    """A .npz of 1 MB whose arrays unpack to 1 GiB, and one whose directory lies about that."""
     zeros = bytes(2**20)
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("format", "shape"):
@@ -264,24 +216,16 @@ def test_a_zip_bomb(warm: Warm, tmp_path: Path) -> None:
         refused(warm, ["graph", f"adjacency('{name}')", "--tokens", "4"], tmp_path, name)
 
 
-@fault(
-    "a configuration of a billion layers",
-    done="10^9 layers, and a width of 10^9, asked of `measure init:`",
-    expected="refused with an estimate, before anything is allocated",
-)
 def test_a_huge_configuration(warm: Warm, tmp_path: Path) -> None:
+    """10^9 layers, and a width of 10^9, asked of `measure init:`."""
     small = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 99}
     for change in ({"num_hidden_layers": 10**9}, {"hidden_size": 10**9, "num_hidden_layers": 2}):
         (tmp_path / "config.json").write_text(json.dumps({**small, **change}))
         refused(warm, ["measure", "init:config.json"], tmp_path, "Nothing was allocated")
 
 
-@fault(
-    "a saved run that was changed",
-    done="one bit of the rows flipped; the rows cut short, absent, and a pipe in their place",
-    expected="refused in words each time",
-)
 def test_changed_results(warm: Warm, tmp_path: Path) -> None:
+    """One bit of the rows flipped; the rows cut short, absent, and a pipe in their place."""
     assert warm.run(["measure", "init:tiny-bert", *SMALL, "--out", "run"], tmp_path).code == 0
     (rows,) = (tmp_path / "run").glob("*.parquet")
     content = rows.read_bytes()

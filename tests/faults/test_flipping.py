@@ -10,7 +10,7 @@ from tests.faults.flipping import KINDS, Kind, flips
 from tests.faults.killing import WRITERS, Writer, kills
 
 FLIPS = 8
-"""For each kind, 104 in all; ``scripts/flip_bits.py`` makes more."""
+"""For each kind, 104 in all."""
 
 
 @pytest.mark.sampled(2)

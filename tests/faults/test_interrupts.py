@@ -13,7 +13,6 @@ import pytest
 import rankscope as rs
 from rankscope.runs.rows import BETWEEN_INPUTS
 from tests.faults.conftest import Warm
-from tests.faults.declaring import fault
 
 SMALL = ["--tokens", "8", "--no-progress"]
 MEASURE = ["measure", "init:tiny-bert", "--sequences", "4", "--batch", "1", *SMALL]
@@ -25,19 +24,10 @@ def values(run: rs.Run) -> dict[tuple[object, ...], float]:
     return dict(zip(keys, run.table["value"].to_pylist(), strict=True))
 
 
-@fault(
-    "SIGINT during measure",
-    done="SIGINT in the third of four forward passes of `measure --out`",
-    expected="exit code 130; the two finished sequences are saved, bit-equal to those of a whole run; it says so",
-)
-@fault(
-    "SIGTERM during measure",
-    done="SIGTERM at the same moment, as a batch system sends it before it kills",
-    expected="the same with exit code 143",
-)
 @pytest.mark.parametrize(("which", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_measure_keeps_whole_sequences(warm: Warm, tmp_path: Path, which: str, code: int) -> None:
     # The first forward pass that is traced is that of the first sequence: discovery runs before the tracer is there.
+    """SIGINT in the third of four forward passes of `measure --out`."""
     outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "signal_in_batch", number=3, which=which)
     assert outcome.code == code, outcome.err
     assert "Interrupted: 2 of 4 sequences were finished" in outcome.err
@@ -55,12 +45,8 @@ def test_measure_keeps_whole_sequences(warm: Warm, tmp_path: Path, which: str, c
     assert found == {key: value for key, value in whole.items() if key in found}
 
 
-@fault(
-    "SIGINT before anything is finished",
-    done="SIGINT in the first forward pass, over a run that is already in the folder",
-    expected="exit code 130; it says that nothing was saved, and the older run is as it was",
-)
 def test_an_older_run_outlives_an_early_interrupt(warm: Warm, tmp_path: Path) -> None:
+    """SIGINT in the first forward pass, over a run that is already in the folder."""
     assert warm.run([*MEASURE, "--out", "run", "--seed", "7"], tmp_path).code == 0
     before = (tmp_path / "run" / "run.json").read_bytes()
     outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "signal_in_batch", number=1, which="SIGINT")
@@ -69,12 +55,8 @@ def test_an_older_run_outlives_an_early_interrupt(warm: Warm, tmp_path: Path) ->
     assert rs.load_run(tmp_path / "run").provenance.seed == 7
 
 
-@fault(
-    "SIGINT during ablate",
-    done="SIGINT in the second of three networks",
-    expected="exit code 130; the finished network is saved, the half-measured one is not; it says so",
-)
 def test_ablate_keeps_whole_networks(warm: Warm, tmp_path: Path) -> None:
+    """SIGINT in the second of three networks."""
     words = ["ablate", "init:tiny-bert", "--variants", "pure,+skip,full", "--sequences", "2", "--batch", "1", *SMALL]
     outcome = warm.run([*words, "--out", "run"], tmp_path, "signal_in_batch", number=4, which="SIGINT")
     assert outcome.code == 130, outcome.err
@@ -85,12 +67,8 @@ def test_ablate_keeps_whole_networks(warm: Warm, tmp_path: Path) -> None:
     assert str(run)
 
 
-@fault(
-    "SIGINT during sweep",
-    done="SIGINT in the second of two tasks of `sweep --serial`",
-    expected="exit code 130; the finished task is whole, it says how many are, and the same command runs the rest",
-)
 def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> None:
+    """SIGINT in the second of two tasks of `sweep --serial`."""
     plan = {
         "models": ["init:tiny-bert", "init:tiny-gpt2"],
         "verbs": ["measure"],
@@ -108,27 +86,9 @@ def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> Non
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 
 
-@fault(
-    "SIGINT during reproduce",
-    done="SIGINT behind the first finished part of a long reproduction with --keep",
-    expected="exit code 130; it says how many parts are kept, and every part that is there can be read",
-)
-def test_a_reproduction_keeps_its_parts(warm: Warm, tmp_path: Path) -> None:
-    words = ["reproduce", "dong2021-circle", "--small", "--keep", "parts", "--no-progress"]
-    outcome = warm.run(words, tmp_path, "signal_in_part", number=1, which="SIGINT")
-    assert outcome.code == 130, outcome.err
-    assert "1 finished parts are kept in parts" in outcome.err
-    (part,) = (tmp_path / "parts").iterdir()
-    assert json.loads(part.read_text())["rows"]
-
-
 @pytest.mark.slow
-@fault(
-    "SIGINT at any moment",
-    done="SIGINT at twelve moments of `measure --out`, from its start to its end",
-    expected="each time exit code 130 or 0, no traceback, and a folder that is empty, absent or holds a readable run",
-)
 def test_any_moment_will_do(warm: Warm, tmp_path: Path) -> None:
+    """SIGINT at twelve moments of `measure --out`, from its start to its end."""
     started = time.perf_counter()
     assert warm.run([*MEASURE, "--out", "timed"], tmp_path).code == 0
     lasts = time.perf_counter() - started

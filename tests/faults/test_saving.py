@@ -13,7 +13,6 @@ import pytest
 
 import rankscope as rs
 from tests.faults.conftest import Warm
-from tests.faults.declaring import fault
 from tests.runs.builders import make_run, profile
 
 LEAST_MOMENTS = 15
@@ -36,12 +35,8 @@ def name_in(place: Path) -> str:
 
 
 @pytest.mark.slow
-@fault(
-    "kill -9 at every moment of a save",
-    done="SIGKILL before and behind each call to the system that a save makes, and between two halves of a file",
-    expected="the folder holds the old run or the new one, whole; the next save works",
-)
 def test_old_or_new_and_never_half(warm: Warm, tmp_path: Path) -> None:
+    """SIGKILL before and behind each call to the system that a save makes, and between two halves of a file."""
     saved(tmp_path / "new", "new", 0.75)
     seen = []
     for moment in range(1, 200):
@@ -60,12 +55,8 @@ def test_old_or_new_and_never_half(warm: Warm, tmp_path: Path) -> None:
     assert name_in(tmp_path / "run3") == "old"
 
 
-@fault(
-    "two processes on one output folder",
-    done="three processes save two different runs into one folder, 60 times each, while a fourth reads it",
-    expected="every look finds one of the two, whole",
-)
 def test_writers_and_a_reader_in_one_folder(warm: Warm, tmp_path: Path) -> None:
+    """Three processes save two different runs into one folder, 60 times each, while a fourth reads it."""
     sources = [saved(tmp_path / "a", "old", 0.25), saved(tmp_path / "b", "new", 0.75), tmp_path / "a"]
     place = saved(tmp_path / "run", "old", 0.25)
     writers = [
@@ -83,12 +74,8 @@ def test_writers_and_a_reader_in_one_folder(warm: Warm, tmp_path: Path) -> None:
     assert len(list(place.glob("rows-*.parquet"))) == 1
 
 
-@fault(
-    "file size limit",
-    done="`measure --out` where no file may grow beyond 1,024 bytes (RLIMIT_FSIZE), over an older run",
-    expected="refused in words; the older run is whole, and nothing half-written is left",
-)
 def test_no_file_may_grow(warm: Warm, tmp_path: Path) -> None:
+    """`measure --out` where no file may grow beyond 1,024 bytes (RLIMIT_FSIZE), over an older run."""
     place = saved(tmp_path / "run", "old", 0.25)
     # The logs of the process are files as well: its own output must stay below the limit.
     outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "small_files", limit=1024)
@@ -115,12 +102,8 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-@fault(
-    "disk full",
-    done="`measure --out` on a file system of 64 KiB that is full but for 4 KiB, over an older run",
-    expected="refused in words; the older run is whole; with room made the same command works",
-)
 def test_a_full_disk(warm: Warm, tmp_path: Path, full_disk: Path) -> None:
+    """`measure --out` on a file system of 64 KiB that is full but for 4 KiB, over an older run."""
     place = saved(full_disk / "run", "old", 0.25)
     filler = full_disk / "filler"
     room = os.statvfs(full_disk)
@@ -134,12 +117,8 @@ def test_a_full_disk(warm: Warm, tmp_path: Path, full_disk: Path) -> None:
     assert rs.load_run(place).provenance.model == "init:tiny-bert"
 
 
-@fault(
-    "read-only folder",
-    done="`measure --out` into a folder without the right to write (root gives up its right to override that first)",
-    expected="refused in words, and the folder is as it was",
-)
 def test_a_folder_that_may_not_be_written_to(warm: Warm, tmp_path: Path) -> None:
+    """`measure --out` into a folder without the right to write (root gives up its right to override that first)."""
     place = saved(tmp_path / "run", "old", 0.25)
     place.chmod(0o555)
     try:
@@ -153,12 +132,8 @@ def test_a_folder_that_may_not_be_written_to(warm: Warm, tmp_path: Path) -> None
     assert name_in(place) == "old"
 
 
-@fault(
-    "a file where a folder is wanted",
-    done="`--out` names a file, a place below a file, and a link that leads to itself",
-    expected="refused in words each time; the file is as it was",
-)
 def test_places_that_cannot_be_folders(warm: Warm, tmp_path: Path) -> None:
+    """`--out` names a file, a place below a file, and a link that leads to itself."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     for place in ("file", "file/below", "loop", "loop/below"):
@@ -167,12 +142,8 @@ def test_places_that_cannot_be_folders(warm: Warm, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@fault(
-    "a page over a device",
-    done="`report -o` names a device, a link to a page, and a page that is there while no file may grow",
-    expected="the device is written to and stays one; the link stays one; the older page is whole",
-)
 def test_pages_replace_files_only(warm: Warm, tmp_path: Path) -> None:
+    """`report -o` names a device, a link to a page, and a page that is there while no file may grow."""
     saved(tmp_path / "run", "old", 0.25)
     (tmp_path / "null").symlink_to(os.devnull)
     assert warm.run(["report", "run", "-o", "null"], tmp_path).code == 0

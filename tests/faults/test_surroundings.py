@@ -13,7 +13,6 @@ import pytest
 
 import rankscope as rs
 from tests.faults.conftest import ENVIRONMENT, PATIENCE, ROOT, Warm, cold
-from tests.faults.declaring import fault
 from tests.test_extras import BLOCK
 
 SMALL = ["--sequences", "1", "--tokens", "8"]
@@ -21,12 +20,8 @@ MEASURE = ["measure", "init:tiny-bert", *SMALL]
 
 
 @pytest.mark.slow
-@fault(
-    "stdout closed by its reader",
-    done="`rankscope ls presets --json | head -c 1`, the pipe closed before anything is written",
-    expected="no traceback, exit code 141 as for any filter",
-)
 def test_a_reader_that_went_away(tmp_path: Path) -> None:
+    """`rankscope ls presets --json | head -c 1`, the pipe closed before anything is written."""
     reading, writing = os.pipe()
     os.close(reading)
     for words in (["ls", "presets", "--json"], ["ls", "metrics"]):
@@ -43,12 +38,8 @@ def test_a_reader_that_went_away(tmp_path: Path) -> None:
     os.close(writing)
 
 
-@fault(
-    "stdout on a full disk",
-    done="`rankscope ls presets --json > /dev/full`",
-    expected="one line on stderr that says so, exit code 2",
-)
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    """`rankscope ls presets --json > /dev/full`."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "rankscope", "ls", "presets", "--json"],
@@ -63,12 +54,8 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
-@fault(
-    "no stdout, no terminal",
-    done="`measure` in a session without a terminal, stdin closed; and with stdout closed before the start",
-    expected="it runs, without a progress bar; without stdout the run is saved all the same",
-)
 def test_no_terminal(warm: Warm, tmp_path: Path) -> None:
+    """`measure` in a session without a terminal, stdin closed; and with stdout closed before the start."""
     outcome = warm.run(MEASURE, tmp_path, "no_terminal")
     assert outcome.code == 0, outcome.err
     assert "\r" not in outcome.out + outcome.err
@@ -78,12 +65,8 @@ def test_no_terminal(warm: Warm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "a locale of ASCII letters",
-    done="LC_ALL=C without Python's own coercion to UTF-8: a table, and JSON",
-    expected="it runs; what ASCII lacks is escaped, and the JSON is valid and the same",
-)
 def test_a_locale_of_few_letters(tmp_path: Path) -> None:
+    """LC_ALL=C without Python's own coercion to UTF-8: a table, and JSON."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     (tmp_path / "plan.yaml").write_text("models: [init:tiny-bert]\nverbs: [measure]\ninputs: {texts: [déjà vu]}\n")
     words = ["sweep", "plan.yaml", "--dry-run", "--json"]
@@ -99,12 +82,8 @@ def test_a_locale_of_few_letters(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "file names that are no text",
-    done="a text, a model folder, an output folder and a page whose names hold the byte 0xff",
-    expected="they are read and written; what is shown or saved replaces the letter, and can be read again",
-)
 def test_names_that_are_no_text(warm: Warm, tmp_path: Path) -> None:
+    """A text, a model folder, an output folder and a page whose names hold the byte 0xff."""
     odd = os.fsdecode(b"odd\xff")
     (tmp_path / f"{odd}.txt").write_text("some words to read " * 9)
     words = [*MEASURE, "--text", f"{odd}.txt"]
@@ -120,12 +99,8 @@ def test_names_that_are_no_text(warm: Warm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "no HOME, and a user without a name",
-    done="HOME unset, for a user id that no list of users knows; and a path of the home of nobody",
-    expected="it runs, and the run is saved; the path is refused in words",
-)
 def test_no_home(warm: Warm, tmp_path: Path) -> None:
+    """HOME unset, for a user id that no list of users knows; and a path of the home of nobody."""
     program = (
         "import os, pwd, sys\n"
         "os.environ.pop('HOME', None)\n"
@@ -139,12 +114,8 @@ def test_no_home(warm: Warm, tmp_path: Path) -> None:
     assert warm.run(["predict", "~nobody-of-that-name/config.json"], tmp_path).explained
 
 
-@fault(
-    "a cache that cannot be written to",
-    done="the caches of the hub, of matplotlib and of the user lie in a folder without the right to write",
-    expected="`measure` and `measure --figure` run",
-)
 def test_an_unwritable_cache(warm: Warm, tmp_path: Path) -> None:
+    """The caches of the hub, of matplotlib and of the user lie in a folder without the right to write."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o555)
     names = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "HOME")
@@ -155,12 +126,8 @@ def test_an_unwritable_cache(warm: Warm, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fault(
-    "a missing extra",
-    done="`masks` without scipy, `sweep` without pyyaml, from the command line",
-    expected="refused with the exact install line; what needs none runs",
-)
 def test_a_missing_extra(tmp_path: Path) -> None:
+    """`masks` without scipy, `sweep` without pyyaml, from the command line."""
     gone = ["jinja2", "scipy", "yaml", "matplotlib"]
     start = f"GONE = {gone!r}\nROOT = {str(ROOT)!r}\n{BLOCK}\nfrom rankscope.cli.app import main\nmain(sys.argv[1:])"
     (tmp_path / "plan.yaml").write_text("models: [init:tiny-bert]\nverbs: [measure]\n")
@@ -174,12 +141,8 @@ def test_a_missing_extra(tmp_path: Path) -> None:
         assert f"pip install 'rankscope[{extra}]'" in outcome.err
 
 
-@fault(
-    "too little memory",
-    done="`measure` of a BERT-base initialisation in an address space that cannot hold it (RLIMIT_AS)",
-    expected="said in words with what would need less, exit code 2",
-)
 def test_too_little_memory(warm: Warm, tmp_path: Path) -> None:
+    """`measure` of a BERT-base initialisation in an address space that cannot hold it (RLIMIT_AS)."""
     words = ["measure", "init:bert-base", *SMALL]
     outcome = warm.run(words, tmp_path, "little_memory", megabytes=150)
     assert outcome.explained, outcome
@@ -187,12 +150,9 @@ def test_too_little_memory(warm: Warm, tmp_path: Path) -> None:
     assert "--batch" in outcome.err
 
 
-@fault(
-    "too little memory to start",
-    done="`measure` in an address space of 500 MB, in which torch cannot be loaded",
-    expected="no crash without words: exit code 2 and a line that says so",
-)
 def test_too_little_memory_to_start(tmp_path: Path) -> None:
+    """`measure` in an address space of 500 MB, in which torch cannot be loaded."""
+
     def narrow() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (5 * 10**8, 5 * 10**8))
 
@@ -201,12 +161,8 @@ def test_too_little_memory_to_start(tmp_path: Path) -> None:
     assert "not enough memory" in outcome.err
 
 
-@fault(
-    "clock jump",
-    done="the wall clock goes back by an hour at every second look, during `measure` and a training run with a gauge",
-    expected="values are the same; the gauge reads every step, in order, and its record can be read",
-)
 def test_a_clock_that_goes_back(warm: Warm, tmp_path: Path) -> None:
+    """The wall clock goes back by an hour at every second look, during `measure` and a training run with a gauge."""
     plain = warm.run([*MEASURE, "--json"], tmp_path)
     jumping = warm.run([*MEASURE, "--json", "--out", "run"], tmp_path, "clock_back", hours=1)
     assert jumping.code == 0, jumping.err
@@ -219,12 +175,8 @@ def test_a_clock_that_goes_back(warm: Warm, tmp_path: Path) -> None:
     assert [reading.step for reading in read_record(tmp_path / "record").readings] == list(range(6))
 
 
-@fault(
-    "disk full under a gauge's record",
-    done="the record of a training run is a link to /dev/full, from its third step on; and from its start",
-    expected="training goes on, with the same weights, and the log says once what failed; from the start it is refused",
-)
 def test_training_outlives_its_record(warm: Warm, tmp_path: Path) -> None:
+    """The record of a training run is a link to /dev/full, from its third step on; and from its start."""
     outcome = warm.run([], tmp_path, "train_on_a_full_disk", record="record")
     assert outcome.code == 0, outcome.err
     assert outcome.out.strip() == "same weights"
@@ -234,45 +186,7 @@ def test_training_outlives_its_record(warm: Warm, tmp_path: Path) -> None:
     assert outcome.out.startswith("record='other' cannot be written to (No space left on device)")
 
 
-@fault(
-    "fork after import",
-    done="a process measures, forks, and its child measures again",
-    expected="the child ends, with the same bits",
-)
 def test_a_fork_behind_a_measurement(warm: Warm, tmp_path: Path) -> None:
+    """A process measures, forks, and its child measures again."""
     outcome = warm.run([], tmp_path, "measured_in_a_fork")
     assert (outcome.code, outcome.out.strip()) == (0, "same bits"), outcome.err
-
-
-@fault(
-    "a killed sweep worker, node and driver",
-    done="SIGKILL to a Ray worker, a Ray node and the driver of a sweep (tests/ext/sweeps/test_on_ray.py)",
-    expected="every row is there once when the sweep has been started again",
-)
-@fault(
-    "a killed training process",
-    done="SIGKILL while a gauge writes its record (tests/monitor/test_recording.py)",
-    expected="every whole line can be read, and the next session continues behind the torn one",
-)
-@fault(
-    "a killed rank",
-    done="SIGKILL to one rank of a distributed training with a gauge (tests/monitor/test_ranks.py)",
-    expected="the record is whole, and the others are not held up",
-)
-@fault(
-    "a killed streamed run",
-    done="SIGKILL while a model larger than memory is gone through (tests/ext/offload/test_resuming.py)",
-    expected="the same command goes on behind the last finished block, with the same bits",
-)
-@pytest.mark.parametrize(
-    ("module", "test"),
-    [
-        ("ext/sweeps/test_on_ray.py", "test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once"),
-        ("monitor/test_recording.py", "test_killed_process_loses_only_the_line_it_was_writing"),
-        ("monitor/test_ranks.py", "test_killed_rank_leaves_a_whole_record"),
-        ("ext/offload/test_resuming.py", "test_signal_nine_half_way"),
-    ],
-)
-def test_done_elsewhere(module: str, test: str) -> None:
-    """These have tests of their own, which must stay."""
-    assert f"def {test}(" in (ROOT / "tests" / module).read_text(encoding="utf-8")

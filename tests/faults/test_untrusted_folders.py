@@ -116,7 +116,7 @@ def test_item_12_no_command_obeys_the_folder_it_is_called_in(trap: Path) -> None
     assert Path(figure).stat().st_size > 1000
 
 
-@pytest.mark.slow  # the process that `rerun` starts below is such a one
+@pytest.mark.slow
 def test_item_12_python_m_does_not_take_libraries_from_the_folder(trap: Path) -> None:
     ended = done(trap, "-m", "rankscope", "measure", "init:tiny-bert", *SMALL)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -131,19 +131,6 @@ def test_python_m_cleans_the_path_before_its_first_import(trap: Path) -> None:
         (trap / f"{name}.py").write_text(f"open({str(trap.parent / f'ran-{name}')!r}, 'w')\n")
     ended = done(trap, "-m", "rankscope", "--version")
     assert ended.stdout.startswith("rankscope "), ended.stderr[-2000:]
-    assert what_ran(trap) == []
-
-
-@pytest.mark.slow
-def test_item_12_rerun_does_not_take_rankscope_from_the_folder(trap: Path) -> None:
-    run = str(trap.parent / "run")
-    for name in ("__init__", "__main__"):
-        (trap / "rankscope").mkdir(exist_ok=True)
-        (trap / "rankscope" / f"{name}.py").write_text(f"open({str(trap.parent / f'ran-{name}')!r}, 'w')\n")
-    program = trap.parent / "program.py"
-    program.write_text(PROGRAM)
-    ended = done(trap, str(program), json.dumps([["measure", "init:tiny-bert", *SMALL, "--out", run], ["rerun", run]]))
-    assert "The same to the bit" in ended.stdout, ended.stderr[-2000:]
     assert what_ran(trap) == []
 
 

@@ -199,11 +199,11 @@ def test_decompose_is_equal_or_refused(form: type[Hostile], gain: float) -> None
 def test_bound_is_equal_or_refused(form: type[Hostile]) -> None:
     model, given = network(form), ids()
     try:
-        run = rs.bound(model, given, lanczos=5, theorems=THEOREMS)
+        run = rs.bound(model, given, theorems=THEOREMS)
     except rs.RankscopeError as error:
         refused(model, form, error)
         return
-    expected = rs.bound(network(Hostile), given, lanczos=5, theorems=THEOREMS)
+    expected = rs.bound(network(Hostile), given, theorems=THEOREMS)
     assert run.table.drop_columns("value").equals(expected.table.drop_columns("value"))
     for ours, theirs in zip(run.table["value"].to_pylist(), expected.table["value"].to_pylist(), strict=True):
         assert ours == pytest.approx(theirs, rel=TOLERANCE, nan_ok=True)

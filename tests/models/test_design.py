@@ -10,7 +10,7 @@ import torch
 
 from rankscope.errors import InputError
 from rankscope.ext.theory.sampling import Sampler, normed, span_of_rows
-from rankscope.models.design import Design, narrowed
+from rankscope.models.design import Design
 
 SMALL = Design(depth=3, width=24, heads=3, tokens=6)
 
@@ -83,15 +83,6 @@ def test_norms_are_those_of_torch() -> None:
     torch.testing.assert_close(normed(x, SMALL), layer(x).detach())
     rms = torch.nn.RMSNorm(10, eps=1e-12, dtype=torch.float64)
     torch.testing.assert_close(normed(x, SMALL.changed(norm="rmsnorm")), rms(x).detach())
-
-
-def test_a_narrow_design_keeps_what_tokens_see() -> None:
-    wide = Design(depth=2, width=1024, heads=8, mlp_width=3000)
-    thin = narrowed(wide, 128)
-    assert thin.score_std == pytest.approx(wide.score_std, rel=1e-12)
-    assert thin.value_gain == pytest.approx(wide.value_gain, rel=1e-12)
-    assert thin.mlp_in_std**2 * thin.width == pytest.approx(wide.mlp_in_std**2 * wide.width)
-    assert narrowed(thin, 512) is thin
 
 
 def test_changes_follow_each_other() -> None:

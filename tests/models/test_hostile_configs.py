@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from scripts.hostile_configs import LONGEST, answer, base_folders, mutated, routes
 
 from rankscope.errors import LoadError
 from rankscope.models.loading import load
 from rankscope.models.loading.affording import NetworkSize, _size, refuse_unaffordable
+from tests.models.mutated_configs import LONGEST, answer, base_folders, mutated, routes
 
 
 @pytest.fixture(scope="module")

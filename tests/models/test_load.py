@@ -14,7 +14,6 @@ from transformers import AutoConfig
 from rankscope.errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.inputs.record import Batch
-from rankscope.models.loading import folder as folder_module
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_from_json, config_hash
 from rankscope.models.loading.dtypes import parse_dtype
@@ -194,7 +193,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest
         load("init:tiny-bert", dtype="float31")
     with pytest.raises(LoadError, match="not a model class"):
         load("init:tiny-bert", model_class="os")
-    monkeypatch.setattr(folder_module, "hub_answers", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
         load("gpt2")
     monkeypatch.chdir(folder.parent)

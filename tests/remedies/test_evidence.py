@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.failing_runs import leaderboard, predicted
+from benchmarks.failing_runs import leaderboard
 from benchmarks.failing_runs.leaderboard import (
     AS_IS,
     DESIGNS,
@@ -144,9 +144,3 @@ def test_only_what_helps_here_and_rescued_trainings_is_suggested_with_the_line_t
     nothing = advised({"deepnorm": none, "neutreno": most})
     assert nothing.remedies == ()
     assert "rescued too few trainings: deepnorm, skipinit" in nothing.words
-
-
-def test_prediction_against_training_follows_from_its_record() -> None:
-    told = json.loads(predicted.RECORD.read_text())
-    assert told["evaluated"] == predicted.evaluated(told)
-    assert predicted.area([3, 1, 2, 2], [True, False, True, False]) == 0.875  # one tie of four pairs

@@ -12,14 +12,12 @@ from scipy import stats
 
 from rankscope import Inputs, Run, compare, measure, measure_lengths
 from rankscope.errors import InputError, UnknownNameError
-from rankscope.runs.bootstrap import resampled_differences, widening
 from rankscope.runs.comparison import by_sequence
 from rankscope.runs.curves import names_in
+from rankscope.runs.intervals import mean_differences
 from rankscope.runs.rows import RowWriter
 from tests.flat_calls import flat
 from tests.runs.builders import make_run, profile
-
-OPTIONS = {"draws": 2000, "level": 0.95, "seed": 0}
 
 
 def read(run: Run, **facts: object) -> Run:
@@ -35,20 +33,9 @@ def run_with(values: np.ndarray, metric: str = "relative_residual", **given: obj
     return read(make_run(writer.table(), **given), inputs="built-in sample text", inputs_hash="0" * 64)
 
 
-def slow_paired(a: np.ndarray, b: np.ndarray, draws: int, level: float, seed: int) -> tuple[float, float]:
-    """One value, one resample at a time."""
-    random = np.random.default_rng(seed)
-    found = []
-    for _ in range(draws):
-        chosen = random.integers(0, a.size, a.size)
-        found.append((b[chosen] - a[chosen]).mean())
-    tail = (1 - level) / 2
-    return float(np.quantile(found, tail)), float(np.quantile(found, 1 - tail))
-
-
 def test_a_constant_shift_between_pairs_is_known_exactly() -> None:
     a = np.random.default_rng(1).normal(size=(4, 12))
-    found = resampled_differences(a, a + 0.25, paired=True, **OPTIONS)
+    found = mean_differences(a, a + 0.25, paired=True, level=0.95)
     assert found.difference == pytest.approx(np.full(4, 0.25))
     assert found.low == pytest.approx(np.full(4, 0.25))
     assert found.high == pytest.approx(np.full(4, 0.25))
@@ -58,21 +45,23 @@ def test_pairing_removes_the_spread_of_the_sequences() -> None:
     random = np.random.default_rng(2)
     a = 10 * random.normal(size=(1, 20))
     b = a + 0.1 * random.normal(size=(1, 20))
-    paired = resampled_differences(a, b, paired=True, **OPTIONS)
-    apart = resampled_differences(a, b, paired=False, **OPTIONS)
+    paired = mean_differences(a, b, paired=True, level=0.95)
+    apart = mean_differences(a, b, paired=False, level=0.95)
     assert (paired.high - paired.low)[0] < 0.05 * (apart.high - apart.low)[0]
 
 
-def test_intervals_agree_with_one_resample_at_a_time() -> None:
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_intervals_are_those_of_scipy(level: float) -> None:
     random = np.random.default_rng(3)
     a, b = random.normal(size=15), random.normal(1.0, 2.0, size=15)
-    found = resampled_differences(a[None], b[None], paired=True, draws=20_000, level=0.9, seed=0)
-    low, high = slow_paired(a, b, 20_000, 0.9, seed=5)
-    middle, wider = float((b - a).mean()), stats.t.ppf(0.95, 14) / stats.norm.ppf(0.95) * np.sqrt(15 / 14)
-    low, high = middle + wider * (low - middle), middle + wider * (high - middle)
-    # The ends of an interval from 20,000 draws have a standard error of about 1.6% of its width.
-    assert found.low[0] == pytest.approx(low, abs=0.06 * (high - low))
-    assert found.high[0] == pytest.approx(high, abs=0.06 * (high - low))
+    b[3] = np.nan
+    both = np.isfinite(b)
+    paired = mean_differences(a[None], b[None], paired=True, level=level)
+    expected = stats.ttest_rel(b[both], a[both]).confidence_interval(level)
+    assert (paired.low[0], paired.high[0]) == pytest.approx(tuple(expected), rel=1e-9)
+    apart = mean_differences(a[None], b[None], paired=False, level=level)
+    expected = stats.ttest_ind(b[both], a, equal_var=False).confidence_interval(level)
+    assert (apart.low[0], apart.high[0]) == pytest.approx(tuple(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -80,29 +69,22 @@ def test_intervals_agree_with_one_resample_at_a_time() -> None:
 def test_intervals_cover_the_truth(sequences: int, paired: bool) -> None:
     random = np.random.default_rng(4)
     a, b = random.normal(size=(2000, sequences)), random.normal(0.5, 1.0, size=(2000, sequences))
-    found = resampled_differences(a, b, paired=paired, draws=1000, level=0.95, seed=0)
+    found = mean_differences(a, b, paired=paired, level=0.95)
     covered = float(((found.low <= 0.5) & (found.high >= 0.5)).mean())
-    # 2000 cases have a standard error of 0.005; not paired, the fewer degrees of freedom are taken, which errs wide.
-    assert 0.93 < covered < 0.995
-
-
-@pytest.mark.parametrize(("count", "level"), [(5, 0.95), (8, 0.9), (8, 0.95), (30, 0.95), (100, 0.99)])
-def test_the_widening_is_students(count: int, level: float) -> None:
-    quantile = 0.5 + level / 2
-    expected = stats.t.ppf(quantile, count - 1) / stats.norm.ppf(quantile) * np.sqrt(count / (count - 1))
-    assert widening(np.array([count]), level)[0] == pytest.approx(expected, rel=3e-3)
+    # 2000 cases have a standard error of 0.005.
+    assert 0.93 < covered < 0.97
 
 
 def test_undefined_values_leave_their_pair_out() -> None:
     a = np.array([[1.0, 2.0, np.nan, 4.0]])
     b = np.array([[2.0, np.nan, 3.0, 5.0]])
-    found = resampled_differences(a, b, paired=True, **OPTIONS)
+    found = mean_differences(a, b, paired=True, level=0.95)
     assert (found.count_a[0], found.count_b[0]) == (2, 2)
     assert found.difference[0] == 1.0
 
 
 def test_one_sequence_has_no_interval() -> None:
-    found = resampled_differences(np.ones((1, 1)), np.full((1, 1), 3.0), paired=True, **OPTIONS)
+    found = mean_differences(np.ones((1, 1)), np.full((1, 1), 3.0), paired=True, level=0.95)
     assert found.difference[0] == 2.0
     assert np.isnan(found.low[0])
     one = run_with(np.array([[0.5], [0.4]]))
@@ -199,8 +181,8 @@ def test_what_does_not_compare_is_refused() -> None:
         compare(one, other)
     with pytest.raises(UnknownNameError, match="stable_rank"):
         compare(one, one, metrics=["stable_rank"])
-    with pytest.raises(InputError, match="at least 100 draws"):
-        compare(one, one, draws=10)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        compare(one, one, level=95)
     exact = make_run(one.table)
     object.__setattr__(exact, "kind", "exact")
     with pytest.raises(InputError, match="two runs of one verb"):

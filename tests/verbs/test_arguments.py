@@ -103,7 +103,6 @@ def test_python_accepts_nothing_that_the_command_line_refuses() -> None:
         (lambda: rs.measure(NO_MODEL, rs.Inputs(tokens=-1)), "tokens=-1: expected a whole number, 1 or more"),
         (lambda: rs.measure(NO_MODEL, rs.Inputs(sequences="2")), "sequences='2': expected a whole number"),
         (lambda: rs.measure(NO_MODEL, null="yes"), "null='yes': expected True or False"),
-        (lambda: rs.bound(NO_MODEL, lanczos=2.5), "lanczos=2.5: expected a whole number"),
         (lambda: rs.measure(NO_MODEL, tokens=16), "it is a field of rankscope.Inputs"),
         (lambda: rs.measure(NO_MODEL, device="cuda"), "it is a field of rankscope.Model"),
         (lambda: rs.exact(NO_MODEL, skip=0.0), "it is a field of rankscope.Surgery"),
@@ -136,7 +135,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ablate": {"variants": ["pure", "+skip"], "metrics": ["relative_residual"]},
     "exact": {"stability": True},
     "decompose": {},
-    "bound": {"theorems": ["contraction_interval"], "lanczos": 4},
+    "bound": {"theorems": ["contraction_interval"]},
     "remedy": {"remedies": ["stronger_skip"], "repeats": 0, "gradients": False},
 }
 CUT = {"attention_skip": 0.5, "mask": "causal", "layers": [0, 1]}

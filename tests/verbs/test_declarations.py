@@ -316,9 +316,6 @@ def test_a_new_verb_is_found_everywhere(
     called = rankscope.loudness("init:tiny-bert", rankscope.Inputs(sequences=2, tokens=8))
     assert isinstance(called, Run)
     assert called.table.equals(rankscope.load_run("run").table)
-    # rerun reads the command out of the run, and starts it in a process of its own
-    run("rerun", "run", "--quiet")
-    assert "The same to the bit" in capsys.readouterr().out
     # report
     page = rankscope.report("run", tmp_path / "report.html").read_text(encoding="utf-8")
     assert "How loud is this model?" in page

@@ -26,7 +26,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "ablate": {"variants": ["pure", "full"]},
     "exact": {},
     "decompose": {},
-    "bound": {"theorems": ["contraction_interval"], "lanczos": 0},
+    "bound": {"theorems": ["contraction_interval"]},
     "remedy": {"remedies": ["residual_scale"], "repeats": 0, "gradients": False},
 }
 

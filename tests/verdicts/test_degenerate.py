@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -128,17 +126,6 @@ def test_oracles_answer_designs_of_zeros() -> None:
             for count in (2, 64):
                 answer = answer_of(oracle, design, count, 3)
                 assert not any(value == math.inf for value in answer.log10_relative)
-
-
-def test_post_norm_attention_without_a_common_part_makes_tokens_equal() -> None:
-    """The limit of many tokens: the mean of tokens without a common part is one vector, the same for all."""
-    design = rs.Design(depth=3, width=8, heads=2, tokens=64, mlp="relu", attention_skip=0.0, mlp_skip=0.0)
-    answer = answer_of(ORACLES["giorlandino_2026_post_norm"], design, 64, 3)
-    assert answer.applies
-    assert answer.log10_relative[0] == pytest.approx(0.5 * math.log10(63 / 64), rel=1e-12)
-    design = dataclasses.replace(design, initial_cosine=1e-12)
-    near = answer_of(ORACLES["giorlandino_2026_post_norm"], design, 64, 3)
-    np.testing.assert_allclose(answer.log10_relative[1:], near.log10_relative[1:], rtol=1e-6)
 
 
 def test_predict_answers_or_says_why_not() -> None:

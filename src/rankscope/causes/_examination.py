@@ -21,9 +21,8 @@ from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import ModelView, Stack
-from rankscope.models.wrapping import with_parameters
+from rankscope.models.wrapping import with_parameters, without_fastpath
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed

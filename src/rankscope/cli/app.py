@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rankscope._version import __version__
-from rankscope.cli import comparing, environment, listing, reporting, rerunning
+from rankscope.cli import comparing, environment, listing, reporting
 from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.examples import epilog, question
 from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintable, flush_output, told
@@ -37,9 +37,7 @@ app = typer.Typer(
 )
 _SAVED = "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run"
 for _name, _command in {
-    "rerun": Command(rerunning.rerun_command, (_SAVED, "rerun run"), 20),
     "report": Command(reporting.report_command, (_SAVED, "report run -o report.html"), 30),
-    "card": Command(reporting.card_command, (_SAVED, "card run --out card"), 40),
     "compare": Command(
         comparing.compare_command,
         (

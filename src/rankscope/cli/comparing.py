@@ -21,9 +21,7 @@ def compare_command(
     paired: Annotated[
         bool | None, typer.Option("--paired/--unpaired", help="Whether to pair the sequences; detected by default.")
     ] = None,
-    draws: Annotated[int, typer.Option("--draws", min=100, help="Number of bootstrap resamples.")] = 2000,
     level: Annotated[float, typer.Option("--level", help="Confidence level of the intervals.")] = 0.95,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write an HTML report."),
@@ -32,12 +30,10 @@ def compare_command(
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
 ) -> None:
-    """How do two runs differ? Compares them block by block, with intervals from resampling the sequences."""
+    """How do two runs differ? Compares them block by block, with intervals over the sequences."""
     import rankscope
 
-    comparison = rankscope.compare(
-        a, b, metrics=split_names(metrics), site=site, paired=paired, draws=draws, level=level, seed=seed
-    )
+    comparison = rankscope.compare(a, b, metrics=split_names(metrics), site=site, paired=paired, level=level)
     if figure is not None:
         save_figure(comparison.plot(), figure)
     if output is not None:

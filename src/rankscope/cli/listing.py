@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -26,6 +27,9 @@ class Listing:
     columns: tuple[str, ...]
 
 
+_ROLE = re.compile(r":math:`([^`]*)`|``([^`]*)``")
+"""A formula or a name in a docstring; a terminal shows it without markup."""
+
 LISTINGS: Registry[Listing] = Registry("listing")
 
 
@@ -38,11 +42,11 @@ def ls_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
     """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, theorems, remedies, extensions."""
-    from rankscope.reporting.plain_math import plain_sentence
-
     listing = LISTINGS[kind]
     entries = [
-        {**entry, "summary": plain_sentence(entry["summary"])} if "summary" in entry else entry
+        {**entry, "summary": _ROLE.sub(lambda role: role[1] or role[2], entry["summary"])}
+        if "summary" in entry
+        else entry
         for entry in listing.entries()
     ]
     if as_json:

@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Find the cause": ("ablate", "decompose", "exact", "bound", "graph"),
     "Prevent": ("predict", "remedy"),
     "Many models": ("sweep", "query"),
-    "Results": ("report", "card", "compare", "rerun"),
+    "Results": ("report", "compare"),
     "Learn": ("reproduce", "play", "ls", "env"),
 }
 """Commands by what they are for; others are listed last."""

@@ -1,4 +1,4 @@
-"""``rankscope report`` and ``rankscope card``."""
+"""``rankscope report``."""
 
 from __future__ import annotations
 
@@ -32,23 +32,3 @@ def report_command(
     if not quiet:
         size = written.stat().st_size / 1000
         remarks_console().print(f"wrote {written} ({size:.0f} kB)", markup=False)
-
-
-def card_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or address written with --out.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Write card.md, strip.svg and model-index.yaml.")
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """What do I put on the model card? Prints Markdown; --out adds a picture and the Hub's evaluation results."""
-    import rankscope
-
-    made = rankscope.card(run)
-    if out is not None:
-        made.save(out)
-    if not quiet:
-        if out is None:
-            typer.echo(made.markdown, nl=False)
-        else:
-            remarks_console().print(f"saved in {out}", markup=False)

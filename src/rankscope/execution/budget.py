@@ -73,11 +73,6 @@ class Need:
         return ", ".join(f"{item.name} {in_words(getattr(self, item.name))}" for item in fields(self))
 
 
-def fits(need: Need, memory: int | str | None) -> bool:
-    """Whether one block at a time fits the budget, with the residual streams in files."""
-    return memory is None or need.total(in_memory=False) <= parse_size(memory)
-
-
 def reads_ahead(need: Need, memory: int | str | None) -> bool:
     """Whether the next block can be read while one computes; the hidden states go first."""
     return need.ahead > 0 and (memory is None or need.total(in_memory=True) <= parse_size(memory))

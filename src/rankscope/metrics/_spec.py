@@ -65,7 +65,6 @@ class MetricSpec:
         invariant_to: transformations that do not change it.
         needs: its cost: sums (norms), sorting (order), a Gram matrix, or all singular values (spectrum).
         reads_deviation: it depends on X - 1x^T alone, and sees only rounding once tokens agree to the float floor.
-        floors_itself: it is itself a relative quantity, which is only rounding at or below the float floor.
         least_count: smallest number of tokens for which it has a value.
         depends_on_length: whether its size depends on the number of tokens (a rank, a sum, a count), so that values at
             different lengths are not comparable.
@@ -86,7 +85,6 @@ class MetricSpec:
     invariant_to: Invariance
     needs: Needs
     reads_deviation: bool
-    floors_itself: bool
     least_count: int
     cites: tuple[Cite, ...]
     summary: str
@@ -96,6 +94,12 @@ class MetricSpec:
     estimate: Callable[[Tokens], RankEstimate] | None = None
 
     __repr__ = brief
+
+    @property
+    def floors_itself(self) -> bool:
+        """Whether it is a share made of products of tokens, which is only rounding at or below the float floor."""
+        is_bounded = self.range[0] == 0 and math.isfinite(self.range[1]) and not self.at_collapse
+        return is_bounded and self.side == TOKENS.name and self.needs in ("gram", "spectrum")
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", __package__)
@@ -115,7 +119,6 @@ def metric(
     invariant_to: Invariance,
     needs: Needs,
     reads_deviation: bool = False,
-    floors_itself: bool = False,
     least_count: int = 1,
     depends_on_length: bool = False,
     estimate: Callable[[Tokens], RankEstimate] | None = None,
@@ -129,7 +132,7 @@ def metric(
             view = given[0] if isinstance(given[0], side.kind) else side.view(*given)
             return where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
-        facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
+        facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, least_count, cites)
         _add(
             MetricSpec(
                 compute.__name__, side.name, *facts, _summary(compute), measured, None, depends_on_length, estimate

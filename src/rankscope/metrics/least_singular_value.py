@@ -15,7 +15,6 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     at_collapse=0.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
-    floors_itself=True,
     depends_on_length=True,
     cites=(Cite("golubvanloan2013matrix"),),
 )
@@ -42,7 +41,6 @@ def least_singular_value(tokens: Tokens) -> Tensor:
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE | SHIFT,
     needs="spectrum",
     reads_deviation=True,
-    floors_itself=True,
     least_count=2,
     depends_on_length=True,
     cites=(Cite("golubvanloan2013matrix"),),

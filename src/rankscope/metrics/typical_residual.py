@@ -17,7 +17,6 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
     at_collapse=0.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | SCALE,
     needs="gram",
-    floors_itself=True,
     least_count=2,
     cites=(Cite("dong2021attention"), Cite("sun2024massive")),
 )
@@ -43,7 +42,6 @@ def typical_residual(tokens: Tokens) -> Tensor:
     at_collapse=0.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | SCALE,
     needs="gram",
-    floors_itself=True,
     least_count=2,
     cites=(Cite("ethayarajh2019contextual"),),
 )

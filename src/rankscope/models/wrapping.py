@@ -7,6 +7,7 @@ the model cannot run without them.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar, cast
@@ -96,6 +97,30 @@ def _refuse_compiled_functions(model: nn.Module) -> None:
                 f"needs torch {STANCES} or newer, and this is {torch.__version__}. Use torch.compile(module) or "
                 "module.compile() instead of compiling its forward method, or measure before compiling."
             )
+
+
+_FASTPATH_LOCK = threading.Lock()
+_fastpath_before: list[bool] = []
+"""One entry for each time that the fused path is disabled now, in any thread: the setting that was found first."""
+
+
+@contextmanager
+def without_fastpath() -> Iterator[None]:
+    """Disable the fused path of ``nn.TransformerEncoderLayer``, and restore the setting afterwards.
+
+    The setting belongs to the process. It is restored when the last of several threads is done.
+    """
+    with _FASTPATH_LOCK:
+        found = _fastpath_before[0] if _fastpath_before else torch.backends.mha.get_fastpath_enabled()
+        _fastpath_before.append(found)
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        with _FASTPATH_LOCK:
+            found = _fastpath_before.pop()
+            if not _fastpath_before:
+                torch.backends.mha.set_fastpath_enabled(found)
 
 
 @contextmanager

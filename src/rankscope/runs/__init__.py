@@ -9,7 +9,6 @@ from rankscope._lazy import names_of
 if TYPE_CHECKING:
     from rankscope.runs.curves import Curve
     from rankscope.runs.provenance import Provenance
-    from rankscope.runs.reruns import judge_rerun
     from rankscope.runs.rows import RowWriter
     from rankscope.runs.run import Run, load_run
 
@@ -18,7 +17,6 @@ __all__ = [
     "Provenance",
     "RowWriter",
     "Run",
-    "judge_rerun",
     "load_run",
 ]
 

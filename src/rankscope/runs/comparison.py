@@ -1,4 +1,4 @@
-"""Two runs side by side: differences of means with bootstrap intervals over sequences."""
+"""Two runs side by side: differences of means over sequences, with intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rankscope._printing import first_sentence, shortened
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs._frozen import freeze, thaw
-from rankscope.runs.bootstrap import Resampled, resampled_differences
 from rankscope.runs.curves import USABLE, names_in
 from rankscope.runs.document import facts_line
+from rankscope.runs.intervals import Differences, mean_differences
 from rankscope.runs.lengths import depending_on_length
 from rankscope.runs.presenting import document_of, figure_of, showing
 from rankscope.runs.provenance import SCHEMA
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALWAYS = ("metric", "site", "stack", "layer")
-DRAWS = 2000
 LEVEL = 0.95
 
 
@@ -45,7 +44,7 @@ class Comparison:
         table: one row per metric, site, stack, block (and the verb's additional columns): ``a``, ``b``, ``difference``,
             ``low``, ``high``, ``sequences_a``, ``sequences_b``.
         paired: whether sequence i of one run was compared with sequence i of the other.
-        settings: ``draws``, ``seed``, ``level``, ``why`` (the reason for pairing or not).
+        settings: ``level`` and ``why`` (the reason for pairing or not).
         verdict: one sentence that says where the runs differ.
     """
 
@@ -95,16 +94,13 @@ def compare(
     metrics: Sequence[str] | None = None,
     site: str | None = None,
     paired: bool | None = None,
-    draws: int = DRAWS,
     level: float = LEVEL,
-    seed: int = 0,
 ) -> Comparison:
     r"""Compare two runs: how does ``b`` differ from ``a``, and is that more than the spread over sequences?
 
     For every value in both runs, computes the difference of the means over sequences (heads are averaged first),
-    :math:`\bar b - \bar a`, and a percentile bootstrap interval over sequences, widened if there are few of them.
-    **Estimate**: the interval covers other sequences of the same kind, not other seeds or models, and one value at a
-    time.
+    :math:`\bar b - \bar a`, and Student's interval over sequences (Welch's if they are not paired). **Estimate**: it
+    covers other sequences of the same kind, not other seeds or models, and one value at a time.
 
     Args:
         a: a run, or the folder it was saved in.
@@ -112,11 +108,9 @@ def compare(
         metrics: metrics to compare; by default all that are in both runs, without those that depend on the number of
             tokens (ranks, sums, counts) if the runs counted different numbers.
         site: compare this site only.
-        paired: resample pairs of sequences (True) or each run by itself (False); by default pairs when both runs read
-            the same tokens under the same token policy.
-        draws: number of resamples.
+        paired: whether sequence i of one run belongs to sequence i of the other; by default if both runs read the same
+            tokens under the same token policy.
         level: level of the intervals.
-        seed: seed of the resampling.
 
     Returns:
         The differences as a table, with text, figure and JSON.
@@ -132,9 +126,9 @@ def compare(
         0.0
     """
     first, second = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
-    _check(first, second, draws, level)
+    _check(first, second, level)
     with showing(first, second):
-        return _compared(first, second, metrics, site, paired, draws, level, seed)
+        return _compared(first, second, metrics, site, paired, level)
 
 
 def _compared(
@@ -143,9 +137,7 @@ def _compared(
     metrics: Sequence[str] | None,
     site: str | None,
     paired: bool | None,
-    draws: int,
     level: float,
-    seed: int,
 ) -> Comparison:
     for name in metrics or ():
         for run in (first, second):
@@ -164,15 +156,15 @@ def _compared(
     values_a, values_b = left.values[rows[0]], right.values[rows[1]]
     if pairs:
         values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
-    resampled = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
+    found = mean_differences(values_a, values_b, paired=pairs, level=level)
     below, above, estimated = _reach_of_estimates(left, right, rows)
-    table = _table(left.columns, shared, replace(resampled, low=resampled.low - below, high=resampled.high + above))
-    settings = {"draws": draws, "seed": seed, "level": level, "why": why}
+    table = _table(left.columns, shared, replace(found, low=found.low - below, high=found.high + above))
+    settings = {"level": level, "why": why}
     verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond + _left_out(left, right)
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
-def _check(first: Run, second: Run, draws: int, level: float) -> None:
+def _check(first: Run, second: Run, level: float) -> None:
     if first.kind != second.kind:
         beside = (
             " A run of exact has what floats compute beside the exact values: `rankscope exact` prints both."
@@ -182,8 +174,8 @@ def _check(first: Run, second: Run, draws: int, level: float) -> None:
         raise InputError(
             f"Runs of {first.kind!r} and {second.kind!r} have different metrics; give two runs of one verb.{beside}"
         )
-    if draws < 100 or not 0.0 < level < 1.0:
-        raise InputError(f"draws={draws}, level={level}: expected at least 100 draws and a level between 0 and 1.")
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level={level}: expected a number between 0 and 1.")
 
 
 def _pairing(
@@ -296,7 +288,7 @@ def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> n
     return values[:, [mine.sequences.index(number) for number in shared]]
 
 
-def _table(columns: Sequence[str], keys: Sequence[tuple[Any, ...]], found: Resampled) -> pa.Table:
+def _table(columns: Sequence[str], keys: Sequence[tuple[Any, ...]], found: Differences) -> pa.Table:
     named = {name: [key[place] for key in keys] for place, name in enumerate(columns)}
     numbers = {
         "a": found.mean_a,

@@ -18,7 +18,7 @@ from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
 from rankscope.runs.places import is_address
-from rankscope.runs.presenting import figure_of, notebook_of, text_of
+from rankscope.runs.presenting import figure_of, notebook_of, showing, text_of
 from rankscope.runs.provenance import SCHEMA, Provenance
 from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
 
@@ -174,6 +174,17 @@ class Run:
             ax: draw into these axes instead of a new figure; for one panel, such as ``metrics="relative_residual"``.
         """
         return figure_of(self, metrics=metrics, site=site, ax=ax)
+
+    def card(self) -> str:
+        """Markdown for a model card: the verdict, each metric at the first and last block, and the command.
+
+        Raises:
+            ResultError: the run has no values by block.
+        """
+        from rankscope.runs.card import card_of
+
+        with showing(self):
+            return card_of(self.verdict, self.provenance, self.table)
 
     def __str__(self) -> str:
         return text_of(self)

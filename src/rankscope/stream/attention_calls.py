@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -303,18 +304,17 @@ def inside_multi_head(
 ) -> Any:
     """Run ``F.multi_head_attention_forward``, which a function mode sees as one opaque call.
 
-    The two functions that it looks up by module-level name are redirected to the handlers for this one call. Its
-    softmax has the axes ``batch*heads query key``; the handler receives and returns ``batch heads query key``. If
-    several modes see the call, the handlers of the first one are outermost, as with any other call.
+    A copy of the function runs, in which the two functions that it looks up by module-level name are the handlers;
+    torch itself stays as it is, so that other threads notice nothing. Its softmax has the axes
+    ``batch*heads query key``; the handler receives and returns ``batch heads query key``. If several modes see the
+    call, the handlers of the first one are outermost, as with any other call.
     """
-    before = _CHAIN.get()
-    token = _CHAIN.set((*before, (fused, softmax)))
+    token = _CHAIN.set((*_CHAIN.get(), (fused, softmax)))
     try:
-        if before:
-            return func(*args, **kwargs)
-        query = args[0] if args else kwargs["query"]
-        with _names(*_chained(query.shape[1] if query.dim() == 3 else 1)):
-            return func(*args, **kwargs)
+        if isinstance(func, FunctionType):  # else another mode has made the copy
+            query = args[0] if args else kwargs["query"]
+            func = _MultiHead(func, query.shape[1] if query.dim() == 3 else 1)
+        return func(*args, **kwargs)
     finally:
         _CHAIN.reset(token)
 
@@ -322,35 +322,47 @@ def inside_multi_head(
 _CHAIN: ContextVar[tuple[tuple[Handler, Handler], ...]] = ContextVar("_CHAIN", default=())
 
 
-def _chained(batch: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Replacements for the two functions that pass a call through all handlers to the original function."""
-    own = F.scaled_dot_product_attention, F.softmax
+class _MultiHead:
+    """A copy of a function whose attention kernel and softmax pass a call through all handlers to torch's own.
 
-    def through(kind: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        perform: Callable[..., Any] = own[kind]
-        for handlers in reversed(_CHAIN.get()):
-            perform = partial(_handled, handlers[kind], perform)
-        with _names(*own):
-            return perform(*args, **kwargs)
+    It hands itself on to the other modes that see the call, and is equal to the function, so that they know it.
+    """
 
-    def softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
-        split = scores.reshape(batch, -1, *scores.shape[-2:])
-        out: Tensor = through(1, (split, *rest), options)
-        return out.reshape(scores.shape)
+    __wrapped__: FunctionType
 
-    return lambda *args, **kwargs: through(0, args, kwargs), softmax
+    def __init__(self, func: FunctionType, batch: int) -> None:
+        own = func.__globals__["scaled_dot_product_attention"], func.__globals__["softmax"]
+
+        def fused(*args: Any, **kwargs: Any) -> Any:
+            return _through(0, own[0], args, kwargs)
+
+        def softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
+            split = scores.reshape(batch, -1, *scores.shape[-2:])
+            out: Tensor = _through(1, own[1], (split, *rest), options)
+            return out.reshape(scores.shape)
+
+        names = {"scaled_dot_product_attention": fused, "softmax": softmax, func.__name__: self}
+        self._run = FunctionType(
+            func.__code__, func.__globals__ | names, func.__name__, func.__defaults__, func.__closure__
+        )
+        update_wrapper(self, func)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.__wrapped__
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+
+def _through(kind: int, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    perform = own
+    for handlers in reversed(_CHAIN.get()):
+        perform = partial(_handled, handlers[kind], perform)
+    return perform(*args, **kwargs)
 
 
 def _handled(handler: Handler, perform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return handler(perform, args, kwargs)
-
-
-@contextmanager
-def _names(sdpa: Callable[..., Any], softmax: Callable[..., Any]) -> Iterator[None]:
-    """Temporarily replace two functions of ``torch.nn.functional``."""
-    before = F.scaled_dot_product_attention, F.softmax
-    F.scaled_dot_product_attention, F.softmax = sdpa, softmax
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention, F.softmax = before

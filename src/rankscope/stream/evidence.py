@@ -19,6 +19,7 @@ from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import without_fastpath
 from rankscope.stream.observation import (
     BlockWatch,
     Ends,
@@ -37,7 +38,6 @@ from rankscope.stream.observation import (
     with_another_sequence,
     with_another_token,
 )
-from rankscope.stream.operators import without_fastpath
 from rankscope.stream.own_tokens import check_own_tokens
 
 _FOUND = ("batch tokens dim", "tokens batch dim")

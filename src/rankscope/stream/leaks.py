@@ -292,7 +292,7 @@ class _Held(StreamMode):
             if ungated is not None and not _is_last(call):
                 with torch._C.DisableTorchFunction():
                     out.copy_(ungated)
-        elif func is MULTI_HEAD or (weights and _is_product(func, args)):
+        elif func == MULTI_HEAD or (weights and _is_product(func, args)):
             return self._fixed(call, out, [tensor for tensor in given if tensor not in self._weights])
         if isinstance(func, HigherOrderOperator) and not is_flex(func) and _is_last(call):
             self.weights_at_end.add(_place(call))

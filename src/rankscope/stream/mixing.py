@@ -31,6 +31,7 @@ from rankscope.errors import UnsupportedConfigError
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import without_fastpath
 from rankscope.stream.frames import first_tensor, output_tensor, summands_of, tensors_in, with_output_tensor
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
@@ -39,7 +40,6 @@ from rankscope.stream.operators import (
     INTERPOLATIONS,
     MOVES,
     is_norm,
-    without_fastpath,
 )
 
 _ROUNDINGS = 32

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import BlockCall, Label, ModelView, Stack
+from rankscope.models.wrapping import without_fastpath
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
 from rankscope.stream.frames import (
     SkipSum,
@@ -46,7 +47,6 @@ from rankscope.stream.operators import (
     is_attention,
     is_flex,
     is_norm,
-    without_fastpath,
 )
 from rankscope.stream.sites import SiteRef, SiteSelection
 
@@ -386,7 +386,7 @@ class StreamMode(TorchFunctionMode):
                 call.follow_joined(func, args, kwargs, out)
                 return out
         # What attention returns is a branch, whatever it reads: there is no stream to follow through it.
-        elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
+        elif (func is SDPA or func == MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
         if func in NORMS:
@@ -421,7 +421,7 @@ class StreamMode(TorchFunctionMode):
     def _attention(
         self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if func is MULTI_HEAD:
+        if func == MULTI_HEAD:
             # A single Python-level call: look inside it for the fused kernel or the softmax.
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:

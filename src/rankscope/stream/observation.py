@@ -196,7 +196,7 @@ class BlockWatch(TorchFunctionMode):
     ) -> None:
         stack, call = self._open[-1]
         seen = self.seen[stack.name]
-        is_attention_call = func is SDPA or func is MULTI_HEAD or func in SOFTMAXES or is_flex(func)
+        is_attention_call = func is SDPA or func == MULTI_HEAD or func in SOFTMAXES or is_flex(func)
         # A later stage with other tokens, one window each, says nothing about the tokens of the first.
         if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
@@ -212,7 +212,7 @@ class BlockWatch(TorchFunctionMode):
         elif func in _CONVOLUTIONS and tensor is inputs[0]:
             seen.by_maps.add(axes[1])
             return
-        elif func in _PRODUCTS or func is MULTI_HEAD or func is SDPA:
+        elif func in _PRODUCTS or func == MULTI_HEAD or func is SDPA:
             if tensor is inputs[0]:
                 seen.by_maps.add(axes[-1])
             return
@@ -230,7 +230,7 @@ class BlockWatch(TorchFunctionMode):
     def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: SeenStack) -> None:
         if (func is SDPA or is_flex(func)) and inputs[0].dim() == 4:
             seen.attention.add((inputs[0].shape[0], inputs[0].shape[-2], inputs[1].shape[-2]))
-        elif func is MULTI_HEAD:
+        elif func == MULTI_HEAD:
             # It takes (tokens, batch, dim), whatever the module around it was given.
             if inputs[0].dim() == 3:
                 seen.attention.add((inputs[0].shape[1], inputs[0].shape[0], inputs[1].shape[0]))

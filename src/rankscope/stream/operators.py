@@ -7,6 +7,7 @@ The tracer follows tensor objects, so it has to know the calls that return the s
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -132,46 +133,42 @@ def is_mixer(name: str, kind: type[nn.Module]) -> bool:
     return MIXER_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
 
 
-_AWAKE: list[object] = []
-_ASLEEP: list[None] = []
+class _Modes(threading.local):
+    """What is active in this thread: modes act only in the thread that put them in place."""
+
+    def __init__(self) -> None:
+        self.awake: list[object] = []
+        self.asleep = 0
+
+
+_MODES = _Modes()
 
 
 @contextmanager
 def awake(mode: object) -> Iterator[None]:
     """Inside this block, a mode acts on its model."""
-    _AWAKE.append(mode)
+    _MODES.awake.append(mode)
     try:
         yield
     finally:
-        _AWAKE.remove(mode)
+        _MODES.awake.remove(mode)
 
 
 def some_mode_is_awake() -> bool:
     """Whether a mode acts on some model now."""
-    return bool(_AWAKE) and not _ASLEEP
+    return bool(_MODES.awake) and not _MODES.asleep
 
 
 @contextmanager
 def modes_asleep() -> Iterator[None]:
     """Inside this block, models run as if no mode acted on them."""
-    _ASLEEP.append(None)
+    _MODES.asleep += 1
     try:
         yield
     finally:
-        _ASLEEP.pop()
+        _MODES.asleep -= 1
 
 
 def is_asleep() -> bool:
     """Whether modes are asleep."""
-    return bool(_ASLEEP)
-
-
-@contextmanager
-def without_fastpath() -> Iterator[None]:
-    """Disable the fused path of ``nn.TransformerEncoderLayer``, and restore the setting afterwards."""
-    was_on = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_on)
+    return bool(_MODES.asleep)

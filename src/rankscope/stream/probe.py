@@ -708,7 +708,7 @@ class _Probe(TorchFunctionMode):
             self._see_parts(func, inputs)  # before the call: it may write to one of them
         elif self._open and self.trial is not None and len(inputs) > 1:
             joined = self._see_joined(func, args, kwargs, inputs)
-        if func is MULTI_HEAD:
+        if func == MULTI_HEAD:
             calls, out = _inside_multi_head(func, args, kwargs)
         else:
             out = func(*args, **kwargs)

@@ -28,6 +28,7 @@ from rankscope.surgery.attention_edits import (
     needs_uniform,
     run_edited,
 )
+from rankscope.surgery.checkpointed import BackwardWatch
 from rankscope.surgery.graft import Graft, Spot
 from rankscope.surgery.graft_dispatcher import (
     READERS,
@@ -81,6 +82,8 @@ class SurgeryMode(StreamMode):
         self._before: list[weakref.ref[Tensor]] = []
         self._long_skips_met: dict[str | None, int] = {}
         self._with_long_skips = sum(bool(stack.long_skips) for stack in view.stacks)
+        self._backward = BackwardWatch(lambda: (*operations, *grafts))
+        self._has_run = False
 
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
@@ -205,6 +208,13 @@ class SurgeryMode(StreamMode):
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Start recording what is changed."""
+        if self._in_pass:
+            self._backward.look()
+        elif not self._has_run:
+            raise UnsupportedOperationError(
+                f"Gradient checkpointing runs {call.call.module_name} again in this backward pass, and the forward "
+                "pass ran without the surgery that is active now. Call backward() before the `with` block begins."
+            )
         if call.block == 0:
             self._touched.clear()
         if call.stack.long_skips and call.block == 0 and self._scales_long_skips():
@@ -347,6 +357,11 @@ class SurgeryMode(StreamMode):
                 if operation.mlp == "drop" and "both" in plan.skips:
                     self._check_touched("mlp", "mlp='drop'", call, layer)
 
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        super()._leave(module, args, output)
+        if self._in_pass:
+            self._backward.see_output(output)
+
     def _check_touched(self, what: str, asked: str, call: ActiveBlock, layer: int) -> None:
         if (what, layer) not in self._touched:
             raise UnsupportedOperationError(
@@ -356,6 +371,8 @@ class SurgeryMode(StreamMode):
 
     def _begin_pass(self) -> None:
         super()._begin_pass()
+        self._has_run = True
+        self._backward.begin_pass()
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
@@ -375,7 +392,9 @@ class SurgeryMode(StreamMode):
         inside_mixing = {
             id(inner)
             for name, module in block.named_modules()
-            if module is not block and (is_attention(name, type(module)) or is_mixer(name, type(module)))
+            # A norm may be called after what it follows, as post_attention_layernorm is: it holds no mixing.
+            if module is not block and not is_norm(module)
+            if is_attention(name, type(module)) or is_mixer(name, type(module))
             for inner in module.modules()
         }
         for name, module in block.named_modules():
@@ -407,6 +426,8 @@ class SurgeryMode(StreamMode):
             return self._dispatcher.read(call, args)
 
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._open is not None and self._in_pass:
+            self._backward.look()
         if self._open is None and in_backward():
             raise UnsupportedOperationError(
                 f"Gradient checkpointing runs {type(module).__name__}, a part of a block, again by itself in the "

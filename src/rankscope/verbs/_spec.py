@@ -1,6 +1,6 @@
 """Declarations of verbs, and their registry.
 
-The command line, ``rerun``, ``report``, ``query``, ``sweep``, printing, plotting and the docs read it. To add a
+The command line, ``report``, ``query``, ``sweep``, printing, plotting and the docs read it. To add a
 verb, add a folder to this package; ``docs/adding.md`` shows one.
 
 ``verbs/NAME/__init__.py`` declares, ``run.py`` computes (torch), ``judge.py`` and ``show.py`` read a finished run (no
@@ -52,7 +52,7 @@ class Verb:
         answer: one line on what it does.
         run: imports and returns the Python function, whose result is a :class:`~rankscope.runs.run.Run` or an
             :class:`Answer`.
-        makes_runs: whether its result is a run, which can be saved, compared and rerun; False if it is an answer.
+        makes_runs: whether its result is a run, which can be saved and compared; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
         outputs: options that say what to do with the result; they come last in the help.
         show: imports and returns how a run is printed and plotted; by default as a grid of metrics by layer.

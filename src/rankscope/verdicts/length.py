@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankscope.runs.bootstrap import resampled_differences
 from rankscope.runs.curves import cells, names_in
+from rankscope.runs.intervals import mean_differences
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import ALARMING, AxisFinding
 from rankscope.verdicts.states import TREND_FALL, State
 from rankscope.views import number
 
-DRAWS, LEVEL = 2000, 0.95
+LEVEL = 0.95
 VARIANCE = "attention_output_variance"
 """Name of the variance of the attention output per token, which is derived from ``residual`` at ``attention.out``."""
 SPREAD, STREAM = "relative_residual", "block.out"
@@ -32,7 +32,7 @@ class LengthSlope:
     r"""One metric at one block against the length of the inputs.
 
     **Estimate.** Per sequence the least-squares slope on :math:`\log_2 n`, so the change per doubling; then the mean
-    over sequences with a bootstrap interval. For :data:`EXPONENTS` the logarithm of the value is used, so the slope
+    over sequences with Student's interval. For :data:`EXPONENTS` the logarithm of the value is used, so the slope
     is the exponent :math:`p` of :math:`n^p`.
     """
 
@@ -58,13 +58,12 @@ def lengths_in(table: pa.Table) -> list[int]:
     return sorted(int(length) for length in table["length"].unique().to_pylist())
 
 
-def length_slopes(table: pa.Table, counted: Mapping[int, int], *, seed: int = 0) -> list[LengthSlope]:
+def length_slopes(table: pa.Table, counted: Mapping[int, int]) -> list[LengthSlope]:
     """The slope of every metric at every block.
 
     Args:
         table: rows with a column ``length``.
         counted: number of measured tokens at each length.
-        seed: seed of the resampling.
     """
     lengths = lengths_in(table)
     slopes: list[LengthSlope] = []
@@ -74,11 +73,11 @@ def length_slopes(table: pa.Table, counted: Mapping[int, int], *, seed: int = 0)
             here = only(mine, site=site)
             for metric in names_in(here, "metric"):
                 layers, values = _grid(here, metric, site, lengths)
-                slopes += _slopes(metric, site, stack, layers, values, lengths, seed)
+                slopes += _slopes(metric, site, stack, layers, values, lengths)
                 if (metric, site) == ("residual", "attention.out"):
                     tokens = np.array([counted[length] for length in lengths], dtype=np.float64)
                     variance = values**2 / tokens[:, None, None]
-                    slopes += _slopes(VARIANCE, site, stack, layers, variance, lengths, seed)
+                    slopes += _slopes(VARIANCE, site, stack, layers, variance, lengths)
     return slopes
 
 
@@ -101,15 +100,13 @@ def _slopes(
     layers: Sequence[int],
     values: NDArray[np.float64],
     lengths: Sequence[int],
-    seed: int,
 ) -> list[LengthSlope]:
     x = np.log2(np.array(lengths, dtype=np.float64))
     x -= x.mean()
     with np.errstate(divide="ignore", invalid="ignore"):
         y = np.log2(values) if metric in EXPONENTS else values
         slopes = np.tensordot(x, np.where(np.isfinite(y), y, np.nan), axes=(0, 0)) / (x @ x)
-    none = np.zeros_like(slopes)
-    interval = resampled_differences(none, slopes, paired=True, draws=DRAWS, level=LEVEL, seed=seed)
+    interval = mean_differences(np.zeros_like(slopes), slopes, paired=True, level=LEVEL)
     ends = zip(interval.difference, interval.low, interval.high, strict=True)
     means = _means(values)
     return [

@@ -52,8 +52,7 @@ def test_measure_reads_block_by_block_and_gives_the_same_bits(hub: Served) -> No
     assert not hub.faults
     facts = run.extra["offload"]
     assert facts["blocks_read"] == 3
-    assert facts["retries"] >= 2
-    assert facts["bytes_read"] <= hub.sent  # what was under way when a connection broke may not have arrived
+    assert facts["bytes_read"] <= hub.sent  # what was under way when a connection broke is sent again
 
 
 def test_an_address_and_a_bare_hub_name(hub: Served) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.ext.paths.capture import Convention, freeze_network
+from rankscope.ext.paths.capture import freeze_network
 from rankscope.ext.paths.network import FrozenNetwork
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
@@ -34,12 +34,12 @@ def small_gpt2(layers: int = 3, heads: int = 2, dim: int = 8) -> nn.Module:
     return model
 
 
-def frozen(model: nn.Module, ids: torch.Tensor, convention: Convention = "sources") -> FrozenNetwork:
+def frozen(model: nn.Module, ids: torch.Tensor) -> FrozenNetwork:
     loaded = load(model)
     batch = prepare_inputs(loaded, ids)[0]
     with undisturbed(model):
         view = view_of(model, batch)
-        (network,) = freeze_network(view, loaded.config, batch, convention=convention).values()
+        (network,) = freeze_network(view, loaded.config, batch).values()
     return network
 
 

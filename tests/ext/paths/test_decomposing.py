@@ -1,4 +1,4 @@
-"""``decompose``: rows that add up, under surgery and in a budget, and a run that survives being saved."""
+"""``decompose``: rows that add up, under surgery, and a run that survives being saved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.own_models import ids
 @pytest.fixture(scope="module")
 def run() -> Run:
     return decompose(
-        load("init:tiny-gpt2", dtype="float64").model, ids(3, 9), marginals=["heads", "layers", "pairs"], at_layers=[0]
+        load("init:tiny-gpt2", dtype="float64").model, ids(3, 9), marginals=["heads", "layers"], at_layers=[0]
     )
 
 
@@ -39,9 +39,7 @@ def test_shares_add_up_to_one(run: Run) -> None:
 def test_json_has_lengths_and_the_error_at_the_top(run: Run) -> None:
     answer = json.loads(json.dumps(run.to_json()))
     assert answer["sum_error"] == run.extra["sum_error"]
-    assert answer["convention"] == "sources"
     assert {row["length"] for row in answer["rows"] if "length" in row} == {0, 1, 2, 3}
-    assert answer["applications"] == answer["needed_applications"] == 6
 
 
 def test_heads_add_up_to_their_layer(run: Run) -> None:
@@ -50,12 +48,6 @@ def test_heads_add_up_to_their_layer(run: Run) -> None:
     for layer in range(3):
         expected = pc.mean(only(layers, layer=layer)["value"]).as_py()
         assert heads[layer].sum() == pytest.approx(expected, rel=1e-9)
-
-
-def test_pairs_add_up_to_what_passes_both_layers(run: Run) -> None:
-    pairs = only(run.table, paths="through a pair")
-    assert pairs.num_rows == 3 * 3 * 4 * 4
-    assert set(pairs["then"].to_pylist()) == {f"{layer}.{head}" for layer in (1, 2) for head in range(4)}
 
 
 def test_saved_and_read_again(run: Run, tmp_path) -> None:
@@ -84,21 +76,6 @@ def test_under_surgery_the_cut_network_is_decomposed() -> None:
     assert [int(count) for count in counts] == [0, 0, 0, 4**3]
 
 
-def test_a_budget_changes_nothing_but_the_chunks() -> None:
-    model = load("init:tiny-llama", dtype="float64").model
-    free, bound = decompose(model, ids(4, 9)), decompose(model, ids(4, 9), paths_memory=int(2e-4 * 2**30))
-    values = [_in_order(found) for found in (free, bound)]
-    assert values[0].size == 4 * 4 * 4
-    assert np.allclose(*values, rtol=1e-9)
-    with pytest.raises(InputError, match="Allow more"):
-        decompose(model, ids(4, 9), paths_memory=2000)
-
-
-def _in_order(run: Run) -> np.ndarray:
-    rows = sorted(run.table.to_pylist(), key=lambda row: (row["metric"], row["length"], row["sequence"]))
-    return np.array([row["value"] for row in rows])
-
-
 def test_the_logit_is_split() -> None:
     model = load("init:tiny-gpt2", dtype="float64", model_class="AutoModelForCausalLM").model
     run = decompose(model, ids(2, 9), token=7)
@@ -117,15 +94,7 @@ def test_origins_add_up_to_the_whole() -> None:
     assert np.allclose(sum(parts), whole, rtol=1e-10)
 
 
-def test_linearised_is_named_and_exact() -> None:
-    run = decompose(Model("init:tiny-llama", dtype="float64"), Inputs(sequences=2, tokens=9), convention="linearised")
-    assert run.extra["convention"] == "linearised"
-    assert run.extra["sum_error"] < 1e-10
-
-
 def test_wrong_words() -> None:
-    with pytest.raises(InputError, match="linearised"):
-        decompose("init:tiny-bert", convention="linearized")
     with pytest.raises(InputError, match="heads"):
         decompose("init:tiny-bert", marginals=["head"])
     with pytest.raises(InputError, match="blocks 0 to 2"):

@@ -17,7 +17,6 @@ from rankscope.ext.paths.maps import (
     frozen_norm,
     tolerance,
 )
-from rankscope.ext.paths.single import chain_norm
 
 F64 = torch.float64
 
@@ -75,8 +74,6 @@ def test_a_norm_is_read_off_its_call(kind: str) -> None:
         assert chain.offset() is None
     whole = chain.linear(X) + (0.0 if chain.offset() is None else chain.offset())
     torch.testing.assert_close(whole, given, rtol=0, atol=1e-13)
-    other = numbers(2, 5, 8, seed=3)
-    torch.testing.assert_close((chain.linear(X) * other).sum(), (X * chain.adjoint(other)).sum(), rtol=1e-13, atol=0)
 
 
 def test_what_is_no_norm_is_said() -> None:
@@ -95,7 +92,7 @@ def test_a_token_of_zeros_has_scale_zero() -> None:
     assert float(chain.parts[0].scale[1, 2]) == 0.0
 
 
-def test_a_chain_acts_in_its_order_and_its_transpose_backwards() -> None:
+def test_a_chain_acts_in_its_order() -> None:
     scale = numbers(2, 5, 1, seed=4)
     first, then = FrozenNorm(True, scale, GAIN, SHIFT), Gain(SHIFT)
     chain = Chain((first,)).then(Chain((then, Gain(-2.0))))
@@ -106,14 +103,9 @@ def test_a_chain_acts_in_its_order_and_its_transpose_backwards() -> None:
     torch.testing.assert_close(offset, -2 * SHIFT * SHIFT, rtol=1e-15, atol=0)
     back = chain.then(Chain((FrozenNorm(False, scale, None, SHIFT),))).offset()
     torch.testing.assert_close(back, -2 * SHIFT * SHIFT * scale + SHIFT, rtol=1e-14, atol=1e-15)
-    other = numbers(2, 5, 8, seed=3)
-    torch.testing.assert_close((chain.linear(X) * other).sum(), (X * chain.adjoint(other)).sum(), rtol=1e-13, atol=0)
     assert IDENTITY.is_identity
     assert not chain.is_identity
     assert IDENTITY.offset() is None
-    stretch = 2 * float(SHIFT.abs().max()) * float(GAIN.abs().max()) * float(scale.abs().max())
-    assert stretch <= chain_norm(chain) <= stretch * (1 + 1e-8)
-    assert 0.5 <= chain_norm(Chain((Gain(-0.5),))) <= 0.5 * (1 + 1e-8)
 
 
 def test_how_one_stream_came_from_another() -> None:

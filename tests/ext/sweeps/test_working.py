@@ -43,7 +43,7 @@ def values(table: Any) -> list[tuple[Any, ...]]:
         ("measure", {"metrics": ["relative_residual", "stable_rank"]}),
         ("ablate", {"variants": ["pure", "full"]}),
         ("exact", {}),
-        ("bound", {"theorems": ["dong_2021_multi_head"], "lanczos": 5}),
+        ("bound", {"theorems": ["dong_2021_multi_head"]}),
         ("decompose", {"marginals": ["heads"]}),
         ("remedy", {"remedies": ["stronger_skip"], "gradients": False, "repeats": 0}),
         ("predict", {"most_blocks": 3}),

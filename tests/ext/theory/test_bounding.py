@@ -32,9 +32,7 @@ def inside(run: rs.Run, theorem: str = "contraction_interval") -> np.ndarray:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_interval_contains_the_measured_contraction_at_every_layer(name: str) -> None:
-    run = rs.bound(
-        f"init:tiny-{name}", rs.Inputs(sequences=2, tokens=12), theorems=["contraction_interval"], lanczos=20
-    )
+    run = rs.bound(f"init:tiny-{name}", rs.Inputs(sequences=2, tokens=12), theorems=["contraction_interval"])
     assert inside(run).size >= 2
     assert inside(run).all()
 
@@ -54,7 +52,7 @@ def test_the_contraction_is_that_of_the_model_itself() -> None:
     for hook in hooks:
         hook.remove()
     sizes = [torch.linalg.vector_norm(x - x.mean(1, keepdim=True), dim=(1, 2)) for x in seen]
-    run = rs.bound(loaded.model, ids, theorems=["contraction_interval"], lanczos=0)
+    run = rs.bound(loaded.model, ids, theorems=["contraction_interval"])
     grid = grid_of(run.table, "contraction_interval")
     expected = (sizes[1] / sizes[0]).log10().numpy()
     assert grid.values["log10_measured"][1] == pytest.approx(expected, rel=1e-7)
@@ -65,8 +63,8 @@ def test_padding_is_left_out() -> None:
     ids = torch.randint(5, 60, (1, 10))
     padded = torch.cat((ids, torch.zeros(1, 6, dtype=torch.long)), 1)
     mask = (torch.arange(16) < 10).long()[None]
-    bare = rs.bound(loaded.model, {"input_ids": ids}, lanczos=0)
-    longer = rs.bound(loaded.model, {"input_ids": padded, "attention_mask": mask}, lanczos=0)
+    bare = rs.bound(loaded.model, {"input_ids": ids})
+    longer = rs.bound(loaded.model, {"input_ids": padded, "attention_mask": mask})
     for theorem in ("contraction_interval", "dong_2021_multi_head", "wu_2024_masks"):
         for metric in ("log10_bound", "log10_measured"):
             a, b = (grid_of(run.table, theorem).values[metric] for run in (bare, longer))
@@ -96,7 +94,7 @@ def test_with_skips_the_collapse_theorem_says_that_it_does_not_apply() -> None:
 
 
 def test_the_stacks_of_an_encoder_and_a_decoder_are_kept_apart() -> None:
-    run = rs.bound("init:tiny-t5", rs.Inputs(sequences=1, tokens=12), theorems=["contraction_interval"], lanczos=0)
+    run = rs.bound("init:tiny-t5", rs.Inputs(sequences=1, tokens=12), theorems=["contraction_interval"])
     depth = sum(grid_of(run.table, "contraction_interval", stack=name).layers.size for name in ("encoder", "decoder"))
     assert f"in {depth} of {depth} cases" in run.verdict
     assert run.extra["sentences"]["contraction_interval"].startswith("Encoder: ")
@@ -113,7 +111,7 @@ def test_rotary_positions_and_a_causal_mask_silence_the_complete_mask_theorems()
 
 
 def test_every_theorem_has_rows_and_a_sentence_and_the_run_survives_its_files(tmp_path: Path) -> None:
-    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12), lanczos=8)
+    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12))
     assert set(theorems_in(run.table)) == set(THEOREMS)
     assert set(run.extra["sentences"]) == set(THEOREMS)
     again = rs.load_run(run.save(tmp_path / "run"))
@@ -181,14 +179,12 @@ def test_one_token_has_no_residual() -> None:
 
 
 def test_text_and_figure_show_every_theorem() -> None:
-    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12), lanczos=8)
+    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12))
     lines = str(run).splitlines()
     for name in THEOREMS:
         assert sum(line.split()[:1] == [name] for line in lines) == 1
     assert len(lines) < 40
-    whole = str(
-        rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12), lanczos=8, theorems=["dong_2021_multi_head"])
-    )
+    whole = str(rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12), theorems=["dong_2021_multi_head"]))
     assert "\ndong_2021_multi_head (" in whole
     assert "not met:" in whole
     assert len(run.plot().axes) == 2
@@ -197,7 +193,7 @@ def test_text_and_figure_show_every_theorem() -> None:
 @pytest.mark.slow
 @pytest.mark.pretrained
 def test_minilm_lies_inside_the_interval_at_every_layer() -> None:
-    run = rs.bound(pretrained_folder("minilm"), rs.Inputs(sequences=1, tokens=32), lanczos=20)
+    run = rs.bound(pretrained_folder("minilm"), rs.Inputs(sequences=1, tokens=32))
     assert inside(run).shape == (6, 1)
     assert inside(run).all()
     grid = grid_of(run.table, "contraction_interval")
@@ -296,7 +292,7 @@ def test_a_violated_bound_is_the_first_sentence_of_the_verdict(monkeypatch: pyte
         return replace(found, layers=tuple(low))
 
     monkeypatch.setitem(THEOREMS._entries, "contraction_interval", replace(plain, function=wrong))
-    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=2, tokens=8), theorems=["contraction_interval"], lanczos=0)
+    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=2, tokens=8), theorems=["contraction_interval"])
     assert run.verdict.startswith(
         "Violated: a bound is broken with every hypothesis met, contraction_interval in block 1"
     )
@@ -309,7 +305,7 @@ def test_a_violated_bound_is_the_first_sentence_of_the_verdict(monkeypatch: pyte
 
 
 def test_a_bound_that_is_broken_where_a_hypothesis_fails_is_no_alarm() -> None:
-    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=8), lanczos=0)
+    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=8))
     assert run.extra["code"] == "holds"
     assert "Violated" not in run.verdict
     assert not run.extra["applies"]["wu_2024_masks"]
@@ -325,7 +321,7 @@ def test_a_model_that_gives_numbers_that_are_not_finite_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "olmo2", "gpt-neox", "granite", "cohere", "xlnet"])
 def test_what_attention_gives_is_seen_before_norms_and_gains_and_beside_parallel_mlps(name: str) -> None:
-    run = rs.bound(f"init:tiny-{name}", rs.Inputs(sequences=1, tokens=10), theorems=["contraction_interval"], lanczos=0)
+    run = rs.bound(f"init:tiny-{name}", rs.Inputs(sequences=1, tokens=10), theorems=["contraction_interval"])
     assert run.extra["applies"]["contraction_interval"], run.extra["failed_hypotheses"]
     assert np.isfinite(grid_of(run.table, "contraction_interval").values["log10_measured"]).all()
     assert inside(run).all()

@@ -10,8 +10,6 @@ import torch
 
 from rankscope.errors import InputError
 from rankscope.ext.theory.classification import LayerFacts, classify, float_visible_depth
-from rankscope.ext.theory.contraction import heads_map
-from rankscope.ext.theory.stability import stability_factor
 from rankscope.linalg.cubic_law import cubic_step
 from rankscope.linalg.precision import float_floor
 from tests.ext.theory.networks import random_layer, random_tokens
@@ -72,16 +70,6 @@ def test_measured_orders_agree_with_the_class() -> None:
     )
     assert after[0] - after[1] == pytest.approx(found.order, abs=1e-12)
     assert math.exp(after[0] + 3 * 40.0) == pytest.approx(found.factor, rel=1e-12)
-
-
-def test_skip_with_a_mask_takes_the_factor_of_the_whole() -> None:
-    causal = torch.ones(5, 5, dtype=torch.float64).tril()
-    P = (causal / causal.sum(-1, keepdim=True)).unsqueeze(0)
-    eye = torch.eye(2, dtype=torch.float64).unsqueeze(0)
-    attended, _ = heads_map(P, eye, -eye)
-    whole = stability_factor(lambda R: 0.9 * R + attended(R), 5, 2).factor
-    assert whole == pytest.approx(0.9 - 0.2, rel=1e-9)
-    assert classify(LayerFacts(False, True, skip_gain=0.9, linear_factor=whole)).order == 1
 
 
 def test_each_format_stops_at_its_floor() -> None:

@@ -9,7 +9,6 @@ import torch
 
 from rankscope.errors import InputError
 from rankscope.ext.theory.contraction import layer_gains
-from rankscope.ext.theory.lanczos import lanczos_ends
 from rankscope.linalg.scaled import centred
 
 
@@ -37,7 +36,7 @@ def dense_gains(P: torch.Tensor, W_V: torch.Tensor, W_O: torch.Tensor, skip: flo
 def test_the_certified_interval_holds_every_gain(seed: int, skip: float) -> None:
     heads, width = 1 + seed % 3, 1 + seed % 4
     R, P, W_V, W_O = layer(seed, 5, 4, heads, width)
-    gains = layer_gains(R, P, W_V, W_O, skip_gain=skip, steps=0)
+    gains = layer_gains(R, P, W_V, W_O, skip_gain=skip)
     values = dense_gains(P, W_V, W_O, skip)
     assert gains.any_residual.lower <= float(values[-1]) * (1 + 1e-9) + 1e-13
     assert float(values[0]) <= gains.any_residual.upper
@@ -48,13 +47,13 @@ def test_the_certified_interval_holds_every_gain(seed: int, skip: float) -> None
 def test_the_interval_given_values_holds_every_orientation_of_them() -> None:
     """Turning the tokens among themselves keeps the singular values of the values, and so the interval."""
     R, P, W_V, W_O = layer(3, 6, 4, 2, 2)
-    interval = layer_gains(R, P, W_V, W_O, steps=0).given_values
+    interval = layer_gains(R, P, W_V, W_O).given_values
     generator = torch.Generator().manual_seed(0)
     basis = torch.linalg.svd(torch.eye(6, dtype=torch.float64) - 1 / 6).U[:, :5]
     found = []
     for _ in range(300):
         turned = basis @ torch.linalg.qr(rand(generator, 5, 5)).Q @ basis.T @ centred(R)
-        gains = layer_gains(turned, P, W_V, W_O, steps=0)
+        gains = layer_gains(turned, P, W_V, W_O)
         assert gains.given_values.upper == pytest.approx(interval.upper, rel=1e-9)
         found.append(gains.measured)
     assert interval.lower <= min(found)
@@ -63,7 +62,7 @@ def test_the_interval_given_values_holds_every_orientation_of_them() -> None:
 
 def test_more_heads_than_the_width_can_hold_leave_no_lower_end_and_shared_values_none_either() -> None:
     R, P, W_V, W_O = layer(1, 5, 6, 2, 2)
-    gains = layer_gains(R, P, W_V, W_O, steps=0)
+    gains = layer_gains(R, P, W_V, W_O)
     assert gains.any_residual.lower == 0.0
     assert gains.readable == 4
     assert gains.given_values.lower > 0
@@ -72,7 +71,7 @@ def test_more_heads_than_the_width_can_hold_leave_no_lower_end_and_shared_values
 
 def test_one_head_of_full_width_has_an_exact_interval() -> None:
     R, P, W_V, _ = layer(2, 5, 3, 1, 3)
-    gains = layer_gains(R, P, W_V, torch.eye(3, dtype=torch.float64)[None], steps=0)
+    gains = layer_gains(R, P, W_V, torch.eye(3, dtype=torch.float64)[None])
     values = dense_gains(P, W_V, torch.eye(3, dtype=torch.float64)[None])
     assert gains.any_residual.upper == pytest.approx(float(values[0]), rel=1e-9)
     assert gains.any_residual.lower == pytest.approx(float(values[-1]), rel=1e-9)
@@ -83,7 +82,7 @@ def test_ends_are_widened_by_sixteen_times_the_larger_side_in_units_of_rounding(
     n, dim = 7, 6
     eye = torch.eye(dim, dtype=torch.float64)[None]
     R = torch.linalg.svd(torch.eye(n, dtype=torch.float64) - 1 / n).U[:, :dim]
-    gains = layer_gains(R, torch.eye(n, dtype=torch.float64).roll(1, 0)[None], eye, eye, steps=0)
+    gains = layer_gains(R, torch.eye(n, dtype=torch.float64).roll(1, 0)[None], eye, eye)
     eps = torch.finfo(torch.float64).eps
     attention, values, weights = 16 * n, 16 * n, 16 * dim
     ends = {
@@ -104,37 +103,4 @@ def test_rows_that_do_not_add_up_to_one_are_refused() -> None:
 
 def test_equal_tokens_have_no_contraction() -> None:
     _, P, W_V, W_O = layer(0, 4, 3, 1, 2)
-    assert math.isnan(layer_gains(torch.ones(4, 3).double(), P, W_V, W_O, steps=0).measured)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_lanczos_finds_both_ends_and_bounds_the_upper_one(seed: int) -> None:
-    R, P, W_V, W_O = layer(seed, 6, 5, 3, 2, sharp=3.0)
-    values = dense_gains(P, W_V, W_O)
-    gains = layer_gains(R, P, W_V, W_O, steps=25)
-    assert gains.ends is not None
-    assert gains.ends.largest <= float(values[0]) * (1 + 1e-12)
-    assert gains.ends.largest == pytest.approx(float(values[0]), rel=1e-6)
-    assert float(values[0]) <= gains.ends.likely_upper
-    assert gains.ends.smallest >= float(values[-1]) * (1 - 1e-9)
-
-
-def test_few_steps_bound_nothing_and_say_so() -> None:
-    R, P, W_V, W_O = layer(0, 12, 12, 2, 3)
-    gains = layer_gains(R, P, W_V, W_O, steps=3)
-    assert gains.ends is not None
-    assert gains.ends.likely_upper == math.inf
-
-
-def test_the_room_after_k_steps_is_that_of_the_theorem() -> None:
-    """1.648 sqrt N e^{-(2k-1) sqrt eps} = 1e-12 solved for eps."""
-    R, P, W_V, W_O = layer(0, 20, 20, 2, 10)
-    gains = layer_gains(R, P, W_V, W_O, steps=40)
-    share = 1 - (gains.ends.largest / gains.ends.likely_upper) ** 2
-    chance = 1.648 * math.sqrt(19 * 20) * math.exp(-79 * math.sqrt(share))
-    assert chance == pytest.approx(1e-12, rel=1e-6)
-
-
-def test_lanczos_needs_two_tokens() -> None:
-    with pytest.raises(InputError, match="two tokens"):
-        lanczos_ends(lambda R: R, lambda R: R, 1, 4)
+    assert math.isnan(layer_gains(torch.ones(4, 3).double(), P, W_V, W_O).measured)

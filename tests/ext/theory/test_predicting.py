@@ -1,4 +1,4 @@
-"""``predict``: designs read from configurations, against real random-init models, its classes and its map."""
+"""``predict``: designs read from configurations, against real random-init models, and its classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import rankscope
 from rankscope.errors import InputError, LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.ext.theory.designs import design_of
-from rankscope.ext.theory.predict.sampled_design import agreement_of, axis_of, crossing, follow, phase_map
+from rankscope.ext.theory.predict.sampled_design import agreement_of, crossing, follow
 from rankscope.ext.theory.prediction import predicted_sentence
 from rankscope.models.design import Design
 from rankscope.runs.run import load_run
@@ -127,40 +127,15 @@ def test_the_mean_field_foretells_the_sampled_depth() -> None:
 
 
 def test_the_run_keeps_everything(tmp_path: Path) -> None:
-    run = rankscope.predict(strong(), seeds=2, most_blocks=8, map=("skip_gain=0:1:3", "depth=1:6:4"))
+    run = rankscope.predict(strong(), seeds=2, most_blocks=8)
     assert set(run.table["curve"].to_pylist()) >= {"sampled", "mean_field"}
-    assert {"design", "class", "agreement", "oracles", "map"} <= set(run.to_json())
+    assert {"design", "class", "agreement", "oracles"} <= set(run.to_json())
     json.dumps(run.to_json(), allow_nan=False)
     run.save(tmp_path / "run")
     again = load_run(tmp_path / "run")
     assert str(again) == str(run)
     again.plot().savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_the_map_is_the_curve_of_each_cell() -> None:
-    design = SMALL
-    found = phase_map(design, axis_of("skip_gain=0.5,1", design), axis_of("depth=2,5", design), 16)
-    assert found["engine"] == [["mean_field", "mean_field"], ["mean_field", "mean_field"]]
-    turned = phase_map(design, axis_of("depth=2,5", design), axis_of("skip_gain=0.5,1", design), 16)
-    values = np.array(found["log10_relative_residual"])
-    assert values.shape == (2, 2)
-    np.testing.assert_array_equal(values, np.array(turned["log10_relative_residual"]).T)
-    assert values[1, 0] < values[0, 0]
-    assert values[1, 0] < values[1, 1]
-
-
-def test_a_map_outside_the_oracle_is_sampled() -> None:
-    found = phase_map(SMALL, axis_of("mask=complete,causal", SMALL), axis_of("norm_place=pre,post,none", SMALL), 16)
-    assert {row[1] for row in found["engine"]} == {"sampled"}
-
-
-@pytest.mark.parametrize(
-    "written", ["colour", "depth=1", "depth=1:2:1", "depth=a:b", "mask", "skip_gain=0:1:1000", "remedy"]
-)
-def test_axes_that_are_none(written: str) -> None:
-    with pytest.raises(InputError, match=r"Expected|needs"):
-        axis_of(written, SMALL)
 
 
 def simulated(design: Design, seed: int) -> np.ndarray:
@@ -276,8 +251,6 @@ def test_without_a_norm_nothing_overflows_in_silence() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="two parameters"):
-        rankscope.predict(SMALL, seeds=1, map=("depth", "depth"), most_blocks=6)
     with pytest.raises(InputError, match="seeds"):
         rankscope.predict(SMALL, seeds=0)
     with pytest.raises(InputError, match="has no 'remedy'"):

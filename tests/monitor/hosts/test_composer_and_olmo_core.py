@@ -1,6 +1,6 @@
 """The callbacks for Composer and OLMo-core in loops that call them as the two trainers do.
 
-The real trainers need other versions of torch than the rest of the tests; ``scripts/monitor_trainers.py`` runs them.
+The real trainers need other versions of torch than the rest of the tests.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 def test_every_reporter_gets_readings_pictures_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import mlflow
-
+    mlflow, wandb = pytest.importorskip("mlflow"), pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     store = f"sqlite:///{tmp_path}/mlflow.db"
     for name, value in {"MLFLOW_TRACKING_URI": store, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}.items():
@@ -85,8 +84,6 @@ def test_every_reporter_gets_readings_pictures_and_alarms(tmp_path: Path, monkey
     assert {metric.step: metric.value for metric in history} == read
     assert run.data.tags["rankscope.alarm.token_collapse"] == alarm.sentence
     mlflow.set_tracking_uri(None)
-
-    import wandb
 
     wandb.finish()
     rows = [

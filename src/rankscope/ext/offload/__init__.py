@@ -1,4 +1,4 @@
-"""Offload: models larger than memory or on a server, read block by block, by range and by expert."""
+"""Offload: models larger than memory or on a server, read block by block and by range."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ def _execution() -> None:
     from rankscope.ext.offload import execution  # noqa: F401 registers it
 
 
-def _remote_folders() -> None:
-    from rankscope.ext.offload import object_store  # noqa: F401
-
-
 EXTENSION = Extension(
     name="offload",
-    summary="offload=True and weights on a server: block by block, by range, by expert.",
-    adds={"execution": _execution, "kind of remote folder": _remote_folders},
+    summary="offload=True and weights on a server: block by block, by range.",
+    adds={"execution": _execution},
 )

@@ -20,7 +20,6 @@ from rankscope.models.inputs import Batch
 from rankscope.models.loading import LoadedModel
 from rankscope.models.model import Model
 from rankscope.models.view import ModelView
-from rankscope.models.weight_files.files import Traffic
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
@@ -57,7 +56,7 @@ class Offloaded(Execution):
         self._schedule = plan_schedule(
             self._meta_model,
             self.prepared,
-            OffloadLimits(self.model.memory, self.model.work, self.model.byte_budget),
+            OffloadLimits(self.model.memory, self.model.work),
             options=named,
             blocks=self.model.blocks,
             stream=self.model.declared_stream,
@@ -92,27 +91,11 @@ class Offloaded(Execution):
     def _counted(self, stages: Iterator[BlockStage]) -> Iterator[Stage]:
         assert self._schedule is not None
         depth = self._schedule.view.depth
-        traffic = self._meta_model.folder.traffic
-        if traffic is not None:
-            yield from self._counted_in_bytes(stages, traffic)
-            return
         with tqdm(total=depth, desc=self.verb, unit="block", disable=not self._shown) as bar:
             for stage in stages:
                 bar.update(stage.number - bar.n)  # not 1: a resumed run starts at a later block
                 yield stage
             bar.update(depth - bar.n)
-
-    def _counted_in_bytes(self, stages: Iterator[BlockStage], traffic: Traffic) -> Iterator[Stage]:
-        """What is read from a server takes most of the time, so the bar shows bytes."""
-        assert self._schedule is not None
-        depth, total = self._schedule.view.depth, self._schedule.bytes_of_blocks
-        bytes_bar = tqdm(
-            total=total, desc=self.verb, unit="B", unit_scale=True, unit_divisor=1024, disable=not self._shown
-        )
-        with bytes_bar as bar, traffic.watched(bar.update):
-            for stage in stages:
-                bar.set_postfix_str(f"block {min(stage.number + 1, depth)}/{depth}", refresh=False)
-                yield stage
 
     def batches(self) -> Iterator[Batch]:
         """All batches."""
@@ -140,7 +123,6 @@ class Offloaded(Execution):
                 "resumed_at": schedule.tally["resumed_at"],
                 "states_in_memory": schedule.in_memory,
                 "estimated_bytes": schedule.need.total(in_memory=schedule.in_memory),
-                **({"by_expert": True} if schedule.by_expert else {}),
                 **({} if self._meta_model.folder.traffic is None else self._meta_model.folder.traffic.described),
             }
         }

@@ -28,10 +28,10 @@ from rankscope.models.loading._load import loaded_model
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.shard_files import BESIDE, TOKENIZER_FILES
 from rankscope.models.loading.tokenizer import tokenizer_in
-from rankscope.models.loading.wire import no_requests
 from rankscope.models.weight_files.files import WeightFile
 from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
@@ -63,29 +63,6 @@ class Slot:
     def stored(self) -> StoredTensor | None:
         """The stored tensor, if the parameter is one."""
         return self.parts[0].stored if len(self.parts) == 1 and self.parts[0].entry is None else None
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size in the files."""
-        return sum(part.stored.nbytes for part in self.parts)
-
-    @property
-    def experts(self) -> list[list[tuple[StoredTensor, tuple[int, int] | None]]]:
-        """For a stack with one matrix per expert, the stored tensors of each; empty for any other parameter.
-
-        Merged experts are one stored tensor; each is a range of it.
-        """
-        if self.parameter.ndim != 3 or "experts" not in self.name.split("."):
-            return []
-        if self.stored is not None:
-            return [[(self.stored.part(number), None)] for number in range(self.stored.shape[0])]
-        parts_by_expert: list[list[tuple[StoredTensor, tuple[int, int] | None]]] = [
-            [] for _ in range(self.parameter.shape[0])
-        ]
-        for part in self.parts:
-            assert part.entry is not None
-            parts_by_expert[part.entry].append((part.stored, part.rows))
-        return parts_by_expert
 
     def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
         """What is read into which part of ``place``, a tensor of the parameter's shape."""

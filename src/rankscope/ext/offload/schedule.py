@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, UnsupportedConfigError
-from rankscope.execution.budget import Need, fits, keeps_streams_in_memory, reads_ahead, resident_bytes
+from rankscope.execution.budget import Need, keeps_streams_in_memory, reads_ahead, resident_bytes
 from rankscope.ext.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.ext.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in
 from rankscope.ext.offload.states import StateStore
-from rankscope.ext.offload.weights import BlockWeights, largest_block, slots_of_blocks
+from rankscope.ext.offload.weights import BlockWeights, largest_block
 from rankscope.ext.offload.work_folder import Progress, content_key, work_folder
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
@@ -46,13 +46,11 @@ class OffloadLimits:
 
     Attributes:
         memory: memory budget, e.g. ``"3GiB"``; None for no limit.
-        byte_budget: the largest number of bytes to read from a server; None for no limit.
         work: folder for checkpoints, so that a killed run can resume; None for none.
     """
 
     memory: int | str | None = None
     work: str | Path | None = None
-    byte_budget: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class BlockSchedule:
         view: the whole model.
         need: estimate of its memory.
         in_memory: whether the residual streams of all batches stay in memory between blocks.
-        by_expert: whether experts are read one at a time, because a block with all of them does not fit.
         tally: after the stages have run, how often the weights of a block were read (``blocks_read``) and at which
             stage this process resumed (``resumed_at``).
     """
@@ -131,14 +128,6 @@ class BlockSchedule:
     limits: OffloadLimits
     key: str
     tally: dict[str, int] = field(default_factory=dict)
-    by_expert: bool = False
-
-    @property
-    def bytes_of_blocks(self) -> int:
-        """What the stored weights of all blocks add up to."""
-        names = [call.module_name for call in self.view.stacks[0].calls]
-        slots = (slot for of_block in slots_of_blocks(self.meta_model, names).values() for slot in of_block)
-        return sum(slot.stored_bytes for slot in slots)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
         """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.
@@ -156,7 +145,7 @@ class BlockSchedule:
             # Load the results of finished stages, and start after them.
             done, hashes = folder.restore(progress)
             store.resume(done, hashes)
-            weights = enter(BlockWeights(self.meta_model, stack, ahead=self.need.ahead > 0, by_expert=self.by_expert))
+            weights = enter(BlockWeights(self.meta_model, stack, ahead=self.need.ahead > 0))
             enter(undisturbed(self.view.model))
             enter(quiet_transformers())
             enter(gate.standing())
@@ -209,19 +198,13 @@ def plan_schedule(
     stack = _only_stack(view)
     view = _without_long_skips(view)
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
-    largest = largest_block(meta_model, names, by_expert=False)
-    need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
-    # A block whose experts do not fit is read expert by expert; not where the weights themselves are computed with.
-    by_expert = not widened and not fits(replace(need, ahead=0), limits.memory)
-    if by_expert:
-        largest = largest_block(meta_model, names, by_expert=True)
-        need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
+    need = _need(meta_model, prepared, names, variants=variants, widened=widened)
     if not reads_ahead(need, limits.memory):
         need = replace(need, ahead=0)
     in_memory = keeps_streams_in_memory(need, limits.memory)
     read_rest(meta_model, names, prepared)
     key = content_key(meta_model.files, prepared, {**options, "config": meta_model.loaded.config_hash})
-    return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key, by_expert=by_expert)
+    return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key)
 
 
 def _seen(
@@ -281,9 +264,7 @@ def _only_stack(view: ModelView) -> Stack:
     return stack
 
 
-def _need(
-    meta_model: MetaModel, prepared: Prepared, names: Sequence[str], largest: int, *, variants: int, widened: bool
-) -> Need:
+def _need(meta_model: MetaModel, prepared: Prepared, names: Sequence[str], *, variants: int, widened: bool) -> Need:
     """Estimate from shapes alone: the widest activations and the attention of one batch, and statistics in float64."""
     config = meta_model.loaded.config
     assert config is not None
@@ -299,6 +280,7 @@ def _need(
     states = sum(sequences * tokens for sequences, tokens in rows) * width * size * variants
     sequences, tokens = max(rows, key=lambda shape: shape[0] * shape[1] ** 2)
     work = sequences * tokens * (4 * widest * size + 6 * width * 8) + sequences * heads * tokens**2 * (2 * size + 3 * 8)
+    largest = largest_block(meta_model, names)
     process = resident_bytes() + _STILL_TO_COME + rest_bytes(meta_model, names, prepared)
     ahead = 0 if meta_model.folder.traffic is None else largest
     return Need(process, largest, largest * 8 // own if widened else 0, work, 2 * states, ahead)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LoadError
-from rankscope.ext.offload.experts import EXPERTS_AT_ONCE, LazyExperts
 from rankscope.ext.offload.meta_model import MetaModel, Slot
 from rankscope.models.view import Stack
 from rankscope.models.weight_files.tensors import planned_reads, run_all
@@ -39,20 +38,9 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
     return slots_by_block
 
 
-def largest_block(meta_model: MetaModel, names: Sequence[str], *, by_expert: bool) -> int:
-    """The memory that the weights of the largest block take.
-
-    Args:
-        meta_model: the model.
-        names: its blocks.
-        by_expert: whether only a few experts are in memory at a time.
-    """
-
-    def size(slot: Slot) -> int:
-        experts = len(slot.experts) if by_expert else 0
-        return slot.nbytes * min(EXPERTS_AT_ONCE, experts) // experts if experts else slot.nbytes
-
-    return max(sum(map(size, slots)) for slots in slots_of_blocks(meta_model, names).values())
+def largest_block(meta_model: MetaModel, names: Sequence[str]) -> int:
+    """The memory that the weights of the largest of these blocks take."""
+    return max(sum(slot.nbytes for slot in slots) for slots in slots_of_blocks(meta_model, names).values())
 
 
 class BlockWeights:
@@ -65,15 +53,12 @@ class BlockWeights:
         meta_model: the model.
         stack: its blocks.
         ahead: whether there is memory for a second block; only used if the weights come from a server.
-        by_expert: whether experts are read one at a time while the block runs, instead of with the block.
     """
 
-    def __init__(self, meta_model: MetaModel, stack: Stack, *, ahead: bool = False, by_expert: bool = False) -> None:
+    def __init__(self, meta_model: MetaModel, stack: Stack, *, ahead: bool = False) -> None:
         self._order = [call.module_name for call in stack.calls]
-        every = slots_of_blocks(meta_model, self._order)
-        self._experts = {name: [slot for slot in slots if by_expert and slot.experts] for name, slots in every.items()}
-        self._slots = {name: [s for s in slots if s not in self._experts[name]] for name, slots in every.items()}
-        self._empty = {slot.name: slot.parameter.data for slots in every.values() for slot in slots}
+        self._slots = slots_of_blocks(meta_model, self._order)
+        self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
         self._traffic = meta_model.folder.traffic
         size = max(sum(self._rooms(name)) for name in self._slots)
         self._buffers = [_aligned(size) for _ in range(2 if ahead and self._traffic is not None else 1)]
@@ -104,10 +89,6 @@ class BlockWeights:
             self.take_out()
             for slot, tensor in zip(self._slots[name], self._taken(name), strict=True):
                 slot.put(tensor)
-            for slot in self._experts[name]:
-                slot.module._parameters[slot.leaf] = LazyExperts(  # type: ignore[assignment]
-                    self._empty[slot.name], slot.experts, self._readers, slot.name
-                )
             self._present = name
         following = next((other for other in self._order[number + 1 :] if other != name), None)
         if following is None or self._coming is not None:
@@ -122,7 +103,7 @@ class BlockWeights:
     def take_out(self) -> None:
         """Unload the current block."""
         if self._present is not None:
-            for slot in (*self._slots[self._present], *self._experts[self._present]):
+            for slot in self._slots[self._present]:
                 slot.put(self._empty[slot.name])
             self._present = None
 

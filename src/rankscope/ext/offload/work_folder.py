@@ -17,7 +17,6 @@ from rankscope._files import read_regular
 from rankscope.errors import InputError, ResultError
 from rankscope.models.inputs import Prepared
 from rankscope.models.weight_files.files import WeightFile
-from rankscope.runs.plain_json import parse_sealed, sealed_json
 from rankscope.runs.provenance import installed_versions
 from rankscope.runs.storage import replace_file, settle
 
@@ -35,7 +34,7 @@ class Progress(Protocol):
 
 
 class WorkFolder:
-    """One record per finished block, written atomically: a sealed line of JSON with hashes, then the verb's results.
+    """One record per finished block, written atomically: its hash, a line of JSON, then the verb's results.
 
     Args:
         place: the folder; None for a run that cannot resume.
@@ -74,10 +73,9 @@ class WorkFolder:
         """
         if self.place is None:
             return
-        added = progress.added()
-        facts = {"stage": number, "results": hashlib.sha256(added).hexdigest(), "states": dict(states)}
+        content = json.dumps({"stage": number, "states": dict(states)}).encode() + b"\n" + progress.added()
         try:
-            replace_file(self._record(number), sealed_json(facts) + b"\n" + added)
+            replace_file(self._record(number), hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             settle(self.place)
         except OSError as error:
             raise ResultError(
@@ -87,11 +85,11 @@ class WorkFolder:
 
     @staticmethod
     def _read(path: Path) -> tuple[bytes, Mapping[str, str]]:
-        head, _, added = read_regular(path, LARGEST_RECORD).partition(b"\n")
-        facts = parse_sealed(head)
-        if facts["results"] != hashlib.sha256(added).hexdigest():
+        digest, _, content = read_regular(path, LARGEST_RECORD).partition(b"\n")
+        if digest != hashlib.sha256(content).hexdigest().encode():
             raise ValueError("its hash differs: it was changed after it was written")
-        return added, facts["states"]
+        head, _, added = content.partition(b"\n")
+        return added, json.loads(head)["states"]
 
     def _record(self, number: int) -> Path:
         assert self.place is not None

@@ -14,21 +14,18 @@ if TYPE_CHECKING:
     from rankscope.ext.paths.lengths import length_sums
     from rankscope.ext.paths.marginals import Pick, through, without
     from rankscope.ext.paths.network import FrozenNetwork
-    from rankscope.ext.paths.single import decay_orders, median_interval, path_decay, sample_paths, top_paths
+    from rankscope.ext.paths.single import median_interval, sample_paths
 
 __all__ = [
     "FrozenNetwork",
     "Pick",
-    "decay_orders",
     "freeze_network",
     "length_sums",
     "median_interval",
-    "path_decay",
     "path_effectiveness",
     "sample_paths",
     "through",
     "through_heads",
-    "top_paths",
     "without",
 ]
 

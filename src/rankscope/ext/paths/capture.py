@@ -6,8 +6,7 @@ comparing the observed tensors, and every attention branch is rebuilt from its h
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +20,9 @@ from rankscope.models.inputs import Batch
 from rankscope.models.loading.devices import device_of
 from rankscope.models.view import ModelView
 
-Convention = Literal["sources", "linearised"]
-
 
 def freeze_network(
-    view: ModelView, config: Any, batch: Batch, *, dtype: torch.dtype | None = None, convention: Convention = "sources"
+    view: ModelView, config: Any, batch: Batch, *, dtype: torch.dtype | None = None
 ) -> dict[str | None, FrozenNetwork]:
     """Run the model once on ``batch`` and return every stack as a frozen network.
 
@@ -40,7 +37,7 @@ def freeze_network(
     def add(block: FrozenBlock) -> None:
         networks[block.stack].blocks.append(block)
 
-    run_frozen(view, config, batch, begin, add, dtype=dtype, convention=convention)
+    run_frozen(view, config, batch, begin, add, dtype=dtype)
     return networks
 
 
@@ -52,35 +49,18 @@ def run_frozen(
     on_block: OnBlock,
     *,
     dtype: torch.dtype | None = None,
-    convention: Convention = "sources",
     before: Tensor | None = None,
     keep_seen: bool = False,
 ) -> Any:
     """Freeze block by block while the model runs, so that nothing has to be kept; returns the model's output.
 
-    Linearised MLPs need their blocks to run again, which happens after the pass. For a model that is run in
-    parts, ``before`` is the output of the block before this part. With ``keep_seen``, each attention step includes the
-    input and output of attention in the model, which takes as much memory again as the stream.
+    For a model that is run in parts, ``before`` is the output of the block before this part. With ``keep_seen``, each
+    attention step includes the input and output of attention in the model, which takes as much memory again as the
+    stream.
     """
     if config is None:
         raise UnsupportedConfigError(f"Paths need the weights of single heads, and {undescribed(view.model)}.")
     need_float64(device_of(view.model.parameters()), "Splitting a model into paths")
-    if convention == "sources":
-        with (
-            torch.no_grad(),
-            Recorder(
-                view, config, on_entry, on_block, dtype, linearises=False, before=before, keep_seen=keep_seen
-            ).active(),
-        ):
-            return batch.run(view.model)
-    events: list[tuple[str | None, Tensor] | FrozenBlock] = []
-    recorder = Recorder(view, config, lambda *entry: events.append(entry), events.append, dtype, linearises=True)
+    recorder = Recorder(view, config, on_entry, on_block, dtype, before=before, keep_seen=keep_seen)
     with torch.no_grad(), recorder.active():
-        out = batch.run(view.model)
-    with torch.no_grad():
-        for event in events:
-            if isinstance(event, FrozenBlock):
-                on_block(replace(event, steps=tuple(step.settled() for step in event.steps)))
-            else:
-                on_entry(*event)
-    return out
+        return batch.run(view.model)

@@ -32,11 +32,6 @@ class FrozenNorm:
         y = (x - x.mean(dim=-1, keepdim=True) if self.centred else x) * self.scale
         return y if self.gain is None else y * self.gain
 
-    def adjoint(self, x: Tensor) -> Tensor:
-        """The transposed map."""
-        y = (x if self.gain is None else x * self.gain) * self.scale
-        return y - y.mean(dim=-1, keepdim=True) if self.centred else y
-
 
 @dataclass(frozen=True, eq=False)
 class Gain:
@@ -47,10 +42,6 @@ class Gain:
 
     def linear(self, x: Tensor) -> Tensor:
         """The product."""
-        return x * self.factor
-
-    def adjoint(self, x: Tensor) -> Tensor:
-        """The same: it is symmetric."""
         return x * self.factor
 
 
@@ -69,12 +60,6 @@ class Chain:
         """The chain without its shifts."""
         for part in self.parts:
             x = part.linear(x)
-        return x
-
-    def adjoint(self, x: Tensor) -> Tensor:
-        """The transposed chain."""
-        for part in reversed(self.parts):
-            x = part.adjoint(x)
         return x
 
     def offset(self) -> Tensor | None:
@@ -101,12 +86,11 @@ IDENTITY = Chain()
 
 @dataclass(frozen=True, eq=False)
 class NormCall:
-    """One observed call of a norm module; ``number`` counts the norms of its block."""
+    """One observed call of a norm module."""
 
     module: nn.Module
     taken: Tensor
     given: Tensor
-    number: int = 0
 
 
 def tolerance(dtype: torch.dtype) -> float:

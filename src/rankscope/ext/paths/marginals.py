@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rankscope.errors import InputError
@@ -79,58 +78,6 @@ def carried(x: Tensor, steps: Sequence[FrozenStep]) -> Tensor:
     for step in steps:
         x = step.passed(x) + step.attended(x) if step.heads is not None else step.passed(x)
     return x
-
-
-def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
-    r"""Share of the output that went through each pair of heads: (batch, layers, heads, layers, heads). Exact.
-
-    The share of a sum of paths :math:`S` is :math:`\langle S, X \rangle / \|X\|_F^2`, :math:`X` the output; first head,
-    then a later one; zero if the second does not come later. One adjoint pass gives every pair.
-    """
-    if any(step.tokenwise is not None for step in network.steps):
-        raise InputError("Pairs of heads are computed with MLPs as sources; decompose with convention='sources'.")
-    adjoints = _adjoints(network, keep)
-    attention, steps, x = network.attention, network.steps, network.entry
-    heads = max(steps[position].heads.heads for _, position in attention)  # type: ignore[union-attr]
-    products = x.new_zeros((x.shape[0], len(attention), heads, len(attention), heads))
-    order = {position: number for number, (_, position) in enumerate(attention)}
-    for position, step in enumerate(steps):
-        # y: all paths through each head of this step, carried on to every later attention step.
-        if position in order:
-            y = step.attended_each(x)
-            for later in range(position + 1, len(steps)):
-                if later in order:
-                    shares = _shares(steps[later], y, adjoints[later])
-                    products[:, order[position], : y.shape[0], order[later], : shares.shape[-1]] = shares
-                y = carried(y, steps[later : later + 1])
-        x = step.total(x)
-    return products
-
-
-def _shares(step: FrozenStep, y: Tensor, adjoint: Tensor) -> Tensor:
-    """The projected contribution of each head of a step for each stream of ``y``: (batch, streams, heads)."""
-    assert step.heads is not None
-    # <after(P y W_V W_O), adjoint> = <P y W_V, after^T(adjoint) W_O^T>: the output projection is applied once, to the
-    # adjoint, instead of to every stream.
-    mixed = step.heads.by_head(step.heads.mixed(step.before.linear(y)))
-    pulled = step.heads.by_head(step.after.adjoint(adjoint) @ step.heads.output.T)
-    return torch.einsum("sbthv,bthv->bsh", mixed, pulled)
-
-
-def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
-    """For each step, the direction whose inner product with the stream after it is the share of the output."""
-    out = network.out.to(network.entry.dtype)
-    if keep is not None:
-        out = out * keep[..., None]
-    direction = out / out.square().sum(dim=(-2, -1), keepdim=True)
-    adjoints = []
-    for step in reversed(network.steps):
-        adjoints.append(direction)
-        # The step is linear, so its vector-Jacobian product at zero is its adjoint.
-        with torch.enable_grad():
-            x = torch.zeros_like(direction).requires_grad_()
-            (direction,) = torch.autograd.grad(carried(x[None], [step])[0], x, direction)
-    return adjoints[::-1]
 
 
 def _keep_only(sums: LengthSums, step: FrozenStep, pick: Pick) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -105,12 +105,6 @@ class FrozenStep:
         bias: (batch, tokens, dim), the constant part: norm shifts, value and output biases.
         source: (batch, tokens, dim), what an MLP, or the other side of a decoder, adds.
         origin: where ``source`` comes from.
-        tokenwise: derivative of a linearised MLP along a direction of the passed-on stream; ``source`` is then the
-            remainder.
-        tokenwise_at: maps the stream to the input of the linearised MLP.
-        tokenwise_after: maps the output of the linearised MLP to what is added.
-        linearised_at: the stream in the model, as long as ``source`` is still the MLP's whole output.
-        deferred: linearises the MLP once the forward pass is over.
         seen: the attention branch as the model computed it, if requested.
     """
 
@@ -121,23 +115,11 @@ class FrozenStep:
     bias: Tensor | None = None
     source: Tensor | None = None
     origin: Origin = "other"
-    tokenwise: Callable[[Tensor], Tensor] | None = None
-    tokenwise_at: Chain = IDENTITY
-    tokenwise_after: Chain = IDENTITY
-    linearised_at: Tensor | None = None
-    deferred: Callable[[FrozenStep], FrozenStep] | None = None
     seen: SeenAttention | None = None
 
     def passed(self, x: Tensor) -> Tensor:
-        """The stream passed on without attention, including a linearised MLP; (sums, batch, tokens, dim)."""
-        kept = torch.zeros_like(x) if self.skip is None else self.skip.linear(x)
-        return kept if self.tokenwise is None else kept + self.token_branch(x)
-
-    def token_branch(self, x: Tensor) -> Tensor:
-        """What the linearised MLP adds for this stream; (sums, batch, tokens, dim)."""
-        assert self.tokenwise is not None
-        moved = torch.stack([self.tokenwise(part) for part in self.tokenwise_at.linear(x)])
-        return self.tokenwise_after.linear(moved)
+        """The stream passed on without attention; (sums, batch, tokens, dim)."""
+        return torch.zeros_like(x) if self.skip is None else self.skip.linear(x)
 
     def attended(self, x: Tensor, head: int | None = None) -> Tensor:
         """What attention, or one head of it, adds for this stream; (sums, batch, tokens, dim)."""
@@ -154,15 +136,6 @@ class FrozenStep:
         """The same head by head: (batch, tokens, dim) to (heads, batch, tokens, dim)."""
         assert self.heads is not None
         return self.after.linear(self.heads.each(self.before.linear(x)))
-
-    def settled(self) -> FrozenStep:
-        """The step with its MLP linearised, if that was deferred, and the linear part subtracted from its output."""
-        if self.deferred is None:
-            return self
-        step = self.deferred(replace(self, deferred=None))
-        if step.source is None or step.linearised_at is None:
-            return step
-        return replace(step, source=step.source - step.token_branch(step.linearised_at[None])[0], linearised_at=None)
 
     def constants(self) -> list[tuple[Origin, Tensor]]:
         """The constants that enter the stream here."""

@@ -15,7 +15,7 @@ from rankscope.metrics import MetricSpec, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 
-COORDINATES = ("length", "paths", "origin", "then")
+COORDINATES = ("length", "paths", "origin")
 
 
 @dataclass

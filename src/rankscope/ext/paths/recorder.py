@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 from rankscope.errors import UnsupportedConfigError
 from rankscope.ext.paths.maps import IDENTITY, Chain, Gain, NormCall, departure, explain, frozen_norm, tolerance
 from rankscope.ext.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin, SeenAttention
-from rankscope.ext.paths.tokenwise import BlockRun, linearised
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_flex, from_sdpa, from_softmax, listening
-from rankscope.stream.frames import first_tensor, output_tensor
+from rankscope.stream.frames import output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, observing, reading_weights, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
@@ -146,18 +144,16 @@ class Recorder(StreamMode):
         on_block: OnBlock,
         dtype: torch.dtype | None,
         *,
-        linearises: bool,
         before: Tensor | None = None,
         keep_seen: bool = False,
     ) -> None:
         super().__init__(view)
         self._keep_seen = keep_seen
         self._config, self._on_entry, self._on_block = config, on_entry, on_block
-        self._dtype, self._linearises, self._before = dtype, linearises, before
+        self._dtype, self._before = dtype, before
         self._modules = view.modules()
         self._weights: dict[str, HeadWeights] = {}
         self._last: dict[str | None, Tensor] = {}
-        self._run: BlockRun | None = None
         self._begin_block()
 
     def reads_attention(self) -> bool:
@@ -167,8 +163,6 @@ class Recorder(StreamMode):
     def _begin_block(self) -> None:
         self._steps: list[FrozenStep] = []
         self._norms: list[NormCall] = []
-        self._norms_seen = 0
-        self._adds_seen = 0
         self._probs: Tensor | None = None
         self._parallel: Tensor | None = None
 
@@ -251,10 +245,8 @@ class Recorder(StreamMode):
         if step.seen is not None:
             step = replace(step, seen=replace(step.seen, summed=y) if self._keep_seen else None)
         bias = _spread(None if skip is None else skip.offset(), b.to(self._arithmetic(b)))
-        step = self._defer(step, way, reads_sum=not call.joins)
         self._steps.append(self._joined(ref, step) if call.joins else _with_bias(step, bias))
         self._state, self._norms, self._parallel = y, [], None
-        self._adds_seen += 1
 
     def _joined(self, ref: SiteRef, step: FrozenStep) -> FrozenStep:
         """Add a parallel branch, which reads the same input as the previous branch, to the previous step."""
@@ -265,9 +257,7 @@ class Recorder(StreamMode):
             raise UnsupportedConfigError(f"{ref}: parallel branches of one kind, or under skips of their own.")
         bias = step.bias if before.bias is None else before.bias if step.bias is None else before.bias + step.bias
         attends, adds = (step if step.heads else before), (step if step.source is not None else before)
-        return replace(
-            attends, skip=before.skip, bias=bias, source=adds.source, origin=adds.origin, deferred=adds.deferred
-        )
+        return replace(attends, skip=before.skip, bias=bias, source=adds.source, origin=adds.origin)
 
     def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> FrozenStep:
         dtype = self._arithmetic(b)
@@ -284,15 +274,6 @@ class Recorder(StreamMode):
             raise UnsupportedConfigError(f"{ref}: a token mixer that is not attention has no paths through heads.")
         origins: dict[Label | None, Origin] = {"mlp": "mlp", "cross_attention": "cross_attention"}
         return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
-
-    def _defer(self, step: FrozenStep, way: Chain, *, reads_sum: bool) -> FrozenStep:
-        """Record what is needed to linearise the MLP of a step after the pass."""
-        if self._run is None or step.origin != "mlp" or step.source is None:
-            return step
-        add = None if step.heads is not None else self._adds_seen
-        state, norms = self._read.to(step.source.dtype), tuple(self._read_norms)
-        later = partial(linearised, run=self._run, add=add, reads_sum=reads_sum, way=way, state=state, norms=norms)
-        return replace(step, deferred=later)
 
     def _call_name(self) -> str:
         assert self._open is not None
@@ -352,8 +333,6 @@ class Recorder(StreamMode):
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for stack in self.view.stacks:
-            for name in dict.fromkeys(call.module_name for call in stack.calls):
-                yield modules[name].register_forward_pre_hook(self._note_call, with_kwargs=True)
             for plan in stack.plans:
                 if plan.parallel_mlp is not None:
                     yield modules[plan.parallel_mlp].register_forward_hook(self._note_parallel)
@@ -365,30 +344,20 @@ class Recorder(StreamMode):
             if is_norm(module):
                 yield module.register_forward_hook(self._note_norm)
 
-    def _note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._linearises:
-            entry = first_tensor(args, kwargs)
-            assert entry is not None
-            with unseen():
-                self._run = BlockRun(self.view, module, args, kwargs, entry, entry.clone())
-
     def _note_parallel(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         out = output_tensor(output)
         if self._open is not None and out is not None and out.numel() == self._open.entry_shape.numel():
             with unseen():
                 self._parallel = self._open.canonical(out).clone()
-            if self._run is not None:
-                self._run.parallel = module
 
     def _note_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call, out = self._open, output_tensor(output)
         if call is None or out is None or not args:
             return
-        self._norms_seen += 1
         if out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
             with unseen():
                 taken, given = call.canonical(args[0]).clone(), call.canonical(out).clone()
-            self._norms.append(NormCall(module, taken, given, self._norms_seen - 1))
+            self._norms.append(NormCall(module, taken, given))
 
 
 def _spread(offset: Tensor | None, like: Tensor) -> Tensor | None:

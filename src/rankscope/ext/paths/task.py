@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rankscope.ext.paths.capture import Convention, run_frozen
+from rankscope.ext.paths.capture import run_frozen
 from rankscope.ext.paths.census import census
-from rankscope.ext.paths.lengths import LengthSums, theoretical_applications
-from rankscope.ext.paths.marginals import Pick, composition, head_marginals, through
+from rankscope.ext.paths.lengths import LengthSums
+from rankscope.ext.paths.marginals import Pick, head_marginals, through
 from rankscope.ext.paths.network import FrozenBlock, FrozenNetwork
 from rankscope.ext.paths.reading import PathReader
 from rankscope.models.inputs import Batch
@@ -19,28 +19,33 @@ from rankscope.models.view import ModelView
 
 
 class PathTask:
-    """Decomposes one batch after another, each block as soon as it has run."""
+    """Decomposes one batch after another, each block as soon as it has run.
+
+    What it records besides rows is given by :meth:`seen` and merged by :meth:`learn`, for several ranks.
+
+    Args:
+        view: the model.
+        config: its configuration.
+        reader: writes the rows.
+        marginals: ``"heads"``, ``"layers"``.
+        layers: blocks after which the lengths are reported as well.
+        origins: report embedding, MLPs and biases separately.
+    """
 
     def __init__(
         self,
         view: ModelView,
         config: Any,
         reader: PathReader,
-        convention: Convention,
         marginals: frozenset[str],
         layers: Collection[int],
         origins: bool,
-        chunk: int,
-        dtype: torch.dtype | None,
     ) -> None:
         self._view, self._config, self._reader = view, config, reader
-        self._convention, self._marginals, self._layers = convention, marginals, frozenset(layers)
-        self._origins, self._chunk, self._dtype = origins, chunk, dtype
+        self._marginals, self._layers, self._origins = marginals, frozenset(layers), origins
         self._depth = {stack.name: stack.depth for stack in view.stacks}
         self._has_norm = {stack.name: stack.final_norm is not None for stack in view.stacks}
-        self.applications = 0
-        self.needed = 0
-        self.counts: dict[str | None, tuple[int, ...]] = {}
+        self._counts: dict[str, list[str]] = {}
 
     def run(self, batch: Batch) -> None:
         """Run the model on a batch and write its rows."""
@@ -50,7 +55,7 @@ class PathTask:
         heads: dict[str | None, list[tuple[int, bool]]] = {}
 
         def begin(stack: str | None, entry: Tensor) -> None:
-            sums[stack] = LengthSums(self._depth[stack], self._origins, self._chunk)
+            sums[stack] = LengthSums(self._depth[stack], self._origins)
             sums[stack].begin(entry)
             kept[stack] = FrozenNetwork(entry)
             heads[stack] = []
@@ -62,15 +67,35 @@ class PathTask:
                 kept[block.stack].blocks.append(block)
             self._report(block, sums[block.stack])
 
-        run_frozen(
-            self._view, self._config, batch, begin, through_block, dtype=self._dtype, convention=self._convention
-        )
-        for stack, stack_sums in sums.items():
-            self.applications += stack_sums.applications
-            self.needed += theoretical_applications(stack_sums.reached) * len(stack_sums.sums)
-            self.counts[stack] = census([n for n, _ in heads[stack]], [skip for _, skip in heads[stack]]).counts
+        run_frozen(self._view, self._config, batch, begin, through_block)
+        for stack, network in kept.items():
+            counts = census([n for n, _ in heads[stack]], [skip for _, skip in heads[stack]]).counts
+            self._counts[str(stack or "")] = [str(n) for n in counts]
             if self._marginals:
-                self._read_marginals(stack, kept[stack])
+                self._read_marginals(stack, network)
+
+    def seen(self) -> dict[str, Any]:
+        """What was recorded besides the rows, as JSON."""
+        lengths = [[stack, *item] for stack, own in self._reader.lengths.items() for item in own.items()]
+        return {
+            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self._reader.dtypes),
+            "lengths": lengths,
+            "sum_error": self._reader.sum_error,
+            "counts": self._counts,
+        }
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Add what another rank has seen."""
+        self._reader.dtypes |= {getattr(torch, name) for name in seen["dtypes"]}
+        for stack, sequence, count in seen["lengths"]:
+            self._reader.lengths.setdefault(stack, {})[sequence] = count
+        self._reader.sum_error = max(self._reader.sum_error, seen["sum_error"])
+        self._counts |= seen["counts"]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run says besides its rows."""
+        return {"sum_error": self._reader.sum_error, "path_counts": self._counts}
 
     def _report(self, block: FrozenBlock, sums: LengthSums) -> None:
         last = block.is_final or (block.layer == self._depth[block.stack] - 1 and not self._has_norm[block.stack])
@@ -98,25 +123,3 @@ class PathTask:
                 total = through(network, Pick(layer)).sum(dim=0)[None]
                 at = {"paths": "through a layer"}
                 self._reader.read(total, network.out, site=site, stack=stack, layer=layer, at=at, counted=None)
-        if "pairs" in self._marginals:
-            self._read_pairs(stack, network, site)
-
-    def _read_pairs(self, stack: str | None, network: FrozenNetwork, site: str) -> None:
-        assert self._reader.batch is not None
-        shares = composition(network, self._reader.keep(network.out)).double().cpu().numpy()
-        numbers = [layer for layer, _ in network.attention]
-        for first in range(len(numbers)):
-            for second in range(first + 1, len(numbers)):
-                for head in range(shares.shape[-1]):
-                    values = shares[:, first, :, second, head]
-                    self._reader.writer.add(
-                        metric="projection_share",
-                        site=site,
-                        stack=stack,
-                        layer=numbers[first],
-                        first_sequence=self._reader.batch.first_sequence,
-                        values=values,
-                        statuses=(values * 0).astype("int8"),
-                        head_axis=True,
-                        at={"paths": "through a pair", "then": f"{numbers[second]}.{head}"},
-                    )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TRANSIENT = (OSError, MemoryError)
 """Errors after which a task is retried; any other would only occur again."""
-TRAFFIC = ("bytes_read", "bytes_shared")
+TRAFFIC = ("bytes_read",)
 """What is counted of a model on a server."""
 LONGEST_TRACE = 20_000
 

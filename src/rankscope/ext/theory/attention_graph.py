@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.ext.theory.graphs.distances import reach_of_all
 
 DEFINED_IN = Cite("wu2024role", "sec. 3")
 
@@ -66,7 +65,7 @@ def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
 def _graph(n: int, cells: bytes) -> AttentionGraph:
     """Cached, because all layers of a model usually have the same graph."""
     edges = np.frombuffer(cells, dtype=np.bool_).reshape(n, n)
-    layers = reach_of_all(edges)
+    layers = _layers_to_all(edges)
     radius = float(layers.min())
     strong = bool(np.isfinite(layers).all())
     return AttentionGraph(
@@ -79,6 +78,24 @@ def _graph(n: int, cells: bytes) -> AttentionGraph:
         tokens=n,
         packed=np.packbits(edges).tobytes().hex(),
     )
+
+
+def _layers_to_all(edges: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """For each token the layers after which every token holds something of it; inf if that never happens.
+
+    A token keeps what it holds, even if it does not see itself.
+    """
+    sees = (edges | np.eye(len(edges), dtype=np.bool_)).astype(np.float32)
+    held = np.eye(len(edges), dtype=np.bool_)
+    layers = np.full(len(edges), np.inf)
+    for layer in range(len(edges)):
+        layers[held.all(axis=0) & np.isinf(layers)] = layer
+        # float32 counts up to 2^24 tokens exactly, and uses BLAS
+        wider = sees @ held.astype(np.float32) > 0
+        if np.array_equal(wider, held):
+            break
+        held = wider
+    return layers
 
 
 def least_edge(P: Float[Tensor, "heads query key"]) -> tuple[float, Bool[Tensor, "query key"]]:

@@ -29,10 +29,6 @@ directions,
 
 by von Neumann's trace inequality, with :math:`s_{h,1} \ge \dots \ge s_{h,n-1}` the singular values of :math:`B_h`. Only
 heads' products matter, so each head's factors may be chosen freely; the better bound of two choices is used.
-
-At the collapsed point, heads with different attention have the linear law :math:`R \to C\sum_h P_hRW_h`.
-With one attention matrix for all heads the eigenvalues factor (``theory.graphs``). With different ones (relative
-biases, ALiBi slopes, rotary) they do not, and the map on n x d matrices is iterated without being formed.
 """
 
 from __future__ import annotations
@@ -44,41 +40,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.ext.theory.lanczos import LanczosEnds, lanczos_ends
-from rankscope.ext.theory.stability import LinearMap
+from rankscope.ext.theory.operator_norms import product_norm
 from rankscope.linalg.precision import as_float64
 from rankscope.linalg.scaled import centred
-
-
-def heads_map(
-    P: Float[Tensor, "heads tokens tokens"], W_V: Float[Tensor, "heads dim d_v"], W_O: Float[Tensor, "heads d_v dim"]
-) -> tuple[LinearMap, LinearMap]:
-    r"""The map :math:`R \to \sum_h P_hRW_{V,h}W_{O,h}` and its transpose, on float64 (tokens, dim) matrices.
-
-    Raises:
-        InputError: the shapes do not match.
-
-    Example:
-        >>> apply, transpose = heads_map(torch.eye(2).unsqueeze(0), torch.ones(1, 1, 1), 3 * torch.ones(1, 1, 1))
-        >>> apply(torch.tensor([[1.0], [2.0]], dtype=torch.float64)).tolist()
-        [[3.0], [6.0]]
-    """
-    p, v, o = tuple(P.shape), tuple(W_V.shape), tuple(W_O.shape)
-    if len(p) != 3 or p[1] != p[2] or len(v) != 3 or p[0] != v[0] or o != (v[0], v[2], v[1]):
-        raise InputError(
-            f"P, W_V, W_O have the shapes {p}, {v}, {o}. Expected (heads, tokens, tokens), (heads, dim, d_v) and "
-            "(heads, d_v, dim)."
-        )
-    P, W_V, W_O = (as_float64(tensor.detach()) for tensor in (P, W_V, W_O))
-
-    def apply(R: Tensor) -> Tensor:
-        return (P @ (R @ W_V) @ W_O).sum(0)
-
-    def transpose(R: Tensor) -> Tensor:
-        return (P.mT @ (R @ W_O.mT) @ W_V.mT).sum(0)
-
-    return apply, transpose
-
 
 _EPS = torch.finfo(torch.float64).eps
 _MARGIN = 16.0
@@ -109,19 +73,23 @@ class LayerGains:
         rms: :math:`\|T\|_F` over the root of the dimension: the root mean square gain of a random R. **Exact.**
         measured: gain of the given residual, from the formula, not the model. **Exact** to rounding; NaN if it is
             zero.
-        ends: largest and smallest gain from Lanczos, with their guarantees; None if not requested.
         readable: number of independent features that the values read.
-        leak: :math:`\|\ell\|_F/\|R\|_F`, which widens both intervals compared with those of T, but not ``ends``; 0
-            if the rows of attention sum to one.
+        leak: :math:`\|\ell\|_F/\|R\|_F`, which widens both intervals compared with those of T; 0 if the rows of
+            attention sum to one.
     """
 
     any_residual: GainInterval
     given_values: GainInterval
     rms: float
     measured: float
-    ends: LanczosEnds | None
     readable: int
     leak: float = 0.0
+
+    @property
+    def narrowest(self) -> tuple[float, float]:
+        """The largest lower end and the smallest upper end for this residual."""
+        lower = max(self.any_residual.lower, self.given_values.lower)
+        return lower, min(self.any_residual.upper, self.given_values.upper)
 
 
 def layer_gains(
@@ -132,8 +100,6 @@ def layer_gains(
     *,
     shared: Float[Tensor, "heads d_v"] | None = None,
     skip_gain: float = 0.0,
-    steps: int = 60,
-    seed: int = 0,
 ) -> LayerGains:
     r"""Bounds on :math:`\|gR + R'\|_F/\|R\|_F` for the layer with these attention matrices, and the value itself.
 
@@ -148,8 +114,6 @@ def layer_gains(
         shared: :math:`\bar xW_V + b_V`, the values of the mean token with their bias. Without it, the rows of P must
             sum to one.
         skip_gain: g, the gain of the skip.
-        steps: Lanczos steps; 0 for none.
-        seed: seed of their random start.
 
     Raises:
         InputError: rows do not sum to one and ``shared`` is missing, or there are fewer than two tokens.
@@ -183,16 +147,15 @@ def layer_gains(
         if size > 0:
             least, most = _paired(low, high, R @ V)
             given.take(out_least * least / size, out_most * most / size)
-    free.take(0.0, float((high[:, 0] * _head_norms(W_V, W_O)).sum()))
-    apply, transpose = _centred_maps(B, W_V, W_O, skip_gain)
-    ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed, device=R.device) if steps else None
+    norms = product_norm(W_V, W_O.mT) * (1 + _MARGIN * max(W_V.shape) * _EPS)
+    free.take(0.0, float((high[:, 0] * norms).sum()))
+    moved = (B @ (R @ W_V) @ W_O).sum(0) + skip_gain * R + leaked
     leak = float(torch.linalg.vector_norm(leaked)) * (1 + _MARGIN * max(P.shape) * _EPS) / size if size > 0 else 0.0
     return LayerGains(
         free.with_skip(skip_gain, leak),
         given.with_skip(skip_gain, leak),
         _rms(B, W_V, W_O, skip_gain),
-        float(torch.linalg.vector_norm(apply(R) + leaked)) / size if size > 0 else float("nan"),
-        ends,
+        float(torch.linalg.vector_norm(moved)) / size if size > 0 else float("nan"),
         int(torch.linalg.matrix_rank(W_V.permute(1, 0, 2).flatten(1))),
         leak,
     )
@@ -250,17 +213,6 @@ def _ends(A: Tensor, *, side: int) -> tuple[float, float]:
     slack = _MARGIN * max(A.shape) * _EPS * float(values[0])
     least = 0.0 if A.shape[side] > A.shape[1 - side] else max(0.0, float(values[-1]) - slack)
     return least, float(values[0]) + slack
-
-
-def _head_norms(W_V: Tensor, W_O: Tensor) -> Tensor:
-    product = torch.linalg.qr(W_V).R @ torch.linalg.qr(W_O.mT).R.mT
-    norms: Tensor = torch.linalg.matrix_norm(product, 2)
-    return norms * (1 + _MARGIN * max(W_V.shape) * _EPS)
-
-
-def _centred_maps(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> tuple[LinearMap, LinearMap]:
-    forward, backward = heads_map(B, W_V, W_O)
-    return (lambda R: forward(R) + gain * R), (lambda R: backward(R) + gain * R)
 
 
 def _rms(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> float:

@@ -36,6 +36,7 @@ from rankscope.models.wrapping import (
     uncompiled,
     whole,
     with_parameters,
+    without_fastpath,
 )
 
 Cut = Callable[[int], Batch]
@@ -472,15 +473,18 @@ def aside(model: nn.Module) -> Iterator[None]:
     The fused layer turns padded batches into nested tensors, which have no token axis. Mode, random state, FSDP2's
     shards and compiled code are restored.
     """
-    fused = torch.backends.mha.get_fastpath_enabled()
     was_training = [module for module in model.modules() if module.training]
     for module in was_training:
         module.training = False
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with uncompiled(model), resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with (
+            without_fastpath(),
+            uncompiled(model),
+            resharded(model),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for module in was_training:
             module.training = True

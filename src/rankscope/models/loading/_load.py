@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -23,18 +22,18 @@ from rankscope.models.loading.devices import are_on, devices_of, parse_device
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.named import named_object
+from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
-from rankscope.models.loading.wire import no_requests
 from rankscope.models.presets import PRESETS, InputKind, preset
+from rankscope.models.weight_files.files import hub_id, is_hub_id, is_remote
 from rankscope.models.wrapping import Spread, is_loaded_double, note_dtype, unwrapped
 
 Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.
 _ONLY_FLOAT32 = ("xlnet", "mra")
 _SPECS = "a module, or words: init:NAME, a folder, a .gguf file or a hub id"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -200,31 +199,22 @@ def _loaded(text: str, request: Request) -> LoadedModel:
             if not isinstance(held, torch.nn.Module):
                 raise LoadError(f"{text} is {kind_of(held)}; expected a torch module, or a function that returns one.")
             return loaded_model(unwrapped(held), text, "memory")
-        if text.startswith(("http://", "https://", "s3://", "gs://")):
+        if is_remote(text) and not text.startswith("hub:"):
             raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
-        if text.startswith("hub:"):
-            return _from_weights(weights_from_hub(*_hub_revision(text, request)), text, "hub", seed)
         path = path_of(text, "model", _SPECS)
-        if text and path.exists():
+        if text and not text.startswith("hub:") and path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
-        if not _HUB_ID.fullmatch(text) or text.startswith("."):
-            raise LoadError(
-                f"There is no file or folder {text!r}, and it is not a hub id (NAME or OWNER/NAME) either. For a "
-                "random initialisation write init:NAME; `rankscope ls presets` lists the names."
-            )
-        return _from_weights(weights_from_hub(text, request), text, "hub", seed)
-
-
-def _hub_revision(text: str, request: Request) -> tuple[str, Request]:
-    """The id in ``hub:NAME@REVISION``, and the request for that revision."""
-    name, _, revision = text.removeprefix("hub:").partition("@")
+    if not text.startswith("hub:") and not is_hub_id(text):
+        raise LoadError(
+            f"There is no file or folder {text!r}, and it is not a hub id (NAME or OWNER/NAME) either. For a "
+            "random initialisation write init:NAME; `rankscope ls presets` lists the names."
+        )
+    name, revision = hub_id(text) if text.startswith("hub:") else (text, None)
     if revision and request.revision not in (None, revision):
         raise LoadError(f"{text!r} names the revision {revision!r}, and revision={request.revision!r} another one.")
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
-        raise LoadError(
-            f"{text!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
-        )
-    return name, replace(request, revision=revision or request.revision)
+    return _from_weights(
+        weights_from_hub(name, replace(request, revision=revision or request.revision)), text, "hub", seed
+    )
 
 
 def need_module(model: object, what: str) -> torch.nn.Module:

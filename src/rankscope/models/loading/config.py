@@ -11,7 +11,7 @@ from typing import Any
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.hf import require_transformers
 from rankscope.models.loading.affording import refuse_endless_lists
-from rankscope.models.loading.wire import no_requests
+from rankscope.models.loading.no_requests import no_requests
 
 LARGEST_CONFIG = 32 * 2**20
 

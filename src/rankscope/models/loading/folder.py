@@ -10,16 +10,16 @@ from typing import Any
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
+from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.pretrained import (
     PretrainedWeights,
     Request,
     from_pretrained,
-    hub_answers,
     refuse_too_large,
 )
+from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in, stored_bytes
 from rankscope.models.loading.tokenizer import has_tokenizer, read_tokenizer
-from rankscope.models.loading.wire import no_requests
 
 
 def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> PretrainedWeights:
@@ -81,19 +81,18 @@ def weights_from_hub(name: str, request: Request) -> PretrainedWeights:
     if request.trust_remote_code:
         return _trusted_from_hub(name, request)
     try:
-        folder = hub_snapshot(
-            name, request.revision, online=hub_answers(), weights=True, allow_pickle=request.allow_pickle
-        )
+        folder = hub_snapshot(name, request.revision, weights=True, allow_pickle=request.allow_pickle)
     except LoadError as error:
         raise _hub_error(name, error) from error
-    return replace(weights_from_folder(folder, request), revision=folder.name)
+    with quiet_transformers():  # not around the download, which shows its progress
+        return replace(weights_from_folder(folder, request), revision=folder.name)
 
 
 def _trusted_from_hub(name: str, request: Request) -> PretrainedWeights:
     """A model whose code may run: transformers downloads what that code asks for."""
     import transformers
 
-    where = {"revision": request.revision, "local_files_only": not hub_answers()}
+    where = {"revision": request.revision}
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=True, **where)
     except (OSError, ValueError) as error:
@@ -101,8 +100,9 @@ def _trusted_from_hub(name: str, request: Request) -> PretrainedWeights:
     arguments: dict[str, Any] = {"config": config, **where}
     if not request.allow_pickle:
         arguments["use_safetensors"] = True
-    model, notes = from_pretrained(name, request, arguments)
-    tokenizer, remark = read_tokenizer(name, where, trust_remote_code=True)
+    with quiet_transformers():
+        model, notes = from_pretrained(name, request, arguments)
+        tokenizer, remark = read_tokenizer(name, where, trust_remote_code=True)
     return PretrainedWeights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
 
 

@@ -114,23 +114,3 @@ def _mostly_random(where: str, model: torch.nn.Module, found: int, wanted: int, 
     share = f"Only {found} of the {wanted}" if found else "None of the"
     remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else _named_class(model.config)
     return LoadError(f"{share} weights of a {type(model).__name__} are in {where}; {remedy}.")
-
-
-def hub_answers() -> bool:
-    """Whether the hub can be reached; if not, only its local cache is used, without waiting."""
-    import socket
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies
-
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if "https" in getproxies():
-        return True
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((hub.hostname, hub.port or 443), timeout=5).close()
-    except OSError:
-        return False
-    return True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankscope._files import read_regular
 from rankscope.errors import LoadError
+from rankscope.models.loading.config import LARGEST_CONFIG
 from rankscope.runs.plain_json import parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -88,3 +89,14 @@ def named_in_index(content: bytes, where: str) -> list[str]:
                 "fetch the model again."
             )
     return sorted(names)
+
+
+def refuse_large(name: str, size: int, where: str) -> None:
+    """Raise for a file, other than weights, that is too large for what its name says.
+
+    Raises:
+        LoadError: with both sizes.
+    """
+    largest = {INDEX: LARGEST_INDEX, "config.json": LARGEST_CONFIG}.get(name, LARGEST_FILE)
+    if size > largest:
+        raise LoadError(f"{where} has {size:,} bytes; at most {largest:,} are read of such a file.")

@@ -12,9 +12,8 @@ from rankscope._files import read_regular
 from rankscope.errors import InputError, LoadError
 from rankscope.models.hf import require_transformers
 from rankscope.models.loading.foreign import in_a_line, refusing
-from rankscope.models.loading.pretrained import hub_answers
+from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.shard_files import BESIDE, LARGEST_FILE, TOKENIZER_FILES
-from rankscope.models.loading.wire import no_requests
 from rankscope.runs.plain_json import parse_json
 
 MOST_GROWTH = 64
@@ -181,7 +180,7 @@ def _tokenizer_at(place: str | Path) -> Any:
         from rankscope.models.weight_files.snapshot import hub_snapshot
 
         try:
-            folder = hub_snapshot(str(place), None, online=hub_answers(), weights=False)
+            folder = hub_snapshot(str(place), None, weights=False)
         except LoadError as error:
             raise LoadError(f"tokenizer={str(place)!r}: {error}") from error
         tokenizer, remarks = tokenizer_in(folder, None)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from rankscope.errors import InputError, LoadError
 
 _REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_remote(spec: object) -> bool:
@@ -25,25 +26,41 @@ def is_remote(spec: object) -> bool:
     return isinstance(spec, str) and spec.startswith(_REMOTE)
 
 
-class WeightFile(Protocol):
-    """A file that can be read by range."""
+def is_hub_id(text: str) -> bool:
+    """Whether a text can be the id of a model on the hub: NAME or OWNER/NAME."""
+    return bool(_HUB_ID.fullmatch(text)) and not text.startswith(".")
 
-    @property
-    def name(self) -> str:
-        """Path or address, for messages."""
 
-    @property
-    def size(self) -> int:
-        """Number of bytes."""
+def hub_id(spec: str) -> tuple[str, str | None]:
+    """Id and revision in ``hub:NAME`` or ``hub:NAME@REVISION``.
 
-    @property
-    def identity(self) -> str:
-        """A text that changes if the content does."""
+    Raises:
+        LoadError: it names no model of the hub.
+    """
+    name, _, revision = spec.removeprefix("hub:").partition("@")
+    if not is_hub_id(name):
+        raise LoadError(
+            f"{spec!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
+        )
+    return name, revision or None
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether a read is a request to a server, so that few long reads are better than many short ones."""
 
+class WeightFile(ABC):
+    """A file that can be read by range.
+
+    Attributes:
+        name: path or address, for messages.
+        size: number of bytes.
+        identity: a text that changes if the content does.
+        is_remote: whether a read is a request to a server, so that few long reads are better than many short ones.
+    """
+
+    name: str
+    size: int
+    identity: str
+    is_remote: bool = False
+
+    @abstractmethod
     def read(self, offset: int, places: Sequence[memoryview]) -> None:
         """Fill these pieces of memory, one after the other, with consecutive bytes from ``offset``.
 
@@ -53,6 +70,7 @@ class WeightFile(Protocol):
 
     def fetch(self, offset: int, count: int) -> None:
         """Advise that these bytes will be read soon; does nothing if there is nobody to advise."""
+        return
 
 
 def bytes_at(file: WeightFile, offset: int, count: int) -> bytes:
@@ -63,7 +81,7 @@ def bytes_at(file: WeightFile, offset: int, count: int) -> bytes:
     return bytes(content)
 
 
-class LocalFile:
+class LocalFile(WeightFile):
     """A regular file on disk.
 
     With a memory map, every touched page would count as resident; reading into existing memory needs no second copy.
@@ -75,10 +93,8 @@ class LocalFile:
         LoadError: it cannot be opened.
     """
 
-    is_remote = False
-
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
         try:
             facts = path.stat()
         except OSError as error:
@@ -86,30 +102,23 @@ class LocalFile:
         self.size = facts.st_size
         self.identity = f"{path.name}:{facts.st_size}:{facts.st_mtime_ns}"
 
-    @property
-    def name(self) -> str:
-        """The path."""
-        return str(self.path)
-
     def read(self, offset: int, places: Sequence[memoryview]) -> None:
         """Fill ``places`` from ``offset``."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(offset)
                 for place in places:
-                    self._fill(file, place)
+                    done = 0
+                    while done < len(place):  # an unbuffered read may return less than was asked for
+                        count = file.readinto(place[done:])
+                        if not count:
+                            raise LoadError(
+                                f"{self.path} ended {len(place) - done} bytes early: it was changed while it was being "
+                                "read."
+                            )
+                        done += count
         except OSError as error:
             raise LoadError(f"{self.path} could not be read: {error.strerror}.") from error
-
-    def _fill(self, file: object, place: memoryview) -> None:
-        done = 0
-        while done < len(place):
-            count = file.readinto(place[done:])  # type: ignore[attr-defined]
-            if not count:
-                raise LoadError(
-                    f"{self.path} ended {len(place) - done} bytes early: it was changed while it was being read."
-                )
-            done += count
 
     def fetch(self, offset: int, count: int) -> None:
         """Ask the system to read the bytes into its page cache, without waiting."""
@@ -119,81 +128,48 @@ class LocalFile:
 
 
 class Traffic:
-    """Counts what is read from a server, and keeps it within a budget; shared by all files of a model.
+    """Counts what is requested from a server, and keeps it within a budget; shared by all files of a model.
+
+    What the client of the server requests again after a failure is not counted.
 
     Args:
-        budget: the largest number of bytes to receive; None for no limit.
+        budget: the largest number of bytes to request; None for no limit.
     """
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
-        self._lock = threading.Lock()
-        self._promised = 0
-        self._began = time.monotonic()
-        self._stopped = False
-        self._watch: Callable[[int], object] | None = None
         self.received = 0
         self.requests = 0
-        self.retries = 0
-        self.shared = 0
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._watch: Callable[[int], object] | None = None
 
     @contextmanager
-    def request(self, count: int) -> Iterator[Callable[[int], None]]:
-        """One request of ``count`` bytes; call the function it yields with the size of each piece that arrives.
+    def request(self, count: int) -> Iterator[None]:
+        """One request of ``count`` bytes, made inside this context.
 
         Raises:
             InputError: the budget would be exceeded.
+            LoadError: reading was stopped.
         """
-        left = count
+        if self._stopped:
+            raise LoadError("Reading was stopped.")
         with self._lock:
-            self.requests += 1
-            if self.budget is not None and self.received + self._promised + count > self.budget:
+            if self.budget is not None and self.received + count > self.budget:
                 raise InputError(
-                    f"byte_budget={self.budget:,}: {self.received + self._promised:,} bytes were read or requested, "
-                    f"and the next request takes {count:,} more. Raise the budget, or read less."
+                    f"byte_budget={self.budget:,}: {self.received:,} bytes were read or requested, and the next "
+                    f"request takes {count:,} more. Raise the budget, or read less."
                 )
-            self._promised += count
-
-        def arrived(size: int) -> None:
-            nonlocal left
-            with self._lock:
-                self.received += size
-                self._promised -= size
-                left -= size
-                if self._watch is not None:
-                    self._watch(size)
-            if self._stopped:
-                raise LoadError("Reading was stopped.")
-
-        try:
-            yield arrived
-        finally:
-            with self._lock:
-                self._promised -= left
-
-    @property
-    def age(self) -> float:
-        """Seconds since the model was opened."""
-        return time.monotonic() - self._began
-
-    def count_retry(self) -> None:
-        """A request failed and is repeated."""
+            self.requests += 1
+            self.received += count
+        yield
         with self._lock:
-            self.retries += 1
-
-    def count_shared(self, count: int) -> None:
-        """Bytes that another model has in common were not read again."""
-        with self._lock:
-            self.shared += count
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether reads were cancelled, because their result is not needed any more."""
-        return self._stopped
+            if self._watch is not None:
+                self._watch(count)
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Inside this context, reads in other threads end as soon as their next bytes arrive."""
+        """Inside this context, no further request is made, also not by other threads."""
         self._stopped = True
         try:
             yield
@@ -202,7 +178,7 @@ class Traffic:
 
     @contextmanager
     def watched(self, watch: Callable[[int], object]) -> Iterator[None]:
-        """Call ``watch`` with the size of each piece that arrives, one call at a time."""
+        """Call ``watch`` with the size of each range that arrives, one call at a time."""
         self._watch = watch
         try:
             yield
@@ -212,5 +188,4 @@ class Traffic:
     @property
     def described(self) -> dict[str, int]:
         """The counts, for a run's record."""
-        counts = {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
-        return {**counts, "bytes_shared": self.shared} if self.shared else counts
+        return {"bytes_read": self.received, "requests": self.requests}

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rankscope._registry import Registry
 from rankscope._types import path_of
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
-from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile, is_remote
+from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile, hub_id, is_hub_id, is_remote
+from rankscope.models.weight_files.remote import CONNECTIONS, HubFolder, StoreFolder, UrlFolder
 from rankscope.models.weight_files.tensors import StoredTensor, stored_in
 
-CONNECTIONS = 8
-"""Requests to a server at a time."""
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+__all__ = ["CONNECTIONS", "LocalFolder", "ModelFolder", "config_in", "model_folder", "stored_tensors"]
 
 
 class ModelFolder(Protocol):
@@ -49,10 +46,6 @@ class ModelFolder(Protocol):
         """Inside this context, those of these small files that exist are in the local folder that it gives."""
 
 
-REMOTE: Registry[Callable[..., ModelFolder]] = Registry("kind of remote folder")
-"""Folders of further kinds of servers, by how their addresses begin."""
-
-
 def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:
     """The files of a model; of a remote one, only the list of files is read.
 
@@ -64,30 +57,17 @@ def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFo
     Raises:
         LoadError: there is no such place, or it cannot be read.
     """
-    text = str(spec)
+    text, traffic = str(spec), Traffic(byte_budget)
     if text.startswith("hub:"):
-        name, _, revision = text.removeprefix("hub:").partition("@")
-        return _hub(name, revision or None, text, byte_budget)
+        return HubFolder(*hub_id(text), text, traffic)
     if text.startswith(("https://", "http://")):
-        from rankscope.models.weight_files.http import UrlFolder
-
-        return UrlFolder(text, Traffic(byte_budget))
+        return UrlFolder(text, traffic)
     if is_remote(spec):
-        return REMOTE["s3://"](text, Traffic(byte_budget))
+        return StoreFolder(text, traffic)
     place = path_of(spec, "model", "a local folder, hub:NAME, or an address (https://, s3://, gs://)")
-    if not place.exists() and isinstance(spec, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
-        return _hub(text, None, text, byte_budget)
+    if not place.exists() and isinstance(spec, str) and is_hub_id(text):
+        return HubFolder(text, None, text, traffic)
     return LocalFolder(place)
-
-
-def _hub(name: str, revision: str | None, spec: str, byte_budget: int | None) -> ModelFolder:
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
-        raise LoadError(
-            f"{spec!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
-        )
-    from rankscope.models.weight_files.http import HubFolder
-
-    return HubFolder(name, revision, spec, Traffic(byte_budget))
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ a copy, and works the same for a local file and for a range request.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rankscope.errors import LoadError
 from rankscope.models.weight_files.files import LocalFile, WeightFile, bytes_at
 
 _CONVERTED_AT_ONCE = 1 << 22
+"""Numbers: a whole tensor in the dtype of the file would take extra memory."""
 _FIRST_BYTES = 1 << 15
 """Read at the start of a file, so that most headers take one request."""
 _LONGEST_READ = 1 << 25
@@ -92,11 +93,6 @@ class StoredTensor:
         """Advise that the tensor will be read soon."""
         self.file.fetch(self.offset, self.nbytes)
 
-    def part(self, number: int) -> StoredTensor:
-        """Entry ``number`` along the first axis, which is one range of the file."""
-        size = self.nbytes // self.shape[0]
-        return StoredTensor(self.file, self.offset + number * size, self.shape[1:], self.word)
-
     def select(self, axis: int, index: int) -> Tensor:
         """The part at ``index`` along ``axis``, without that axis; reads no other bytes."""
         before, after = self.shape[:axis], self.shape[axis + 1 :]
@@ -108,7 +104,7 @@ class StoredTensor:
         return selected.reshape(*before, *after)
 
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype, readers: Executor | None = None) -> Tensor:
-        """The given rows of a matrix, in this order.
+        """The given rows of a matrix, in this order; of a remote one, rows close together are read with one request.
 
         Args:
             rows: their numbers.
@@ -116,93 +112,47 @@ class StoredTensor:
             readers: reads several ranges at a time; None for one after the other.
         """
         ordered = sorted(set(rows))
-        rows_read = torch.empty((len(ordered), *self.shape[1:]), dtype=self.dtype)
+        found = torch.empty((len(ordered), *self.shape[1:]), dtype=self.dtype)
         width = math.prod(self.shape[1:]) * self.dtype.itemsize
-        done = 0
+        gap = _SMALL_GAP if self.file.is_remote else 0
         jobs: list[Callable[[], None]] = []
-        for first, last in _close_together(ordered, width, _SMALL_GAP if self.file.is_remote else 0):
-            here = ordered[done : bisect_right(ordered, last)]
-            jobs.append(self._rows_job(here, first, last, rows_read[done : done + len(here)]))
-            done += len(here)
+        begin = 0
+        for end in range(1, len(ordered) + 1):
+            is_apart = end == len(ordered) or (ordered[end] - ordered[end - 1] - 1) * width > gap
+            if is_apart or (ordered[end] - ordered[begin] + 1) * width > _LONGEST_READ:
+                jobs.append(partial(self._read_run, ordered[begin:end], found[begin:end]))
+                begin = end
         run_all(jobs, readers)
         places = {row: place for place, row in enumerate(ordered)}
-        return rows_read[[places[row] for row in rows]].to(dtype)
+        return found[[places[row] for row in rows]].to(dtype)
 
-    def _rows_job(self, rows: Sequence[int], first: int, last: int, place: Tensor) -> Callable[[], None]:
-        def read() -> None:
-            between = torch.empty((last - first + 1, *self.shape[1:]), dtype=self.dtype)
-            self.file.read(self.offset + first * (between.nbytes // len(between)), [_bytes_of(between)])
-            place.copy_(between[[row - first for row in rows]])
-
-        return read
-
-
-def _close_together(rows: Sequence[int], width: int, gap: int) -> Iterator[tuple[int, int]]:
-    """First and last of the rows that are read together, from sorted rows of ``width`` bytes."""
-    first = last = rows[0] if rows else 0
-    for row in rows[1:]:
-        if (row - last - 1) * width > gap or (row - first + 1) * width > _LONGEST_READ:
-            yield first, last
-            first = row
-        last = row
-    if rows:
-        yield first, last
+    def _read_run(self, rows: Sequence[int], place: Tensor) -> None:
+        """Read everything from the first to the last of these rows, and keep the rows."""
+        between = torch.empty((rows[-1] - rows[0] + 1, *self.shape[1:]), dtype=self.dtype)
+        self.file.read(self.offset + rows[0] * (between.nbytes // len(between)), [_bytes_of(between)])
+        place.copy_(between[[row - rows[0] for row in rows]])
 
 
 def planned_reads(wanted: Iterable[tuple[StoredTensor, Tensor]]) -> list[Callable[[], None]]:
-    """The reads that fill these tensors, independent of each other, the longest first.
-
-    Tensors that follow each other in a file are read together, and long ones in parts.
-    """
-    plain: list[tuple[StoredTensor, int, memoryview]] = []
+    """The reads that fill these tensors, independent of each other, the longest first; long tensors in parts."""
     jobs: list[tuple[int, Callable[[], None]]] = []
     for stored, place in wanted:
-        if place.numel() == 0:
-            continue
-        if place.dtype == stored.dtype:
-            plain.append((stored, stored.offset, _bytes_of(place)))
-        else:
-            jobs += _conversions(stored, place)
-    plain.sort(key=lambda piece: (piece[0].file.name, piece[1]))
-    for file, offset, places in _joined(plain):
-        jobs.append((sum(map(len, places)), lambda file=file, offset=offset, places=places: file.read(offset, places)))  # type: ignore[misc]
+        width = stored.dtype.itemsize
+        at_once = max(1, _LONGEST_READ // width) if place.dtype == stored.dtype else _CONVERTED_AT_ONCE
+        flat = place.view(-1)
+        for start in range(0, flat.numel(), at_once):
+            part = flat[start : start + at_once]
+            jobs.append((part.numel() * width, partial(_read_part, stored, start * width, part)))
     jobs.sort(key=lambda job: -job[0])  # so that several readers finish at about the same time
     return [job for _, job in jobs]
 
 
-def _joined(
-    pieces: Iterable[tuple[StoredTensor, int, memoryview]],
-) -> Iterator[tuple[WeightFile, int, list[memoryview]]]:
-    """Neighbouring pieces of a file together, none longer than a read may be."""
-    file: WeightFile | None = None
-    start = end = 0
-    places: list[memoryview] = []
-    for stored, begin, whole in pieces:
-        for shift in range(0, len(whole), _LONGEST_READ):
-            view = whole[shift : shift + _LONGEST_READ]
-            if stored.file is file and begin + shift == end and end - start + len(view) <= _LONGEST_READ:
-                places.append(view)
-            else:
-                if file is not None:
-                    yield file, start, places
-                file, start, places = stored.file, begin + shift, [view]
-            end = begin + shift + len(view)
-    if file is not None:
-        yield file, start, places
-
-
-def _conversions(stored: StoredTensor, place: Tensor) -> Iterator[tuple[int, Callable[[], None]]]:
-    """In parts: a whole tensor in the dtype of the file would take extra memory."""
-    flat = place.view(-1)
-    for start in range(0, flat.numel(), _CONVERTED_AT_ONCE):
-        part = flat[start : start + _CONVERTED_AT_ONCE]
-
-        def read(start: int = start, part: Tensor = part) -> None:
-            values = torch.empty(part.shape, dtype=stored.dtype)
-            stored.file.read(stored.offset + start * stored.dtype.itemsize, [_bytes_of(values)])
-            part.copy_(values)
-
-        yield part.numel() * stored.dtype.itemsize, read
+def _read_part(stored: StoredTensor, offset: int, place: Tensor) -> None:
+    """Fill consecutive numbers, converting the dtype if it differs."""
+    values = place if place.dtype == stored.dtype else torch.empty(place.shape, dtype=stored.dtype)
+    stored.file.read(stored.offset + offset, [_bytes_of(values)])
+    if values is not place:
+        place.copy_(values)
 
 
 def run_all(jobs: Sequence[Callable[[], None]], readers: Executor | None) -> None:
@@ -223,11 +173,11 @@ def stored_in(files: Sequence[WeightFile], readers: Executor | None = None) -> d
     """
     headers = readers.map(read_header, files) if readers is not None else map(read_header, files)
     tensors: dict[str, StoredTensor] = {}
-    for file, entries in zip(files, headers, strict=True):
+    for entries in headers:
         for name, entry in entries.items():
             if name in tensors:
                 raise LoadError(
-                    f"{file.name} and {tensors[name].file.name} both contain {name!r}. Remove the stale files."
+                    f"{entry.file.name} and {tensors[name].file.name} both contain {name!r}. Remove the stale files."
                 )
             tensors[name] = entry
     return tensors
@@ -242,7 +192,12 @@ def read_header(file: WeightFile | Path) -> dict[str, StoredTensor]:
         for name, entry in header.entries.items()
         if name != "__metadata__"
     }
-    _refuse_overlaps(file, tensors)
+    # Bytes that belong to two tensors: no writer makes such files, and they can claim any total size.
+    end, before = 0, ""
+    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if stored.offset < end:
+            raise LoadError(f"{file.name}: {name!r} and {before!r} share bytes. It is damaged: download it again.")
+        end, before = stored.offset + stored.nbytes, name
     return tensors
 
 
@@ -278,15 +233,6 @@ def _checked(file: WeightFile, name: str, entry: Any, start: int) -> StoredTenso
             "is truncated or damaged: download it again."
         )
     return stored
-
-
-def _refuse_overlaps(file: WeightFile, found: Mapping[str, StoredTensor]) -> None:
-    """Refuse bytes that belong to two tensors: no writer makes such files, and they can claim any total size."""
-    end, before = 0, ""
-    for name, entry in sorted(found.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
-        if entry.offset < end:
-            raise LoadError(f"{file.name}: {name!r} and {before!r} share bytes. It is damaged: download it again.")
-        end, before = entry.offset + entry.nbytes, name
 
 
 def _whole(value: Any) -> int:

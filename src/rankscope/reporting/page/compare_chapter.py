@@ -32,7 +32,7 @@ def comparison_chapter(comparison: Comparison, together: Sequence[Section], deta
     level = f"{comparison.settings['level']:.0%}"
     tiles = [
         ("sequences", "paired" if comparison.paired else "not paired"),
-        ("intervals", f"{level}, {comparison.settings['draws']} resamples, seed {comparison.settings['seed']}"),
+        ("intervals", f"{level}, {'Student' if comparison.paired else 'Welch'}"),
     ]
     chart = _chart(comparison.table, level, detail)
     chosen = headline(comparison.table, MOST_METRICS)

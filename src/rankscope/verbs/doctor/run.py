@@ -30,11 +30,11 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.weight_files.shapes import Shapes, shapes_of
+from rankscope.models.wrapping import without_fastpath
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.claims import claims_of
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import (

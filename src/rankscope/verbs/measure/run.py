@@ -336,7 +336,7 @@ def concluded(
     findings += experts_findings(longest, reader.routers)
     findings += attention_findings(longest, reader.lengths)
     if "length" in table.column_names:
-        by_length, finding = along_length(table, passes, floor["relative"], seed)
+        by_length, finding = along_length(table, passes, floor["relative"])
         entries |= by_length
         findings.append(finding)
     findings += depth_findings(longest)
@@ -362,12 +362,12 @@ def concluded(
 
 
 def along_length(
-    table: pa.Table, passes: MeasuringPasses | StatePasses, floor: float | None, seed: int
+    table: pa.Table, passes: MeasuringPasses | StatePasses, floor: float | None
 ) -> tuple[dict[str, Any], AxisFinding]:
     """The slopes on the length, for the run, and the finding."""
     lengths = lengths_in(table)
     hidden = lengths[-1] - max(passes.prepared.lengths, default=lengths[-1])
-    slopes = length_slopes(table, {length: length - hidden for length in lengths}, seed=seed)
+    slopes = length_slopes(table, {length: length - hidden for length in lengths})
     codes = {end: judge_rows(only(table, length=end), floor_relative=floor).code for end in (lengths[0], lengths[-1])}
     entry: dict[str, Any] = {"lengths": {"lengths": lengths, "slopes": [one.to_json() for one in slopes]}}
     return entry, length_finding(slopes, lengths, codes)

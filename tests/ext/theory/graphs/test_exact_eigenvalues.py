@@ -13,15 +13,15 @@ import pytest
 from scipy.sparse import csr_array
 
 import rankscope as rs
+from rankscope.ext.theory.graphs.bracket import Bracket
 from rankscope.ext.theory.graphs.connectivity import connectivity
 from rankscope.ext.theory.graphs.second_eigenvalue import (
-    Mode,
     SecondEigenvalue,
     _conditioned,
-    _slowest,
     equal_after,
     period,
     second_eigenvalue,
+    slowest,
 )
 
 
@@ -186,15 +186,14 @@ def test_eigenvalues_that_meet_are_given_by_their_ends(size: int) -> None:
     """A Jordan block of .3, turned: rounding spreads its one eigenvalue over a circle of radius eps^(1/size)."""
     turn = np.linalg.qr(np.random.default_rng(size).standard_normal((size, size)))[0]
     found = _conditioned(turn @ (0.3 * np.eye(size) + 0.2 * np.eye(size, k=1)) @ turn.T)
-    assert found.error > 0
-    assert found.modulus - found.error <= 0.3 <= found.modulus + found.error
-    assert found.status.startswith("dense, eigenvalues that nearly meet")
+    assert found.modulus.lower < 0.3 < found.modulus.upper
+    assert found.modulus.status.startswith("dense, eigenvalues that nearly meet")
 
 
 def test_a_mode_that_is_not_known_leaves_ends_and_never_a_number() -> None:
-    unsure = Mode(0.3, 0.7, "dense, eigenvalues that nearly meet", error=0.1)
-    found = _slowest([unsure, Mode(0.25, 0.75, "exact: dense")])
+    unsure = SecondEigenvalue(Bracket(0.2, 0.4, "dense, eigenvalues that nearly meet"), math.nan)
+    found = slowest([unsure, SecondEigenvalue(Bracket.exactly(0.25, "exact: dense"), 0.75)])
     assert (found.modulus.lower, found.modulus.upper) == pytest.approx((0.25, 0.4))
     assert found.modulus.value is None
     assert math.isnan(found.gap)
-    assert _slowest([unsure, Mode(0.5, 0.5, "exact: dense")]).modulus.value == 0.5
+    assert slowest([unsure, SecondEigenvalue(Bracket.exactly(0.5, "exact: dense"), 0.5)]).modulus.value == 0.5

@@ -290,7 +290,6 @@ def evaluations(found: Design, layers: Sequence[Pass], dtype: torch.dtype) -> li
             skip_gain=found.skip or None,
             position="none",
             floor=float_floor(dtype),
-            steps=12,
         )
         constants = None if one.mlp is None else mlp_constants(*one.mlp, found.activation or "")
         quantities.append(LayerQuantities(number, head_sizes(weights), one.scale, mlp=constants, passage=passage))

@@ -79,7 +79,6 @@ def simulate(
     unit: bool = False,
     mlp: Callable[[Tensor], Tensor] | None = None,
     constants: LipschitzConstants | None = None,
-    steps: int | None = None,
     cubic: bool = False,
 ) -> Simulated:
     """Attention layers one after the other, with a skip, an MLP or scaling to unit length after each.
@@ -101,7 +100,6 @@ def simulate(
             skip_gain=skip if skip else None,
             position="none",
             floor=4 * torch.finfo(torch.float64).eps,
-            steps=steps,
             cubic=cubic,
         )
         layers.append(LayerQuantities(number, head_sizes(heads), heads.scale, mlp=constants, passage=passage))

@@ -21,20 +21,13 @@ EXECUTION = ExecutionSupport(
 
 OWN = (
     Option(
-        name="convention",
-        choices=("sources", "linearised"),
-        default="sources",
-        in_plans=True,
-        help="MLPs start new paths (sources) or are linearised at each token.",
-    ),
-    Option(
         name="marginals",
         flags=("--through",),
-        choices=("heads", "layers", "pairs"),
+        choices=("heads", "layers"),
         several="repeated",
         default=(),
         in_plans=True,
-        help="Also sum all paths through each head, layer or pair; repeatable.",
+        help="Also sum all paths through each head or layer; repeatable.",
     ),
     Option(
         name="at_layers",
@@ -55,12 +48,6 @@ OWN = (
     ),
     Option(name="token", kind=int, in_plans=True, help="Token id whose logit is decomposed as well."),
     options.METRICS,
-    Option(
-        name="paths_memory",
-        metavar="BUDGET",
-        also=("builtins.int",),
-        help="Memory budget for the sums, in addition to the model, e.g. 3GiB.",
-    ),
 )
 
 
@@ -94,7 +81,7 @@ DECOMPOSE = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=_show,
-        columns={"length": "int64", "paths": "string", "origin": "string", "then": "string"},
+        columns={"length": "int64", "paths": "string", "origin": "string"},
         examples=(
             "decompose init:tiny-gpt2 --sequences 2 --tokens 16",
             "decompose init:tiny-bert --through heads --sequences 2 --tokens 16 --out paths",

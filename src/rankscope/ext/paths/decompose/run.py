@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import InputError
-from rankscope.execution.budget import parse_size
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import executing
-from rankscope.ext.paths.capture import Convention
 from rankscope.ext.paths.decompose import DECOMPOSE, EXECUTION, OWN
 from rankscope.ext.paths.decompose.judge import judge_decomposition
-from rankscope.ext.paths.lengths import ORIGINS, MemoryPlan, plan_memory
 from rankscope.ext.paths.reading import COORDINATES, PathReader
 from rankscope.ext.paths.task import PathTask
 from rankscope.metrics import METRICS
 from rankscope.models.hf import is_hf_model
-from rankscope.models.inputs import Batch, InputsLike, Prepared, as_inputs, prepare_planned
+from rankscope.models.inputs import Batch, InputsLike, as_inputs, prepare_planned
 from rankscope.models.linear_maps import linear_map
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
@@ -30,7 +26,6 @@ from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
@@ -40,7 +35,7 @@ from rankscope.verbs.calling import checked
 from rankscope.verbs.origin import floor_of, in_context, provenance_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
-Marginal = Literal["heads", "layers", "pairs"]
+Marginal = Literal["heads", "layers"]
 
 
 @checked(*OWN)
@@ -49,39 +44,33 @@ def decompose(
     inputs: InputsLike = None,
     surgery: SurgeryLike = None,
     *,
-    convention: Convention = "sources",
     marginals: Collection[Marginal] | Marginal = (),
     at_layers: Collection[int] | int = (),
     origins: bool = False,
     token: int | None = None,
     metrics: Sequence[str] | str | None = None,
-    paths_memory: int | str | None = None,
     progress: bool = False,
 ) -> Run:
     r"""Split the residual stream into the sums of all paths of each length, exactly and in polynomial time.
 
     Attention and norm scales are fixed to their values in the model's own forward pass; the stream is then linear,
-    and the sum over paths of length k obeys :math:`S_k \leftarrow S_k + \sum_h P_h S_{k-1} W_h`. Sums are computed
-    in the dtype of the model, at least float32.
+    and the sum over paths of length k obeys :math:`S_k \leftarrow S_k + \sum_h P_h S_{k-1} W_h`. The outputs of MLPs
+    and biases start new paths of length 0. Sums are computed in the dtype of the model, at least float32.
 
     Args:
         model: a :class:`rankscope.Model`, a spec or a module with a family description of its heads.
         inputs: :class:`rankscope.Inputs`, or what is accepted in their place; see ``measure``.
         surgery: :class:`rankscope.Surgery` under which the model runs, or a dictionary of its fields; None for none. It
             is part of the network.
-        convention: ``"sources"``: the outputs of MLPs and biases start new paths of length 0. ``"linearised"``: MLPs
-            are replaced by their Jacobian at each token, and only the remainder is a source.
-        marginals: ``"heads"``, ``"layers"``: all paths through each; ``"pairs"``: share of each pair of heads.
+        marginals: ``"heads"``, ``"layers"``: all paths through each.
         at_layers: blocks after which the lengths are reported as well.
         origins: report embedding, MLPs and biases separately.
         token: token id whose logit at the last position is decomposed too; the model needs an unembedding.
         metrics: token metrics of each sum; None for the relative residual and the stable rank.
-        paths_memory: memory budget for the sums, in addition to the model, such as ``"3GiB"`` or a number of bytes;
-            None for no bound.
         progress: show a progress bar.
 
     Returns:
-        Rows with the columns ``length``, ``paths`` (which paths), ``origin`` and ``then`` (the later head of a pair);
+        Rows with the columns ``length``, ``paths`` (which paths) and ``origin``;
         ``extra["sum_error"]`` is the worst relative distance between the sum over lengths and the forward pass.
 
     Raises:
@@ -97,37 +86,26 @@ def decompose(
     started = time.perf_counter()
     subject, given = as_model(model), as_inputs(inputs)
     plan = given.plan(**DECOMPOSE.inputs_defaults, seed=subject.seed)
-    budget = None if paths_memory is None else parse_size(paths_memory, "paths_memory")
     kinds, layers = frozenset(marginals), tuple(at_layers)  # type: ignore[arg-type]  # lists, once checked
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
     with executing(EXECUTION, subject, surgery, progress=progress) as execution:
         loaded = execution.loaded
-        # With a budget, inspect the model with one sequence first, and then choose the sequences per pass.
-        prepared = prepare_planned(loaded, given.data, plan if budget is None else replace(plan, batch=1))
+        prepared = prepare_planned(loaded, given.data, plan)
         unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
         reader = PathReader(specs, plan.policy, RowWriter(coordinates=COORDINATES), direction)
         view = execution.plan(prepared, reads_weights=True)
         need_plain_stream(view, "decompose")
         _check_layers(layers, view)
         check_carries(view, "a sum over the paths through the blocks")
-        fitting = MemoryPlan(plan.batch, max(stack.depth for stack in view.stacks) + 1)
-        with undisturbed(loaded.model), quiet_transformers():
-            if unembedding is not None:
+        if unembedding is not None:
+            with undisturbed(loaded.model), quiet_transformers():
                 check_reads_the_stream(unembedding, view, prepared[0])
-            if budget is not None:
-                kept, rerun = bool(kinds), convention == "linearised"
-                fitting = planned_memory(
-                    view, prepared, budget, None, batch=plan.batch, origins=origins, kept=kept, rerun=rerun
-                )
-                prepared = prepare_planned(loaded, given.data, replace(plan, batch=fitting.sequences))
-                execution.prepared = prepared
-        task = PathTask(view, loaded.config, reader, convention, kinds, layers, origins, fitting.chunk, None)
-        tally = PathTally(task, reader)
-        findings = Findings(reader.writer, {"": tally})
+        task = PathTask(view, loaded.config, reader, kinds, layers, origins)
+        findings = Findings(reader.writer, {"": task})
         with execution.stages(findings) as stages:
             for _ in stages:
                 for part in execution.batches():
-                    tally.run(part)
+                    task.run(part)
         execution.collect(findings)
         table = reader.writer.table()
         verdict = judge_decomposition(table, reader.sum_error)
@@ -139,60 +117,9 @@ def decompose(
             **verdict.fields(),
             table=table,
             notes=(*loaded.notes, *prepared.notes),
-            extra={**tally.described, "convention": convention, **execution.described},
+            extra={**task.described, **execution.described},
         )
         return in_context(run, prepared)
-
-
-class PathTally:
-    """What a decomposition records besides its rows, per batch, so that the records of several ranks can be merged.
-
-    Args:
-        task: decomposes a batch.
-        reader: writes the rows of the task.
-    """
-
-    def __init__(self, task: PathTask, reader: PathReader) -> None:
-        self._task, self._reader = task, reader
-        self._applications: dict[int, tuple[int, int]] = {}
-        self._counts: dict[str, list[str]] = {}
-
-    def run(self, part: Batch) -> None:
-        """Decompose a batch."""
-        done, needed = self._task.applications, self._task.needed
-        self._task.run(part)
-        self._applications[part.first_sequence] = self._task.applications - done, self._task.needed - needed
-        self._counts = {str(stack or ""): [str(n) for n in counts] for stack, counts in self._task.counts.items()}
-
-    def seen(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        lengths = [[stack, *item] for stack, own in self._reader.lengths.items() for item in own.items()]
-        return {
-            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self._reader.dtypes),
-            "lengths": lengths,
-            "sum_error": self._reader.sum_error,
-            "applications": [[first, *counts] for first, counts in self._applications.items()],
-            "counts": self._counts,
-        }
-
-    def learn(self, seen: Mapping[str, Any]) -> None:
-        """Add what another rank has seen."""
-        self._reader.dtypes |= {getattr(torch, name) for name in seen["dtypes"]}
-        for stack, sequence, count in seen["lengths"]:
-            self._reader.lengths.setdefault(stack, {})[sequence] = count
-        self._reader.sum_error = max(self._reader.sum_error, seen["sum_error"])
-        self._applications |= {first: (done, needed) for first, done, needed in seen["applications"]}
-        self._counts |= seen["counts"]
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """What a run says besides its rows."""
-        return {
-            "sum_error": self._reader.sum_error,
-            "applications": sum(done for done, _ in self._applications.values()),
-            "needed_applications": sum(needed for _, needed in self._applications.values()),
-            "path_counts": self._counts,
-        }
 
 
 def _check_layers(layers: Collection[int], view: ModelView) -> None:
@@ -200,63 +127,6 @@ def _check_layers(layers: Collection[int], view: ModelView) -> None:
     beyond = sorted(layer for layer in layers if not 0 <= layer < deepest)
     if beyond:
         raise InputError(f"at_layers={beyond}: this model has blocks 0 to {deepest - 1}.")
-
-
-def planned_memory(
-    view: ModelView,
-    prepared: Prepared,
-    memory: int,
-    dtype: torch.dtype | None,
-    *,
-    batch: int,
-    origins: bool,
-    kept: bool,
-    rerun: bool,
-) -> MemoryPlan:
-    """Determine the sizes of the residual stream in one pass, and choose the batch size that fits the budget.
-
-    Args:
-        view: the model.
-        prepared: inputs of one sequence each.
-        memory: the budget in bytes.
-        dtype: of the sums; None for the model's own, at least float32.
-        batch: the requested number of sequences per pass.
-        origins: whether embedding, MLPs and biases are kept separate.
-        kept: whether the sums before each block are stored for marginals.
-        rerun: whether blocks are rerun for Jacobians.
-    """
-    sizes: dict[str, torch.Size] = {}
-    itemsize = 4
-
-    def observe(ref: SiteRef, seen: Observed) -> None:
-        nonlocal itemsize
-        if isinstance(seen, Tensor):
-            itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
-            sizes.setdefault("stream", seen.shape)
-            return
-        assert isinstance(seen, AttentionCall)
-        heads = seen.query if seen.weights is None else seen.weights
-        if heads is not None:
-            sizes.setdefault("heads", heads.shape)
-
-    with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
-        prepared[0].run(view.model)
-    _, tokens, dim = sizes["stream"]
-    heads = sizes["heads"][1] if "heads" in sizes else 1
-    depth = max(stack.depth for stack in view.stacks)
-    most = min(batch, sum(part.sequences for part in prepared))
-    return plan_memory(
-        memory,
-        sequences=most,
-        tokens=tokens,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        itemsize=itemsize,
-        origins=len(ORIGINS) if origins else 1,
-        kept=kept,
-        rerun=rerun,
-    )
 
 
 def unembedding_of(loaded: LoadedModel, token: int) -> tuple[nn.Module, Tensor]:

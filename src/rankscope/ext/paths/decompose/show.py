@@ -27,8 +27,7 @@ def document(run: Run) -> Document:
         parts.append(_lengths(run, stack))
         if (heads := _heads(run, stack)) is not None:
             parts.append(heads)
-    title = f"{run.kind}: {facts_line(run)}, MLPs {run.extra.get('convention')}"
-    return run_document(run, tuple(parts), title=title)
+    return run_document(run, tuple(parts))
 
 
 def _lengths(run: Run, stack: str | None) -> Table:

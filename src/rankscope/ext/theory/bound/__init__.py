@@ -21,14 +21,6 @@ OWN = (
         help="Theorems, separated by commas or repeated; see `ls theorems`.",
     ),
     options.WEIGHTS_ONLY,
-    Option(
-        name="lanczos",
-        kind=int,
-        default=60,
-        least=0,
-        in_plans=True,
-        help="Lanczos steps per layer and sequence for the largest gain; 0 to skip it.",
-    ),
 )
 
 

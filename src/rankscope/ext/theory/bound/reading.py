@@ -49,59 +49,47 @@ class Measured:
     layers: tuple[LayerQuantities, ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepFacts:
-    """Facts that hold for all steps of a network, collected block by block.
+    """What one step of a network is made of.
 
     Attributes:
+        attends: it adds attention.
         bare: attention reads the stream itself, and its output is added unchanged.
-        has_skip: there is a skip around attention.
+        has_skip: there is a skip.
         has_source: something besides attention is added.
-        nothing_else: a step without attention passes the stream on unchanged.
-        any_skip: there is a skip around anything.
-        kinds: for each step, whether it has attention and whether it adds an MLP.
-        width: width of the stream.
-        qk_norm: queries or keys are normalised somewhere.
+        is_mlp: an MLP is added.
+        is_nothing: the stream passes unchanged, as after surgery that removed the branch.
     """
 
-    bare: bool = True
-    has_skip: bool = False
-    has_source: bool = False
-    nothing_else: bool = True
-    any_skip: bool = False
-    kinds: list[tuple[bool, bool]] = field(default_factory=list)
-    width: int = 0
-    qk_norm: bool = False
+    attends: bool
+    bare: bool
+    has_skip: bool
+    has_source: bool
+    is_mlp: bool
+    is_nothing: bool
 
-    @property
-    def only_mlp(self) -> bool:
-        """Whether attention and MLPs alternate, without skips."""
-        turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
-        return not self.any_skip and self.kinds == turns
-
-    def see(self, steps: Sequence[FrozenStep], weights: HeadWeights) -> None:
-        """Add the facts of one more block."""
-        attends = [step for step in steps if step.heads is not None]
-        self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
-        self.has_skip |= any(step.skip is not None for step in attends)
-        self.has_source |= any(step.source is not None for step in steps)
-        self.nothing_else &= all(step.heads is not None or _is_nothing(step) for step in steps)
-        self.any_skip |= any(step.skip is not None for step in steps)
-        self.kinds += [(step.heads is not None, step.source is not None and step.origin == "mlp") for step in steps]
-        self.width, self.qk_norm = self.width or weights.W_Q.shape[1], self.qk_norm or weights.qk_norm
+    @classmethod
+    def of(cls, step: FrozenStep) -> StepFacts:
+        """The facts of a frozen step."""
+        return cls(
+            attends=step.heads is not None,
+            bare=step.before.is_identity and step.after.is_identity,
+            has_skip=step.skip is not None,
+            has_source=step.source is not None,
+            is_mlp=step.source is not None and step.origin == "mlp",
+            is_nothing=step.skip is not None and step.skip.is_identity and not step.constants(),
+        )
 
 
 @dataclass
 class Found:
-    """The readings of one batch: for each sequence one entry per layer, and the facts about the steps."""
+    """The readings of one batch: for each sequence one entry per layer, the facts of the steps, width and QK-norm."""
 
     layers: list[list[LayerQuantities]]
-    facts: StepFacts = field(default_factory=StepFacts)
-
-
-def _is_nothing(step: FrozenStep) -> bool:
-    """Whether the stream passes unchanged, as after surgery that removed the branch."""
-    return step.skip is not None and step.skip.is_identity and not step.constants()
+    steps: list[StepFacts] = field(default_factory=list)
+    width: int = 0
+    qk_norm: bool = False
 
 
 def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
@@ -210,7 +198,7 @@ def passage_of(
     skip_gain: float | None,
     position: str,
     floor: float,
-    steps: int | None,
+    with_gains: bool = True,
     cubic: bool = True,
     outside: float = 0.0,
 ) -> Passage:
@@ -223,7 +211,7 @@ def passage_of(
         skip_gain: gain of the skip, if attention reads the stream itself; otherwise None.
         position: how positions enter the scores.
         floor: relative residual below which there is only rounding.
-        steps: number of Lanczos steps; None leaves out the gains altogether.
+        with_gains: also compute the gains.
         cubic: also evaluate the cubic law, if it applies.
         outside: the largest share of a row that goes to tokens that are not measured.
     """
@@ -235,16 +223,16 @@ def passage_of(
     cubic = cubic and graph.complete and position == "none" and not weights.qk_norm
     entropy, counts, logits = _sharpest_rows(P)
     shared = (read.mean(0) @ tensors.W_V) + tensors.b_V
-    gains = None if steps is None else _gains(R, P, tensors, shared, 0.0, steps)
+    gains = _gains(R, P, tensors, shared, 0.0) if with_gains else None
     left = None if seen.given is None else centred(seen.given)
     size = float(torch.linalg.vector_norm(R))
     scores = _scores(weights, read)
     error = math.hypot(_forward_error(read, P, tensors, scores.largest), seen.beside) * floor
     rounding = math.nan if left is None else _relative(error, left)
     sum_gains, sum_out, sum_rounding = None, math.nan, math.nan
-    if skip_gain is not None and steps is not None and seen.summed is not None:
+    if skip_gain is not None and with_gains and seen.summed is not None:
         kept = centred(seen.summed)
-        sum_gains = _gains(R, P, tensors, shared, skip_gain, steps)
+        sum_gains = _gains(R, P, tensors, shared, skip_gain)
         sum_out = float(torch.linalg.vector_norm(kept))
         sum_rounding = _relative(error + floor * float(torch.linalg.vector_norm(seen.summed)), kept)
     before, after = stream_state(seen.entry), stream_state(seen.out)
@@ -362,8 +350,8 @@ def _cubic(R: Tensor, read: Tensor, tensors: HeadTensors) -> tuple[float, float]
     return float(interval.log_lower_bound), float(interval.log_upper_bound)
 
 
-def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float, steps: int) -> LayerGains:
-    return layer_gains(R, P, tensors.W_V, tensors.W_O, shared=shared, skip_gain=gain, steps=steps)
+def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float) -> LayerGains:
+    return layer_gains(R, P, tensors.W_V, tensors.W_O, shared=shared, skip_gain=gain)
 
 
 def _tensors(weights: HeadWeights) -> HeadTensors:
@@ -431,13 +419,13 @@ class BoundReader:
     Args:
         view: the model and its structure.
         config: its configuration.
-        steps: Lanczos steps per layer and sequence; None leaves out the gains.
+        with_gains: whether the gains of each layer are computed.
         has_norm: whether a norm acts anywhere in a block.
     """
 
     view: ModelView
     config: Any
-    steps: int | None
+    with_gains: bool
     has_norm: bool = True
     dtypes: set[torch.dtype] = field(default_factory=set)
     lengths: dict[str | None, dict[int, int]] = field(default_factory=dict)
@@ -466,7 +454,9 @@ class BoundReader:
                 return
             for number, layer in enumerate(self._layers(block, entries[block.stack], batch)):
                 by_stack[block.stack].layers[number] += layer
-            by_stack[block.stack].facts.see(block.steps, self._of(block)[0])
+            found, weights = by_stack[block.stack], self._of(block)[0]
+            found.steps += [StepFacts.of(step) for step in block.steps]
+            found.width, found.qk_norm = weights.W_Q.shape[1], found.qk_norm or weights.qk_norm
             self.dtypes.add(block.out.dtype)
             entries[block.stack] = as_float64(block.out)
 
@@ -476,7 +466,7 @@ class BoundReader:
     def finished(self, stack: str | None, first_sequence: int, found: Found) -> list[Measured]:
         """The sequences of a batch that has gone through all blocks."""
         return [
-            Measured(stack, first_sequence + number, self._network(found.facts, layers), tuple(layers))
+            Measured(stack, first_sequence + number, self._network(found, layers), tuple(layers))
             for number, layers in enumerate(found.layers)
             if layers
         ]
@@ -506,7 +496,7 @@ class BoundReader:
                     skip_gain=skip_gain_of(step),
                     position=self.position,
                     floor=float_floor(block.out.dtype),
-                    steps=self.steps,
+                    with_gains=self.with_gains,
                     outside=float(P[:, :, ~keep].sum(-1).max()),
                 )
                 layers[number].append(replace(known, layer=block.layer, passage=passage))
@@ -521,17 +511,21 @@ class BoundReader:
                 self._weights[name] = weights, layer_weights(block.layer, weights, module, self.config)
         return self._weights[name]
 
-    def _network(self, facts: StepFacts, layers: Sequence[LayerQuantities]) -> Network:
-        bare, cut = facts.bare, not facts.has_skip and not facts.has_source
+    def _network(self, found: Found, layers: Sequence[LayerQuantities]) -> Network:
+        attending = [step for step in found.steps if step.attends]
+        bare, has_skip = all(step.bare for step in attending), any(step.has_skip for step in attending)
+        cut = not has_skip and not any(step.has_source for step in found.steps)
+        turns = [(True, False), (False, True)] * (len(found.steps) // 2)
+        alternate = [(step.attends, step.is_mlp) for step in found.steps] == turns
         return Network(
             depth=len(layers),
             heads=max(len(layer.heads) for layer in layers),
-            width=facts.width,
-            pure=bare and cut and facts.nothing_else,
-            only_mlp=bare and not self.has_norm and facts.only_mlp,
-            has_skip=facts.has_skip,
+            width=found.width,
+            pure=bare and cut and all(step.attends or step.is_nothing for step in found.steps),
+            only_mlp=bare and not self.has_norm and alternate and not any(step.has_skip for step in found.steps),
+            has_skip=has_skip,
             row_scaling=bare and cut,
-            bilinear=self.position == "none" and not facts.qk_norm,
+            bilinear=self.position == "none" and not found.qk_norm,
         )
 
 

@@ -23,7 +23,6 @@ from rankscope.ext.theory.bound import BOUND, EXECUTION, OWN
 from rankscope.ext.theory.bound.judge import Violation, judge_bounds
 from rankscope.ext.theory.bound.reading import BoundReader, Found, Measured, StepFacts, read_weights
 from rankscope.ext.theory.contraction import GainInterval, LayerGains
-from rankscope.ext.theory.lanczos import LanczosEnds
 from rankscope.ext.theory.lazy_blocks import lazy_model
 from rankscope.ext.theory.lipschitz import LipschitzConstants
 from rankscope.ext.theory.theorems import (
@@ -66,7 +65,6 @@ def bound(
     *,
     theorems: Sequence[str] | str | None = None,
     weights_only: bool = False,
-    lanczos: int = 60,
     progress: bool = False,
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
@@ -85,7 +83,6 @@ def bound(
         weights_only: read the safetensors of a folder, of ``hub:NAME`` or of a server one tensor at a time, without
             building the model; only the theorems that need no more are evaluated. Of a remote model only Q, K, V and O
             are read, unless ``theorems`` names one that needs the MLPs. ``Model(byte_budget=...)`` applies.
-        lanczos: Lanczos steps per layer and sequence for the largest gain; 0 uses only the certified bounds.
         progress: show a progress bar.
 
     Returns:
@@ -100,7 +97,7 @@ def bound(
     Example:
         >>> from rankscope import Inputs
         >>> small = Inputs(sequences=1, tokens=16)
-        >>> run = bound("init:tiny-bert", small, theorems=["contraction_interval"], lanczos=10)
+        >>> run = bound("init:tiny-bert", small, theorems=["contraction_interval"])
         >>> run.extra["applies"]["contraction_interval"]
         True
     """
@@ -120,13 +117,13 @@ def bound(
         raise InputError(
             f"tokens_policy={plan.policy!r}: the theorems concern all tokens that attention reads. Leave it out."
         )
-    steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
+    with_gains = any(entry.name in _ON_GAINS for entry in chosen)
     with executing(EXECUTION, subject, cut, progress=progress) as execution:
         loaded = execution.loaded
         if loaded.config is None:
             raise UnsupportedConfigError(f"Theorems need the weights of single heads, and {undescribed(loaded.model)}.")
         prepared = prepare_planned(loaded, given.data, plan)
-        passes = BoundPasses(execution, prepared, steps)
+        passes = BoundPasses(execution, prepared, with_gains)
         measured = passes.run()
         if not measured:
             raise InputError(
@@ -281,11 +278,6 @@ def write_gains(writer: RowWriter, part: Measured) -> None:
         rows.add("log10_given_bound", "layer", layer.layer, _tens(_log(gains.given_values.upper)))
         rows.add("log10_rms_gain", "layer", layer.layer, _tens(_log(gains.rms)))
         rows.add("readable_features", "layer", layer.layer, float(gains.readable))
-        if gains.ends is not None:
-            rows.add("log10_likely_bound", "layer", layer.layer, _tens(_log(gains.ends.likely_upper)))
-            rows.add("log10_largest_found", "layer", layer.layer, _tens(_log(gains.ends.largest)))
-            rows.add("log10_smallest_found", "layer", layer.layer, _tens(_log(gains.ends.smallest)))
-            rows.add("lanczos_error", "layer", layer.layer, gains.ends.error)
 
 
 class _Rows:
@@ -353,7 +345,6 @@ _KINDS = {
         LayerGains,
         HeadSizes,
         GainInterval,
-        LanczosEnds,
         LayerQuantities,
         LipschitzConstants,
         Passage,
@@ -369,27 +360,27 @@ class BoundPasses:
     Args:
         execution: how the model is run.
         prepared: its inputs.
-        steps: number of Lanczos steps; None leaves the gains out.
+        with_gains: whether the gains of each layer are computed.
 
     Attributes:
         counted: knows the dtypes and lengths seen.
     """
 
-    def __init__(self, execution: Execution, prepared: Prepared, steps: int | None) -> None:
-        self._execution, self._prepared, self._steps = execution, prepared, steps
+    def __init__(self, execution: Execution, prepared: Prepared, with_gains: bool) -> None:
+        self._execution, self._prepared, self._with_gains = execution, prepared, with_gains
         self.counted = SiteReader([], "content", RowWriter())
         self._found: dict[tuple[str | None, int], Found] = {}
 
     def run(self) -> list[Measured]:
         """All batches."""
         execution, config = self._execution, self._execution.loaded.config
-        view = execution.plan(self._prepared, (self._steps,), variants=1, reads_weights=True)
+        view = execution.plan(self._prepared, (self._with_gains,), variants=1, reads_weights=True)
         need_plain_stream(view, "bound")
         has_norm = _has_norm(view)
         findings = Findings(RowWriter(), {"": self.counted}, rest=self._known, learn_rest=self._learn)
         with execution.stages(findings) as stages:
             for stage in stages:
-                reader = BoundReader(stage.view, config, self._steps, has_norm)
+                reader = BoundReader(stage.view, config, self._with_gains, has_norm)
                 for part in execution.batches():
                     before = stage.left(part)
                     with stage.through(part):
@@ -401,7 +392,7 @@ class BoundPasses:
                 for stack, lengths in reader.lengths.items():
                     self.counted.lengths.setdefault(stack, {}).update(lengths)
         execution.collect(findings)
-        whole = BoundReader(view, config, self._steps, has_norm)
+        whole = BoundReader(view, config, self._with_gains, has_norm)
         ends = [(part, key) for part in self._prepared for key in self._found if key[1] == part.first_sequence]
         return [found for part, key in ends for found in whole.finished(key[0], part.first_sequence, self._found[key])]
 
@@ -419,19 +410,9 @@ def _has_norm(view: ModelView) -> bool:
 
 
 def _joined(before: Found, new: Found) -> Found:
-    """Append a block to the sequences read so far, and merge the facts that all steps share."""
-    old, more = before.facts, new.facts
-    facts = StepFacts(
-        bare=old.bare and more.bare,
-        has_skip=old.has_skip or more.has_skip,
-        has_source=old.has_source or more.has_source,
-        nothing_else=old.nothing_else and more.nothing_else,
-        any_skip=old.any_skip or more.any_skip,
-        kinds=[*old.kinds, *more.kinds],
-        width=old.width,
-        qk_norm=old.qk_norm or more.qk_norm,
-    )
-    return Found([[*a, *b] for a, b in zip(before.layers, new.layers, strict=True)], facts)
+    """Append a block to the sequences read so far."""
+    layers = [[*a, *b] for a, b in zip(before.layers, new.layers, strict=True)]
+    return Found(layers, [*before.steps, *new.steps], before.width, before.qk_norm or new.qk_norm)
 
 
 def written(value: Any) -> Any:

@@ -2,12 +2,11 @@ r"""Radius and diameter of a large sparse graph: exact by bounds on all eccentri
 
 One search forward and one backward from a token bound the eccentricity of every other one,
 :math:`e(x) \ge e(s) - d(s, x)`, :math:`e(x) \ge d(x, v)` and :math:`e(x) \le d(x, s) + e(s)`, and the next search
-starts where the bounds are widest. What is still open at the end is searched for all tokens at once, one bit per token.
+starts where the bounds are widest. What is still open at the end is followed for all tokens at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,100 +16,16 @@ from rankscope._citations import Cite
 from rankscope.ext.theory.graphs.bracket import Bracket
 from rankscope.ext.theory.graphs.connectivity import Connectivity
 
-_WORDS_AT_ONCE = 1 << 22
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
-
-
-def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
-    """For each source the layers after which it has reached every token; inf if ``most_layers`` are too few.
-
-    **Exact.** One bit per source and token; a layer unites the bits of all tokens that a token sees.
-
-    Args:
-        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
-        sources: tokens to start from.
-        most_layers: maximum number of layers.
-
-    Example:
-        >>> from scipy.sparse import csr_array
-        >>> line = csr_array(np.eye(4) + np.eye(4, k=1) + np.eye(4, k=-1))
-        >>> reach_of_many(line, np.arange(4), 9).tolist()
-        [3.0, 2.0, 2.0, 3.0]
-    """
-    reach = np.full(len(sources), np.inf)
-    width = max(1, _WORDS_AT_ONCE // sees.shape[0]) * 64
-    for first in range(0, len(sources), width):
-        part = slice(first, first + width)
-        reach[part] = _reach(sees, sources[part], most_layers)
-    return reach
-
-
-@dataclass(frozen=True, eq=False)
-class _PatternRows:
-    """A dense pattern with the row interface of a csr array."""
-
-    indptr: Ints
-    indices: Ints
-    shape: tuple[int, int]
-
-
-def reach_of_all(edges: NDArray[np.bool_]) -> Floats:
-    """For each token of a small dense pattern the layers after which every token holds something of it. **Exact**.
-
-    Args:
-        edges: True at (i, j) if i sees j. A token keeps what it holds, even if it does not see itself.
-
-    Example:
-        >>> reach_of_all(np.tril(np.ones((3, 3), dtype=bool))).tolist()
-        [1.0, inf, inf]
-    """
-    n = len(edges)
-    rows, columns = np.nonzero(edges | np.eye(n, dtype=np.bool_))
-    starts = np.searchsorted(rows, np.arange(n + 1))
-    return reach_of_many(_PatternRows(starts, columns, (n, n)), np.arange(n), n - 1)
-
-
-def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
-    number = np.arange(len(sources))
-    held = np.zeros((sees.shape[0], (len(sources) + 63) // 64), dtype=np.uint64)
-    np.bitwise_or.at(held, (sources, number // 64), np.uint64(1) << (number % 64).astype(np.uint64))
-    reach = np.full(len(sources), np.inf)
-    for layer in range(most_layers + 1):
-        everywhere = np.bitwise_and.reduce(held, axis=0)
-        full = (everywhere[number // 64] >> (number % 64).astype(np.uint64)) & np.uint64(1)
-        reach[(full == 1) & np.isinf(reach)] = layer
-        if layer == most_layers or not np.isinf(reach).any():
-            break
-        wider = held | _seen_by(sees, held)
-        if np.array_equal(wider, held):
-            break
-        held = wider
-    return reach
-
-
-def _seen_by(sees: Any, held: Words) -> Words:
-    """For each token the union over what it sees, a few rows at a time to keep the gathered rows small."""
-    out = np.empty_like(held)
-    bounds = sees.indptr.astype(np.int64)
-    row = 0
-    while row < sees.shape[0]:
-        most = bounds[row] + max(1, _WORDS_AT_ONCE // held.shape[1])
-        last = max(row + 1, int(np.searchsorted(bounds, most, side="right")) - 1)
-        gathered = held[sees.indices[bounds[row] : bounds[last]]]
-        np.bitwise_or.reduceat(gathered, bounds[row:last] - bounds[row], axis=0, out=out[row:last])
-        row = last
-    return out
-
-
 CITES = (Cite("borassi2015fast"), Cite("wu2024role"))
 EDGES_BUDGET = 1 << 28
 """Total number of edges that the searches may visit; takes some seconds."""
-WORDS_BUDGET = 1 << 31
-"""Number of 64-bit words that the search for all tokens at once may process; takes some seconds."""
+PAIRS_BUDGET = 1 << 33
+"""Pairs of an edge and a source that following all sources at once may process; takes some seconds."""
+SOURCES_AT_ONCE = 256
 NO_CENTRE = "infinite: no token reaches all others"
 NOT_STRONG = "infinite: some token is not reached by some other"
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def radius_and_diameter(sees: Any, how: Connectivity) -> tuple[Bracket, Bracket]:
@@ -131,91 +46,93 @@ def radius_and_diameter(sees: Any, how: Connectivity) -> tuple[Bracket, Bracket]
         >>> [bracket.value for bracket in radius_and_diameter(line, connectivity(line))]
         [4.0, 7.0]
     """
+    not_strong = Bracket.exactly(float("inf"), NOT_STRONG)
     if not how.is_quasi_strong:
-        infinite = Bracket.exactly(float("inf"), NO_CENTRE)
-        return infinite, Bracket.exactly(float("inf"), NOT_STRONG)
-    search = _Search(sees, sees.T.tocsr(), how.centres, both=how.is_strong)
-    search.run()
-    radius = search.bracket(float(search.low.min()), float(search.high.min()))
-    if not how.is_strong:
-        return radius, Bracket.exactly(float("inf"), NOT_STRONG)
-    return radius, search.bracket(float(search.low.max()), float(search.high.max()))
+        return Bracket.exactly(float("inf"), NO_CENTRE), not_strong
+    low, high, spent = eccentricity_bounds(sees, how.centres, largest=how.is_strong)
+    radius = _bracket(float(low.min()), float(high.min()), spent)
+    diameter = _bracket(float(low.max()), float(high.max()), spent) if how.is_strong else not_strong
+    return radius, diameter
 
 
-@dataclass
-class _Search:
-    """Bounds on the eccentricity of each centre, narrowed search by search."""
+def _bracket(lower: float, upper: float, spent: int) -> Bracket:
+    if lower == upper:
+        return Bracket.exactly(lower)
+    return Bracket(lower, upper, f"between bounds: {spent:,} edges searched, more would take too long")
 
-    sees: Any
-    seen: Any
-    centres: Ints
-    both: bool
-    spent: int = 0
-    low: Floats = field(init=False)
-    high: Floats = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.low = np.zeros(len(self.centres))
-        self.high = np.full(len(self.centres), float(self.sees.shape[0] - 1))
+def eccentricity_bounds(sees: Any, centres: Ints, *, largest: bool) -> tuple[Floats, Floats, int]:
+    """Lower and upper bounds on the eccentricity of each centre, and the number of edges searched. **Bounds**.
 
-    def run(self) -> None:
-        degrees = np.diff(self.seen.indptr)[self.centres]
-        place: int | None = int(degrees.argmax())
-        turn = 0
-        while place is not None and self.spent + 3 * self.sees.nnz <= EDGES_BUDGET:
-            self._from(place)
-            turn += 1
-            place = self._next(turn)
-        self._all_at_once()
+    Searches stop as soon as the smallest eccentricity is known and, with ``largest``, the largest.
 
-    def _from(self, place: int) -> None:
-        token = int(self.centres[place])
-        out = self._depths(self.seen, token)
-        eccentricity = float(out.max())
-        self.low[place] = self.high[place] = eccentricity
-        self._narrow(
-            low=eccentricity - out[self.centres], high=self._depths(self.sees, token)[self.centres] + eccentricity
-        )
-        self._narrow(low=self._depths(self.sees, int(out.argmax()))[self.centres])
+    Args:
+        sees: scipy csr array, entry (i, j) when i sees j.
+        centres: tokens that reach every token.
+        largest: whether the largest eccentricity is wanted too.
+    """
+    seen = sees.T.tocsr()
+    low, high = np.zeros(len(centres)), np.full(len(centres), float(sees.shape[0] - 1))
+    nothing = np.empty(0, dtype=np.int64)
+    spent, turn = 0, 0
+    # the first search starts at the token that is seen by most
+    place = int(np.diff(seen.indptr)[centres].argmax())
+    while True:
+        open_small = np.flatnonzero((low < high.min()) & (low < high))
+        open_large = np.flatnonzero((high > low.max()) & (low < high)) if largest else nothing
+        if turn:
+            # for the radius and the diameter in turn: the token with the most promising bounds
+            if len(open_small) and (turn % 2 == 0 or not len(open_large)):
+                place = int(open_small[np.lexsort((high[open_small], low[open_small]))[0]])
+            elif len(open_large):
+                place = int(open_large[np.lexsort((-low[open_large], -high[open_large]))[0]])
+            else:
+                return low, high, spent
+        if spent + 3 * sees.nnz > EDGES_BUDGET:
+            break
+        token = int(centres[place])
+        out = depths(seen, token)
+        farthest = float(out.max())
+        low[place] = high[place] = farthest
+        low = np.maximum(low, farthest - out[centres])
+        high = np.minimum(high, depths(sees, token)[centres] + farthest)
+        low = np.maximum(low, depths(sees, int(out.argmax()))[centres])
+        spent, turn = spent + 3 * sees.nnz, turn + 1
+    places = np.union1d(open_small, open_large)
+    # the number of layers is not known: the lower bound of the widest token, plus one
+    if sees.nnz * len(places) * (int(low[places].max()) + 1) <= PAIRS_BUDGET:
+        low[places] = high[places] = reach_of_many(sees, centres[places])
+    return low, high, spent
 
-    def _narrow(self, low: Floats, high: Floats | None = None) -> None:
-        self.low = np.maximum(self.low, low)
-        if high is not None:
-            self.high = np.minimum(self.high, high)
 
-    def _next(self, turn: int) -> int | None:
-        """The token with the widest bounds, for the radius and the diameter in turn; None if both are known."""
-        small, large = self._open_for_radius(), self._open_for_diameter()
-        if len(small) and (turn % 2 == 0 or not len(large)):
-            return int(small[np.lexsort((self.high[small], self.low[small]))[0]])
-        return int(large[np.lexsort((-self.low[large], -self.high[large]))[0]]) if len(large) else None
+def reach_of_many(sees: Any, sources: Ints) -> Floats:
+    """For each source the layers after which it has reached every token; inf if it never does. **Exact**.
 
-    def _open_for_radius(self) -> Ints:
-        return np.flatnonzero((self.low < self.high.min()) & (self.low < self.high))
+    Args:
+        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
+        sources: tokens to start from.
 
-    def _open_for_diameter(self) -> Ints:
-        return np.flatnonzero((self.high > self.low.max()) & (self.low < self.high)) if self.both else np.empty(0, int)
-
-    def _all_at_once(self) -> None:
-        places = np.union1d(self._open_for_radius(), self._open_for_diameter())
-        if not len(places):
-            return
-        layers = int(self.high[places].max())
-        # the number of layers is not known: use the lower bound of the widest token, plus one
-        expected = int(self.low[places].max()) + 1
-        if self.sees.nnz * ((len(places) + 63) // 64) * expected > WORDS_BUDGET:
-            return
-        reach = reach_of_many(self.sees, self.centres[places], layers)
-        self.low[places] = self.high[places] = reach
-
-    def _depths(self, edges: Any, token: int) -> Floats:
-        self.spent += int(edges.nnz)
-        return depths(edges, token)
-
-    def bracket(self, lower: float, upper: float) -> Bracket:
-        if lower == upper:
-            return Bracket.exactly(lower)
-        return Bracket(lower, upper, f"between bounds: {self.spent:,} edges searched, more would take too long")
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> line = csr_array(np.eye(4) + np.eye(4, k=1) + np.eye(4, k=-1))
+        >>> reach_of_many(line, np.arange(4)).tolist()
+        [3.0, 2.0, 2.0, 3.0]
+    """
+    pattern = sees.astype(bool).astype(np.float32)
+    reach = np.full(len(sources), np.inf)
+    for first in range(0, len(sources), SOURCES_AT_ONCE):
+        part = sources[first : first + SOURCES_AT_ONCE]
+        held = np.zeros((sees.shape[0], len(part)), dtype=np.bool_)
+        held[part, np.arange(len(part))] = True
+        layer = 0
+        while True:
+            done = held.all(axis=0)
+            reach[first : first + len(part)][done & np.isinf(reach[first : first + len(part)])] = layer
+            wider = held | (pattern @ held.astype(np.float32) > 0)
+            if done.all() or np.array_equal(wider, held):
+                break
+            held, layer = wider, layer + 1
+    return reach
 
 
 def depths(edges: Any, source: int) -> Floats:

@@ -12,7 +12,7 @@ eigenvalues next to 1 are found through :math:`I - S`, factored, so that a gap o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from rankscope.ext.theory.graphs.bracket import Bracket
 from rankscope.ext.theory.graphs.connectivity import Connectivity
-from rankscope.ext.theory.graphs.intervals import Intervals, component_of
 
 DENSE_TOKENS = 512
+"""Number of tokens up to which a part is handled as a dense matrix."""
 FACTOR_COST = 1 << 31
 """Largest tokens x bandwidth^2 for which a banded matrix is factored."""
 SHIFT = 1e-12
@@ -39,42 +39,83 @@ MOST_EXACT = 1024
 PRIMES = (2**31 - 1, 2**31 - 19)
 ISOLATED = 0.01
 """Largest residual of a mode, relative to the gap, for which its vector and its constant are trusted."""
+TRIANGULAR = "exact: read from the diagonal"
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """The slowest mode of a part.
+@dataclass(frozen=True, eq=False)
+class SecondEigenvalue:
+    r"""Modulus of the second eigenvalue of :math:`P_0`, or of the slowest mode of one part of it.
 
     Attributes:
-        modulus: of its eigenvalue.
-        gap: distance of the modulus to 1, found without subtraction if that would cost digits.
-        status: how they were found.
-        log_constant: log constant of the mode for random tokens; nan if it was not found.
-        error: how much rounding may have changed the modulus; 0 if that is below one part in 1e6.
+        modulus: :math:`|\lambda_2|`.
+        gap: :math:`1 - |\lambda_2|`, found without that subtraction if it is small; nan if only bounds are known.
+        log_constant: log of c where late in depth random tokens have relative residual :math:`c|\lambda_2|^t`; nan
+            where it was not found.
     """
 
-    modulus: float
+    modulus: Bracket
     gap: float
-    status: str
     log_constant: float = math.nan
-    error: float = 0.0
 
 
-def dense_limit() -> int:
-    """Number of tokens up to which a component is handled as a dense matrix."""
-    return DENSE_TOKENS
+def _known(modulus: float, status: str, gap: float | None = None, log_constant: float = math.nan) -> SecondEigenvalue:
+    return SecondEigenvalue(Bracket.exactly(modulus, status), 1 - modulus if gap is None else gap, log_constant)
 
 
-def open_part(P: Any) -> Mode:
+def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
+    r""":math:`|\lambda_2|` of attention that is uniform over what each token sees.
+
+    **Exact** (to rounding) for parts of a few hundred tokens, tokens alone, and masks of symmetric pattern; otherwise
+    an **Estimate** whose status gives its residual. 1 for a part in which all cycles have a common divisor, and 0 for a
+    mask that averages exactly after some layers, are found in integer arithmetic. If eigenvalues nearly meet, rounding
+    destroys their digits, and only an interval is given.
+
+    Args:
+        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
+        how: its connectivity.
+
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> from rankscope.ext.theory.graphs.connectivity import connectivity
+        >>> causal = csr_array(np.tril(np.ones((9, 9))))
+        >>> second_eigenvalue(causal, connectivity(causal)).modulus
+        Bracket(lower=0.5, upper=0.5, status='exact: read from the diagonal')
+    """
+    if len(how.closed) > 1:
+        return _known(1.0, f"exact: {len(how.closed)} parts see nothing outside themselves")
+    P = uniform_over(sees)
+    sizes = np.bincount(how.labels)
+    modes = []
+    for part in np.flatnonzero(sizes > 1):
+        tokens = np.flatnonzero(how.labels == part)
+        block = P[tokens][:, tokens].tocsr()
+        modes.append(closed_part(block) if part == how.closed[0] else open_part(block))
+    # tokens alone in their part give their own share, except in the closed part, where that is the eigenvalue 1
+    alone = (sizes[how.labels] == 1) & (how.labels != how.closed[0])
+    modes.append(_known(float(P.diagonal()[alone].max()) if alone.any() else 0.0, TRIANGULAR))
+    return slowest(modes)
+
+
+def slowest(modes: Sequence[SecondEigenvalue]) -> SecondEigenvalue:
+    """The mode of largest modulus; only an interval if that of another is unknown and may be larger."""
+    top = max(modes, key=lambda mode: mode.modulus.lower)
+    widest = max(modes, key=lambda mode: mode.modulus.upper)
+    if widest.modulus.upper <= top.modulus.upper:
+        return top
+    return SecondEigenvalue(Bracket(top.modulus.lower, widest.modulus.upper, widest.modulus.status), math.nan)
+
+
+def uniform_over(sees: Any) -> Any:
+    """Attention that is uniform over what each token sees: a scipy csr array whose rows sum to one."""
+    return sees.astype(np.float64).multiply(1.0 / np.diff(sees.indptr)[:, None]).tocsr()
+
+
+def open_part(P: Any) -> SecondEigenvalue:
     """Largest eigenvalue of a component that also sees tokens outside: below 1, real and simple (Perron)."""
     if P.shape[0] <= DENSE_TOKENS:
         return _conditioned(P.toarray())
-    return _perron(P)
-
-
-def _perron(P: Any) -> Mode:
-    """Powers of a nonnegative matrix on a positive vector: its largest eigenvalue lies between the extreme ratios."""
+    # Powers of a nonnegative matrix on a positive vector: its largest eigenvalue lies between the extreme ratios.
     v = np.ones(P.shape[0])
     for _ in range(POWERS):
         moved = P @ v + v  # adding the identity makes the largest eigenvalue the only one of its modulus
@@ -83,35 +124,28 @@ def _perron(P: Any) -> Mode:
         if high - low <= 1e-12 * high:
             break
         v = moved / np.linalg.norm(moved)
-    return Mode(high, 1 - high, f"iterated, at least {low:.9g} and at most {high:.9g}")
+    return _known(high, f"iterated, at least {low:.9g} and at most {high:.9g}")
 
 
-def closed_part(P: Any) -> Mode:
+def closed_part(P: Any) -> SecondEigenvalue:
     """Second eigenvalue of a component that sees only itself."""
     tokens = P.shape[0]
     rounds = period(P)
     if rounds > 1:
-        return Mode(1.0, 0.0, f"exact: every cycle is a multiple of {rounds} long")
+        return _known(1.0, f"exact: every cycle is a multiple of {rounds} long")
     pattern = P.astype(bool)
     degrees = np.diff(P.indptr).astype(np.float64)
     uniform = bool(np.allclose(P.data, np.repeat(1 / degrees, np.diff(P.indptr)), rtol=1e-12, atol=0))
-    reversible = uniform and (pattern != pattern.T).nnz == 0
-    if tokens <= DENSE_TOKENS and reversible:
-        return _dense(P.toarray(), degrees)
-    if not reversible:
-        mode = _conditioned(P.toarray() - P.toarray().mean(axis=0)) if tokens <= DENSE_TOKENS else None
-        if mode is not None and not mode.error:
-            return mode
-        # a matrix that averages exactly after some layers has only eigenvalues 0, whose digits rounding destroys
-        layers = equal_after(P, min(tokens, MOST_EXACT)) if uniform else None
-        if layers is not None:
-            return Mode(0.0, 1.0, f"exact: equal rows after {layers} layers")
-        return mode if mode is not None else _restarted(lambda v: _centred(P @ _centred(v)), tokens)
-    rows, columns = P.nonzero()
-    bandwidth = int(np.abs(rows.astype(np.int64) - columns).max())
-    if tokens * bandwidth**2 <= FACTOR_COST:
-        return _factored(P, degrees)
-    return reversible_operator(lambda v: P @ v, degrees)
+    if uniform and (pattern != pattern.T).nnz == 0:
+        return _reversible(P, degrees)
+    mode = _conditioned(P.toarray() - P.toarray().mean(axis=0)) if tokens <= DENSE_TOKENS else None
+    if mode is not None and mode.modulus.is_known:
+        return mode
+    # a matrix that averages exactly after some layers has only eigenvalues 0, whose digits rounding destroys
+    layers = equal_after(P, min(tokens, MOST_EXACT)) if uniform else None
+    if layers is not None:
+        return _known(0.0, f"exact: equal rows after {layers} layers")
+    return mode if mode is not None else _iterated(P)
 
 
 def period(P: Any) -> int:
@@ -167,7 +201,7 @@ def equal_after(sees: Any, most: int) -> int | None:
     return longest
 
 
-def _conditioned(A: Floats) -> Mode:
+def _conditioned(A: Floats) -> SecondEigenvalue:
     """Largest modulus of an eigenvalue, and how much rounding may have changed it.
 
     A backward error of LAPACK's size moves an eigenvalue by that over the cosine between its left and right vectors.
@@ -189,94 +223,103 @@ def _conditioned(A: Floats) -> Mode:
     low, high = float(np.maximum(moduli - errors, 0.0).max()), float(np.minimum(moduli + errors, 1.0).max())
     top = float(moduli.max())
     if high - low <= WELL_KNOWN * top:
-        return Mode(top, 1 - top, "exact: dense" if high - low <= EXACT * top else f"dense, within {high - low:.0e}")
-    half = (high - low) / 2
+        return _known(top, "exact: dense" if high - low <= EXACT * top else f"dense, within {high - low:.0e}")
     status = f"dense, eigenvalues that nearly meet: at least {low:.6g} and at most {high:.6g}"
-    return Mode((low + high) / 2, 1 - (low + high) / 2, status, error=half)
+    return SecondEigenvalue(Bracket(low, high, status), math.nan)
 
 
-def _dense(P: Floats, degrees: Floats) -> Mode:
-    root = np.sqrt(degrees)
-    fixed = root / np.linalg.norm(root)
-    symmetric = root[:, None] * P / root
-    values, vectors = np.linalg.eigh((symmetric + symmetric.T) / 2 - np.outer(fixed, fixed))
-    top = int(np.abs(values).argmax())
-    modulus = float(abs(values[top]))
-    # indistinguishable from rounding means zero: all rows are equal
-    modulus = 0.0 if modulus <= 8 * np.finfo(float).eps else modulus
-    constant = _log_constant(vectors[:, top], root) if modulus > 0 else math.nan
-    return Mode(modulus, 1 - modulus, "exact: dense symmetric", constant)
+def _reversible(P: Any, degrees: Floats) -> SecondEigenvalue:
+    r"""Second eigenvalue of a part of symmetric pattern, through :math:`S = D^{1/2}PD^{-1/2}`.
 
-
-def _factored(P: Any, degrees: Floats) -> Mode:
-    """The eigenvalues of I - S next to 0, by shift and invert."""
-    from scipy.sparse import csc_array, dia_array
-    from scipy.sparse.linalg import LinearOperator, eigsh, splu
+    Dense if it is small, by shift and invert next to 0 of :math:`I - S` if that is a narrow band, else by Lanczos
+    iteration.
+    """
+    from scipy.sparse import csc_array, diags_array
+    from scipy.sparse.linalg import eigsh, splu
 
     tokens, root = P.shape[0], np.sqrt(degrees)
+    fixed = root / np.linalg.norm(root)
+    if tokens <= DENSE_TOKENS:
+        S = root[:, None] * P.toarray() / root
+        values, vectors = np.linalg.eigh((S + S.T) / 2 - np.outer(fixed, fixed))
+        top = int(np.abs(values).argmax())
+        modulus = float(abs(values[top]))
+        # indistinguishable from rounding means zero: all rows are equal
+        modulus = 0.0 if modulus <= 8 * np.finfo(float).eps else modulus
+        constant = _log_constant(vectors[:, top], root) if modulus > 0 else math.nan
+        return _known(modulus, "exact: dense symmetric", log_constant=constant)
+    rows, columns = P.nonzero()
+    bandwidth = int(np.abs(rows.astype(np.int64) - columns).max())
+    if tokens * bandwidth**2 <= FACTOR_COST:
+        S = csc_array(diags_array(root) @ P @ diags_array(1 / root))
+        laplacian = csc_array(diags_array(np.ones(tokens)) - (S + S.T) / 2)
+        solver = splu(
+            csc_array(laplacian + diags_array(np.full(tokens, SHIFT))),
+            permc_spec="MMD_AT_PLUS_A",
+            options={"SymmetricMode": True},
+        )
+        inverse = _operator(lambda v: _without(solver.solve(_without(v, fixed)), fixed), tokens)
+        values, vectors = eigsh(inverse, k=2, which="LM", v0=_start(fixed), tol=1e-10)
+        vector = vectors[:, int(values.argmax())]
+        gap = float(vector @ (laplacian @ vector))
+        # no eigenvalue near -1 is larger in modulus: none lies below -1 + 2 (least share a token gives itself)
+        if 1 - 2 * float(P.diagonal().min()) < 1 - gap:
+            return _known(1 - gap, "exact: factored", gap, _log_constant(vector, root))
+    return _iterated(P, degrees)
 
-    def diagonal(entries: Floats) -> Any:
-        return csc_array(dia_array((entries[None], [0]), shape=(tokens, tokens)))
 
-    S = diagonal(root) @ P @ diagonal(1 / root)
-    laplacian = (diagonal(np.ones(tokens)) - (S + S.T) / 2).tocsc()
-    shifted = (laplacian + diagonal(np.full(tokens, SHIFT))).tocsc()
-    solver = splu(shifted, permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
-    inverse = LinearOperator(
-        (tokens, tokens), matvec=lambda v: _without(solver.solve(_without(v, root)), root), dtype=np.float64
-    )
-    start = np.random.default_rng(0).standard_normal(tokens)
-    values, vectors = eigsh(inverse, k=2, which="LM", v0=_without(start, root), tol=1e-10)
-    top = int(values.argmax())
-    vector = vectors[:, top]
-    gap = float(vector @ (laplacian @ vector))
-    return _checked_below(Mode(1 - gap, gap, "exact: factored", _log_constant(vector, root)), P)
+def _iterated(P: Any, degrees: Floats | None = None) -> SecondEigenvalue:
+    """The second eigenvalue by Lanczos iteration of a reversible part, or by Arnoldi iteration of any other.
 
+    In directed random graphs many eigenvalues lie close together at the edge of a disc, and none converges far: the
+    tolerance is loosened until one does, and the value is then an estimate, given with its backward error.
 
-def reversible_operator(apply: Callable[[Floats], Floats], degrees: Floats, restarts: int = 20) -> Mode:
-    """The same for a matrix that is only applied: Lanczos iteration, stopped at a residual of 1e-7."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+    Args:
+        P: the part.
+        degrees: numbers of neighbours of a reversible part; None for any other.
+    """
+    from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
 
-    tokens, root = len(degrees), np.sqrt(degrees)
+    tokens = P.shape[0]
+    root = np.ones(tokens) if degrees is None else np.sqrt(degrees)
+    fixed = root / np.linalg.norm(root)
 
     def moved(v: Floats) -> Floats:
-        return _without(root * apply(_without(np.ravel(v), root) / root), root)
+        return _without(root * (P @ (_without(np.ravel(v), fixed) / root)), fixed)
 
-    operator = LinearOperator((tokens, tokens), matvec=moved, dtype=np.float64)
-    start = _without(np.random.default_rng(0).standard_normal(tokens), root)
+    operator, start = _operator(moved, tokens), _start(fixed)
     if np.linalg.norm(moved(start)) <= 8 * np.finfo(float).eps * np.linalg.norm(start):
-        return Mode(0.0, 1.0, "exact: equal rows")
-    try:
-        values, vectors = eigsh(operator, k=1, which="LM", v0=start, ncv=min(60, tokens), tol=1e-7, maxiter=restarts)
-    except ArpackNoConvergence:
-        return _restarted(moved, tokens)
-    vector = vectors[:, 0]
-    value = float(abs(values[0]))
-    miss = float(np.linalg.norm(moved(vector) - values[0] * vector))
-    constant = _log_constant(vector, root) if miss <= ISOLATED * (1 - value) else math.nan
-    return Mode(value, 1 - value, f"iterated, an eigenvalue within {miss:.0e}", constant)
+        return _known(0.0, "exact: equal rows")
+    solve, tight = (eigs, 1e-6) if degrees is None else (eigsh, 1e-7)
+    for tolerance in (tight, 1e-3, 1e-1, 1.0):
+        try:
+            values, vectors = solve(operator, 1, v0=start, ncv=min(60, tokens), tol=tolerance, maxiter=20)
+            break
+        except ArpackNoConvergence:
+            continue
+    else:
+        return SecondEigenvalue(Bracket(0.0, 1.0, "unknown: the iteration found no eigenvalue"), math.nan)
+    modulus, vector = float(abs(values[0])), vectors[:, 0]
+    miss = float(np.linalg.norm(moved(vector.real) + 1j * moved(vector.imag) - values[0] * vector))
+    if degrees is None or tolerance > tight:
+        return _known(modulus, f"estimate: iterated, relative backward error {miss / modulus:.0e}")
+    constant = _log_constant(vector, root) if miss <= ISOLATED * (1 - modulus) else math.nan
+    return _known(modulus, f"iterated, an eigenvalue within {miss:.0e}", log_constant=constant)
 
 
-def _restarted(apply: Callable[[Floats], Floats], tokens: int) -> Mode:
-    """Arnoldi iteration that keeps its best vector; returns an estimate, however close the eigenvalues are."""
-    import torch
+def _operator(apply: Callable[[Floats], Floats], tokens: int) -> Any:
+    from scipy.sparse.linalg import LinearOperator
 
-    from rankscope.ext.theory.stability import stability_factor
-
-    def one_column(R: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(apply(R[:, 0].numpy())).unsqueeze(1)
-
-    factor = stability_factor(one_column, tokens, 1, krylov=50, restarts=8, tolerance=1e-6)
-    status = f"estimate: iterated, relative backward error {factor.backward_error:.0e}"
-    return Mode(factor.factor, 1 - factor.factor, status)
+    return LinearOperator((tokens, tokens), matvec=apply, dtype=np.float64)
 
 
-def _checked_below(mode: Mode, P: Any) -> Mode:
-    """Whether no eigenvalue near -1 is larger in modulus: none lies below -1 + 2 (least share a token gives itself)."""
-    if 1 - 2 * float(P.diagonal().min()) < mode.modulus:
-        return mode
-    degrees = np.diff(P.indptr).astype(np.float64)
-    return reversible_operator(lambda v: P @ v, degrees)
+def _start(fixed: Floats) -> Floats:
+    """A random vector without the part along the eigenvector that is known."""
+    return _without(np.random.default_rng(0).standard_normal(len(fixed)), fixed)
+
+
+def _without(v: Floats, unit: Floats) -> Floats:
+    return v - unit * float(unit @ v)
 
 
 def _log_constant(s: Floats, root: Floats) -> float:
@@ -289,126 +332,3 @@ def _log_constant(s: Floats, root: Floats) -> float:
     pi = root**2 / (root**2).sum()
     mode = np.linalg.norm(unit / root - (unit / root).mean()) * np.linalg.norm(unit * root)
     return float(math.log(mode) - 0.5 * math.log(len(s)) - math.log(np.linalg.norm(pi)))
-
-
-def _without(v: Floats, root: Floats) -> Floats:
-    return v - root * (float(root @ v) / float(root @ root))
-
-
-def _centred(v: Floats) -> Floats:
-    centred: Floats = v - v.mean()
-    return centred
-
-
-TRIANGULAR = "exact: read from the diagonal"
-
-
-@dataclass(frozen=True, eq=False)
-class SecondEigenvalue:
-    r"""Modulus of the second eigenvalue of :math:`P_0` and, if the slowest mode is known, its constant.
-
-    Attributes:
-        modulus: :math:`|\lambda_2|`.
-        gap: :math:`1 - |\lambda_2|`, found without that subtraction if it is small.
-        log_constant: log of c where late in depth random tokens have relative residual :math:`c|\lambda_2|^t`; nan
-            where it was not found.
-    """
-
-    modulus: Bracket
-    gap: float
-    log_constant: float = float("nan")
-
-
-def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
-    r""":math:`|\lambda_2|` of attention that is uniform over what each token sees.
-
-    **Exact** (to rounding) for parts of a few hundred tokens, tokens alone, and masks of symmetric pattern; otherwise
-    an **Estimate** whose status gives its residual. 1 for a part in which all cycles have a common divisor, and 0 for a
-    mask that averages exactly after some layers, are found in integer arithmetic. If eigenvalues nearly meet, rounding
-    destroys their digits, and only an interval is given.
-
-    Args:
-        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
-        how: its connectivity.
-
-    Example:
-        >>> from scipy.sparse import csr_array
-        >>> from rankscope.ext.theory.graphs.connectivity import connectivity
-        >>> causal = csr_array(np.tril(np.ones((9, 9))))
-        >>> second_eigenvalue(causal, connectivity(causal)).modulus
-        Bracket(lower=0.5, upper=0.5, status='exact: read from the diagonal')
-    """
-    if len(how.closed) > 1:
-        return _of(Mode(1.0, 0.0, f"exact: {len(how.closed)} parts see nothing outside themselves"))
-    P = sees.astype(np.float64)
-    P = P.multiply(1.0 / np.diff(sees.indptr)[:, None]).tocsr()
-    sizes = np.bincount(how.labels)
-    modes = []
-    for part in np.flatnonzero(sizes > 1):
-        tokens = np.flatnonzero(how.labels == part)
-        block = P[tokens][:, tokens].tocsr()
-        modes.append(closed_part(block) if part == how.closed[0] else open_part(block))
-    return _slowest([*modes, _alone(P, how, sizes)])
-
-
-def _slowest(modes: list[Mode]) -> SecondEigenvalue:
-    """The largest modulus; only an interval if that of another mode is unknown and may be larger."""
-    top = max(modes, key=lambda mode: mode.modulus - mode.error)
-    high = max(mode.modulus + mode.error for mode in modes)
-    unsure = next((mode for mode in modes if mode.modulus + mode.error == high), top)
-    if high <= top.modulus + top.error:
-        return _of(top)
-    return _of(Mode(top.modulus, top.gap, unsure.status, error=0.0), most=high)
-
-
-def second_eigenvalue_of_intervals(graph: Intervals, *, listed: bool = False) -> SecondEigenvalue | None:
-    r"""The same for masks with too many pairs to list; None if the pairs are needed after all.
-
-    Args:
-        graph: the intervals.
-        listed: whether the pairs can be listed; the iteration without a list is used only if they cannot.
-
-    Example:
-        >>> own = np.arange(10**6)
-        >>> second_eigenvalue_of_intervals(Intervals(0 * own, own + 1)).gap
-        0.5
-    """
-    lengths = graph.lengths
-    if graph.is_triangular:
-        second = float(1 / lengths[1:].min()) if graph.tokens > 1 else 0.0
-        return _of(Mode(second, 1 - second, TRIANGULAR))
-    if graph.is_complete:
-        return _of(Mode(0.0, 1.0, "exact: equal rows"))
-    labels = component_of(graph)
-    sizes = np.bincount(labels)
-    first = int(sizes[0])
-    if (sizes[1:] == 1).all() and (graph.start[:first] == 0).all() and (graph.stop[:first] == first).all():
-        rest = lengths[first:]
-        second = float(1 / rest.min()) if len(rest) else 0.0
-        return _of(Mode(second, 1 - second, "exact: a complete part and tokens alone"))
-    if listed or len(sizes) > 1 or not _is_symmetric(graph) or graph.tokens <= dense_limit():
-        return None
-    return _of(reversible_operator(graph.mean_over_seen, lengths.astype(np.float64), restarts=60))
-
-
-def _is_symmetric(graph: Intervals) -> bool:
-    """Whether i sees j exactly when j sees i: the last that sees i is the last that i sees, and so for the first."""
-    own = np.arange(graph.tokens)
-    last = np.searchsorted(graph.start, own, side="right")
-    first = np.searchsorted(graph.stop, own, side="right")
-    return bool((last == graph.stop).all() and (first == graph.start).all())
-
-
-def _alone(P: Any, how: Connectivity, sizes: NDArray[np.int64]) -> Mode:
-    """The largest share that a token alone in its component, which is not the closed one, gives to itself."""
-    alone = (sizes[how.labels] == 1) & (how.labels != how.closed[0])
-    share = float(P.diagonal()[alone].max()) if alone.any() else 0.0
-    return Mode(share, 1 - share, TRIANGULAR)
-
-
-def _of(mode: Mode, most: float = 0.0) -> SecondEigenvalue:
-    """``most`` is an upper bound on the modulus of the other modes."""
-    low, high = mode.modulus - mode.error, max(mode.modulus + mode.error, most)
-    if low == high:
-        return SecondEigenvalue(Bracket.exactly(mode.modulus, mode.status), mode.gap, mode.log_constant)
-    return SecondEigenvalue(Bracket(low, high, mode.status), float("nan"))

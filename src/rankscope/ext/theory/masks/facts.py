@@ -40,7 +40,6 @@ class MaskGraph:
         log10_decay: log10 of their relative residual, from layer 0 on, as far as it was simulated.
         ranges: for each number that is not known, its bounds ``(lower, upper)``; None for an unknown bound.
         statuses: how each number was computed.
-        notes: further remarks for the reader.
         equal_after: layers after which all tokens are exactly equal; None if that never happens, or if it was not
             checked.
     """
@@ -63,11 +62,10 @@ class MaskGraph:
     log10_decay: tuple[float, ...]
     ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     statuses: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
     equal_after: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ranges", "statuses", "notes", "first_centres", "log10_decay"):
+        for name in ("ranges", "statuses", "first_centres", "log10_decay"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +90,6 @@ class MaskGraph:
             "ranges": thaw(self.ranges),
             "statuses": thaw(self.statuses),
             "log10_decay": thaw(self.log10_decay),
-            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:

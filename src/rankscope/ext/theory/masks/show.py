@@ -37,8 +37,7 @@ def document(graphs: Sequence[MaskGraph]) -> Document:
         for name, status in graph.statuses.items()
         if name in graph.ranges or not status.startswith(SURE)
     ]
-    notes = tuple(f"{graph.mask}: {note}" for graph in graphs for note in graph.notes)
-    return Document("", parts=(table, "\n".join([*sentences, *unsure])), notes=notes)
+    return Document("", parts=(table, "\n".join([*sentences, *unsure])))
 
 
 def _row(graph: MaskGraph) -> list[str]:

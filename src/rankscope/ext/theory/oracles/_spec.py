@@ -76,16 +76,6 @@ def share_of(part: float, whole: float) -> float:
     return part / whole if whole != 0 else math.nan
 
 
-def squared_residual(cosine: float, tokens: int) -> float:
-    r"""Squared relative residual of tokens of equal length: :math:`(1-\rho)(n-1)/n`. **Exact**.
-
-    Example:
-        >>> squared_residual(0.5, 2)
-        0.25
-    """
-    return (1 - cosine) * (tokens - 1) / tokens
-
-
 def is_complete(design: Design, tokens: int) -> tuple[bool, Any]:
     """Whether every token sees every token."""
     return design.is_complete, design.mask
@@ -96,17 +86,5 @@ def is_position_free(design: Design, tokens: int) -> tuple[bool, Any]:
     return design.is_position_free, design.positions
 
 
-def has_flat_scores(design: Design, tokens: int) -> tuple[bool, Any]:
-    """Whether scores are so small that attention is uniform: standard deviation at most 0.1."""
-    return design.score_std <= 0.1, design.score_std
-
-
-def has_bare_branches(design: Design, tokens: int) -> tuple[bool, Any]:
-    """Whether branches are added as they are, without a norm of their own."""
-    return not design.branch_norm, bool(design.branch_norm)
-
-
 COMPLETE = Assumption("every token sees every token", is_complete)
 POSITION_FREE = Assumption("scores depend on tokens alone", is_position_free)
-FLAT = Assumption("attention is uniform: score standard deviation at most 0.1", has_flat_scores)
-BARE_BRANCHES = Assumption("no norm on what branches add", has_bare_branches)

@@ -5,7 +5,7 @@ measure. Its participation :math:`Y = \mathbb{E}\sum_jp_j^2` tends to 0 for :mat
 where attention is an average over many keys, and to :math:`1 - \sigma_c/\sigma` above, where a few keys have all the
 weight. So a fixed :math:`\sigma` freezes up to :math:`n = e^{\sigma^2/2}` keys and averages beyond: scores have to grow
 like :math:`\sqrt{\log n}` to stay at the same distance. For scaled cosines of *equiangular* tokens, where the query's
-own key stands out, they have to grow like :math:`\log n` instead (``chen_2026_context_length``).
+own key stands out, they have to grow like :math:`\log n` instead.
 
 For a finite n, with :math:`Z = \sum_je^{\sigma x_j}` and :math:`Z^{-2} = \int_0^\infty te^{-tZ}dt`,
 

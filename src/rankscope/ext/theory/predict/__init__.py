@@ -110,12 +110,6 @@ PREDICT = verb(
                 help="Set any other part of the design; repeatable.",
             ),
             Option(
-                name="map",
-                several="pair",
-                metavar="A B",
-                help="Compute a map over two parameters, e.g. --map skip_gain depth=1:64:16.",
-            ),
-            Option(
                 name="remedies",
                 several="names",
                 in_python=False,

@@ -18,17 +18,14 @@ from rankscope.ext.theory.oracles._spec import consulted
 from rankscope.ext.theory.predict import DESIGN, PREDICT
 from rankscope.ext.theory.predict.judge import with_state
 from rankscope.ext.theory.predict.sampled_design import (
-    SAMPLED_TOKENS,
     Estimate,
     Followed,
     affordable_tokens,
     agreement_of,
-    axis_of,
     crossing,
     estimate,
     follow_seeds,
     late_factor,
-    phase_map,
     visible_in,
 )
 from rankscope.ext.theory.prediction import (
@@ -70,7 +67,6 @@ def predict(
     seeds: int = 3,
     tokens: int | None = None,
     most_blocks: int | None = None,
-    map: tuple[str, str] | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Run:
@@ -89,15 +85,14 @@ def predict(
             include the extrapolation error.
         most_blocks: number of blocks after which to stop if tokens do not agree within the design's depth; by default
             twice the depth and, unless pre-norm keeps them apart, at least 256.
-        map: two parameters, e.g. ``("skip_gain", "depth=1:64:16")``, over which to map the relative residual.
         seed: of the first initialisation.
         progress: show a progress bar.
 
     Returns:
         Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed),
         ``extrapolated`` if fewer tokens than the context has were sampled, and the oracles. ``extra`` holds ``design``,
-        ``class``, ``agreement``, ``final`` (mean, spread and 95% interval after the last block), ``sampling``,
-        ``oracles`` and ``map``.
+        ``class``, ``agreement``, ``final`` (mean, spread and 95% interval after the last block), ``sampling`` and
+        ``oracles``.
 
     Raises:
         InputError: an impossible design, or one whose stream overflows or vanishes within its depth.
@@ -131,11 +126,6 @@ def predict(
     kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
     curve = [_estimate_at(place, runs, fewer, doublings) for place in range(chosen.depth + 1)]
     final = curve[-1]
-    mapped = None if map is None else _map(chosen, map, sampled_tokens, progress)
-    if mapped is not None and chosen.tokens > SAMPLED_TOKENS and any(SAMPLED in row for row in mapped["engine"]):
-        notes += (
-            f"Sampled cells of the map are of {SAMPLED_TOKENS} tokens, not of the {chosen.tokens} of the context.",
-        )
     extra = {
         "design": {"name": name, **chosen.to_json()},
         "class": {"name": kind, "factor": factor, "reason": reason},
@@ -143,7 +133,6 @@ def predict(
         "final": _facts(final),
         "sampling": {"tokens": sampled_tokens, "context": chosen.tokens, "is_extrapolated": fewer is not None},
         "oracles": [_with_agreement(answer) for answer in answers],
-        "map": mapped,
     }
     run = Run(
         kind="predict",
@@ -223,11 +212,6 @@ def _with_agreement(answer: OracleAnswer) -> dict[str, Any]:
         depth = crossing(np.array(answer.log10_relative), math.log10(AGREEMENT))
         facts["agreement_depth"] = depth if math.isfinite(depth) else None
     return facts
-
-
-def _map(design: Design, names: tuple[str, str], tokens: int, progress: bool) -> dict[str, Any]:
-    first, second = (axis_of(name, design) for name in names)
-    return phase_map(design, first, second, tokens, progress=progress)
 
 
 def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed] | None, doublings: float) -> Estimate:
@@ -310,7 +294,6 @@ def predict_remedies(
     seeds: int = 3,
     tokens: int | None = None,
     most_blocks: int | None = None,
-    map: tuple[str, str] | None = None,
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -323,7 +306,6 @@ def predict_remedies(
         seeds: number of initialisations to sample for each.
         tokens: context length.
         most_blocks: number of blocks after which to stop if tokens do not agree.
-        map: two parameters over which to map the design without remedies.
         seed: of the first initialisation.
         changes: other values of the design.
         progress: show a progress bar.
@@ -345,7 +327,6 @@ def predict_remedies(
         seeds=seeds,
         tokens=tokens,
         most_blocks=most_blocks,
-        map=map,
         seed=seed,
         progress=progress,
     )

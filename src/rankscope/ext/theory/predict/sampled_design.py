@@ -1,11 +1,10 @@
-"""A design sampled at its full width, and maps over two of its parameters."""
+"""A design sampled at its full width."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +14,10 @@ from tqdm.auto import tqdm
 
 from rankscope.errors import InputError
 from rankscope.exact_arithmetic.tensor import Deviation
-from rankscope.ext.theory.oracles._spec import ORACLES, answer_of
 from rankscope.ext.theory.prediction import AGREEMENT, Agreement
 from rankscope.ext.theory.sampling import Sampler, span_of_rows
 from rankscope.masks import parse_mask
-from rankscope.models.design import CHOICES, COUNTS, Design, narrowed, parameter_names
+from rankscope.models.design import Design
 
 Floats = NDArray[np.float64]
 LOG10 = math.log(10)
@@ -266,140 +264,3 @@ def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:
     factors = 10 ** ((ends[:, 1] - ends[:, 0]) / span)
     error = float(factors.std(ddof=1)) / math.sqrt(len(runs)) if len(runs) > 1 else math.nan
     return float(factors.mean()), error
-
-
-POINTS = 13
-MOST_POINTS = 64
-SAMPLED_WIDTH = 128
-SAMPLED_TOKENS = 32
-DEEPEST = -300.0
-"""log10 of a residual below which the map gives no value, only that it is smaller."""
-RANGES: dict[str, tuple[float, float]] = {
-    "skip_gain": (0.0, 1.5),
-    "attention_skip": (0.0, 1.5),
-    "mlp_skip": (0.0, 1.5),
-    "branch_scale": (0.0, 2.0),
-    "attention_scale": (0.0, 2.0),
-    "mlp_scale": (0.0, 2.0),
-    "initial_cosine": (0.0, 0.9),
-}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One parameter of a map and its values."""
-
-    name: str
-    values: tuple[Any, ...]
-
-
-def axis_of(written: str, design: Design) -> Axis:
-    """An axis from ``name``, ``name=low:high``, ``name=low:high:count`` or ``name=a,b,c``.
-
-    Raises:
-        InputError: no such parameter, or values it cannot take.
-
-    Example:
-        >>> axis_of("skip_gain=0:1:3", Design(depth=4, width=8, heads=2)).values
-        (0.0, 0.5, 1.0)
-    """
-    name, _, asked = written.partition("=")
-    name = name.strip()
-    known = [known for known in parameter_names() if known not in ("embedding_norm", "branch_norm")]
-    if name not in known:
-        raise InputError(f"A map has no axis {name!r}. Expected one of {', '.join(known)}.")
-    if name in CHOICES or name == "mask":
-        words = tuple(word.strip() for word in asked.split(",") if word.strip()) or CHOICES.get(name, ())
-        if not words:
-            raise InputError(f"The axis {name} needs its values, e.g. '{name}=complete,causal'.")
-        return Axis(name, words)
-    return Axis(name, _numbers(name, asked, design))
-
-
-def _numbers(name: str, asked: str, design: Design) -> tuple[Any, ...]:
-    try:
-        if "," in asked:
-            values = [float(word) for word in asked.split(",")]
-        else:
-            parts = [float(word) for word in asked.split(":")] if asked else list(_default_range(name, design))
-            count = int(parts[2]) if len(parts) > 2 else POINTS
-            if len(parts) not in (2, 3) or not 2 <= count <= MOST_POINTS:
-                raise ValueError
-            values = list(np.linspace(parts[0], parts[1], count))
-    except ValueError:
-        raise InputError(
-            f"The axis {name}={asked!r} is not understood. Expected low:high, low:high:count with 2 to {MOST_POINTS} "
-            "values, or a comma-separated list."
-        ) from None
-    if name in COUNTS:
-        return tuple(dict.fromkeys(max(1, round(value)) for value in values))
-    return tuple(float(value) for value in values)
-
-
-def _default_range(name: str, design: Design) -> tuple[float, float]:
-    if name == "depth":
-        return 1, max(32, 2 * design.depth)
-    if name in RANGES:
-        return RANGES[name]
-    fields = {"weight_std": "value_std", "query_key_std": "query_std"}
-    middle = float(getattr(design, fields.get(name, name)))
-    return (middle / 4, middle * 4) if middle else (0.0, 1.0)
-
-
-def phase_map(design: Design, first: Axis, second: Axis, tokens: int, *, progress: bool = False) -> dict[str, Any]:
-    """Log10 of the relative residual after the last block, for every pair of values.
-
-    Computed with the mean-field oracle if its assumptions hold, else from one sampled run of a narrower design on fewer
-    tokens. An axis over depth is free: one curve contains all depths.
-
-    Args:
-        design: the rest of the design.
-        first: horizontal axis.
-        second: vertical axis.
-        tokens: number of tokens for the oracle.
-        progress: show a progress bar.
-    """
-    if first.name == second.name:
-        raise InputError(f"Both axes of the map are {first.name}. Give two parameters.")
-    across, up = (second, first) if first.name == "depth" else (first, second)
-    values, engines = [], []
-    for value in tqdm(across.values, desc="map", unit="column", disable=not progress):
-        cells = [_cell(design, {across.name: value, up.name: other}, tokens) for other in _once(up)]
-        ends = _spread(cells[0], up) if up.name == "depth" else [(curve[-1], engine) for curve, engine in cells]
-        values.append([max(end, DEEPEST) for end, _ in ends])
-        engines.append([engine for _, engine in ends])
-    if across.name != first.name:
-        values, engines = _transposed(values), _transposed(engines)
-    return {
-        "x": {"name": first.name, "values": list(first.values)},
-        "y": {"name": second.name, "values": list(second.values)},
-        "log10_relative_residual": _transposed(values),
-        "engine": _transposed(engines),
-        "deepest": DEEPEST,
-    }
-
-
-def _once(axis: Axis) -> tuple[Any, ...]:
-    return (max(axis.values),) if axis.name == "depth" else axis.values
-
-
-def _spread(cell: tuple[list[float], str], axis: Axis) -> list[tuple[float, str]]:
-    curve, engine = cell
-    return [(curve[min(int(depth), len(curve) - 1)], engine) for depth in axis.values]
-
-
-def _cell(design: Design, values: dict[str, Any], tokens: int) -> tuple[list[float], str]:
-    if values.get("norm_place") == "none" or values.get("norm") == "none":
-        values = {**values, "norm": "none", "norm_place": "none"}
-    changed = design.changed(**values)
-    tokens = min(changed.tokens, tokens) if "tokens" in values else tokens
-    answer = answer_of(ORACLES["mean_field"], changed, tokens, changed.depth)
-    if answer.applies:
-        return list(answer.log10_relative), "mean_field"
-    thin = narrowed(changed, max(SAMPLED_WIDTH, 2 * changed.heads))
-    run = follow(thin, 0, min(tokens, SAMPLED_TOKENS), changed.depth, changed.depth)
-    return [value if math.isfinite(value) else DEEPEST for value in run.log10_relative], "sampled"
-
-
-def _transposed(rows: list[list[Any]]) -> list[list[Any]]:
-    return [list(row) for row in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""How a ``predict`` run is shown: curves over depth, the oracles, and the map of two parameters."""
+"""How a ``predict`` run is shown: curves over depth, and the oracles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from rankscope.views import (
     Column,
     Document,
     Guide,
-    HeatMap,
     Line,
     LineChart,
-    Panel,
     Plot,
     Row,
     Style,
@@ -127,12 +125,9 @@ def _digits(value: float) -> str:
 
 
 def plot(run: Run) -> Plot:
-    """Left, log10 of the relative residual by block, a line for each seed; right, the map if there is one."""
-    mapped = run.extra["map"]
+    """Log10 of the relative residual by block: a line for each seed and each oracle."""
     title = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
-    panels: tuple[Panel, ...] = (_chart(run), _map(mapped)) if mapped else (_chart(run),)
-    size = (5.2, 3.9) if mapped else (6.4, 3.9)
-    return Plot(title, run.verdict, panels, columns=len(panels), panel_size=size)
+    return Plot(title, run.verdict, (_chart(run),), columns=1, panel_size=(6.4, 3.9))
 
 
 def _chart(run: Run) -> LineChart:
@@ -165,24 +160,3 @@ def _furthest(sampled: Floats, depth: int) -> float:
     seen = np.flatnonzero((sampled > DEEPEST_SHOWN).any(axis=0))
     end = min(max(int(seen[-1]) + 1, 1), sampled.shape[1]) if len(seen) else 4
     return float(max(4, end, min(depth + 1, 2 * int(seen[-1]) + 4) if len(seen) else 0))
-
-
-def _map(mapped: Mapping[str, Any]) -> HeatMap:
-    dotted = np.array([list(row) for row in mapped["engine"]]) == SAMPLED
-    engines = "dotted cells: sampled, others: mean field" if dotted.any() else "mean field"
-    return HeatMap(
-        title=f"after the last block (white line: $10^{{-3}}$; {engines})",
-        values=np.array([[float(value) for value in row] for row in mapped["log10_relative_residual"]]),
-        x_ticks=_ticks(mapped["x"]["values"]),
-        y_ticks=_ticks(mapped["y"]["values"]),
-        x_label=mapped["x"]["name"].replace("_", " "),
-        y_label=mapped["y"]["name"].replace("_", " "),
-        limits=(-8.0, 0.0),
-        contour=math.log10(AGREEMENT),
-        dotted=dotted,
-        bar_label="log10 of the relative residual",
-    )
-
-
-def _ticks(values: Sequence[Any]) -> list[str]:
-    return [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]

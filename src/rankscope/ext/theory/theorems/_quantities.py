@@ -26,7 +26,6 @@ class Network:
         has_skip: there is a skip around attention.
         row_scaling: every layer ends with scaling tokens to unit length and nothing else is done to them.
         bilinear: scores are query times key and nothing else: no positions in them, no norm of queries or keys.
-        notes: what cannot be determined from the weights.
     """
 
     depth: int
@@ -37,7 +36,6 @@ class Network:
     has_skip: bool | None = None
     row_scaling: bool | None = None
     bilinear: bool = True
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

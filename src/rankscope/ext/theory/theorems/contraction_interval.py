@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rankscope.ext.theory.contraction import LayerGains
 from rankscope.ext.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.ext.theory.theorems._spec import (
     Evaluation,
@@ -34,8 +33,8 @@ def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) ->
     **Bound**, two-sided and certified, on :math:`\|R'\|_F/\|R\|_F` from the input of attention to its output, both as
     the model computed them: the attention branch, whatever surrounds it. Rows of attention need not sum to one:
     with a sink, rows contain different amounts of what all tokens share. This leak :math:`\ell` widens both ends (see
-    :mod:`rankscope.ext.theory.contraction`). The upper end is the least of this, the bound for any residual, and the
-    one that Lanczos gives except with probability 1e-12. Over the depth the ends multiply; with skips, MLPs or norms
+    :mod:`rankscope.ext.theory.contraction`). The upper end is the smaller of this and the bound for any residual. Over
+    the depth the ends multiply; with skips, MLPs or norms
     between, the product is that of the branches.
     """
     bounds = tuple(_layer(layer) for layer in layers)
@@ -62,7 +61,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
         return LayerBound(layer.layer)
     if seen.gains is None:
         return LayerBound(layer.layer, hypotheses=heads_make_it_up(seen))
-    lower, upper = narrowest(seen.gains)
+    lower, upper = seen.gains.narrowest
     return LayerBound(
         layer.layer,
         log_upper=log(upper),
@@ -72,14 +71,6 @@ def _layer(layer: LayerQuantities) -> LayerBound:
         at_floor=seen.at_floor,
         log_rounding=seen.log_rounding,
     )
-
-
-def narrowest(gains: LayerGains) -> tuple[float, float]:
-    """The largest known lower end and the smallest known upper end for this residual."""
-    uppers = [gains.any_residual.upper, gains.given_values.upper]
-    if gains.ends is not None:
-        uppers.append(gains.ends.likely_upper + gains.leak)
-    return max(gains.any_residual.lower, gains.given_values.lower), min(uppers)
 
 
 def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from rankscope.ext.theory.theorems._quantities import MOST_ROUNDING, LayerQuantities, Network, log_of_rounding
 from rankscope.ext.theory.theorems._spec import Evaluation, LayerBound, claim, heads_make_it_up, log, log_ratio, theorem
-from rankscope.ext.theory.theorems.contraction_interval import narrowest
 
 
 @theorem(
     cites=(),
-    statement=r"\big||g| - \sigma_{\max}(T)\big|_+ \le \frac{\|gR + T(R)\|_F}{\|R\|_F} \le \sigma_{\max}(gI + T)",
+    statement=r"\big||g| - \sigma_{\max}(T)\big|_+ \le \frac{\|gR + T(R)\|_F}{\|R\|_F} \le |g| + \sigma_{\max}(T)",
     hypotheses=(
         "attention reads the stream itself (no norm before it)",
         "attention stays within the tokens that count",
@@ -46,7 +45,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     reads = claim("attention reads the stream itself, past a skip", gains is not None)
     if layer.passage is None or gains is None:
         return LayerBound(layer.layer, hypotheses=(reads,))
-    lower, upper = narrowest(gains)
+    lower, upper = gains.narrowest
     return LayerBound(
         layer.layer,
         log_upper=log(upper),
