@@ -31,9 +31,9 @@ import pyarrow as pa
 import rankscope as rs
 from rankscope.ext.sweeps.on_ray import cluster
 from rankscope.ext.sweeps.results import ROWS, Chunk, Results, chunks_of
-from rankscope.ext.sweeps.running import Limits, run_chunk, run_tasks
+from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Outcome
+from rankscope.ext.sweeps.working import Limits, Outcome, run_chunk
 from tests.s3_server import s3_server
 
 ROWS_EACH = 50

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from rankscope.errors import LoadError
 from rankscope.ext.sweeps.results import Results
-from rankscope.ext.sweeps.running import Limits, run_chunk
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Outcome, failed
+from rankscope.ext.sweeps.working import Limits, Outcome, failed, run_chunk
 
 FACTS = {"verdict": "No collapse: all is well.", "evidence": [{"code": "healthy"}], "seconds": 0.5}
 FACTS |= {"provenance": {"parameters": 1000, "weights_dtype": "float32"}, "peak_bytes": 7}

@@ -24,9 +24,9 @@ import yaml
 
 import rankscope as rs
 from rankscope.ext.sweeps.results import ROWS, Results
-from rankscope.ext.sweeps.running import Limits, run_tasks
+from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Outcome, failed
+from rankscope.ext.sweeps.working import Limits, Outcome, failed
 
 SMALL: dict[str, Any] = {
     "models": ["init:tiny-bert", "init:tiny-gpt2"],

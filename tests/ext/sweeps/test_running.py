@@ -13,9 +13,9 @@ from rankscope.errors import InputError
 from rankscope.ext.sweeps import running
 from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.results import Results
-from rankscope.ext.sweeps.running import Limits, run_tasks
+from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import Outcome, outcome_of
+from rankscope.ext.sweeps.working import Limits, Outcome, failed, outcome_of
 from rankscope.runs.places import Place
 from tests.ext.sweeps.folders import rows, task
 
@@ -154,7 +154,7 @@ def test_a_chunk_with_a_failure_runs_only_that_task_again(tmp_path: Path) -> Non
     def work(one: Task, models: Any, **how: Any) -> Outcome:
         ran.append(one.facts["number"])
         if one.facts["number"] == 4 and len(ran) <= 7:
-            return running.failed(one, ValueError("no"))
+            return failed(one, ValueError("no"))
         return Outcome(one, rows(one, {"mu": [1.0]}), {})
 
     results = Results.at(tmp_path)

@@ -14,10 +14,9 @@ from typing import Any
 from rankscope._version import __version__
 from rankscope.errors import InputError, MissingExtraError, RankscopeError
 from rankscope.ext.sweeps.results import Chunk, Results
-from rankscope.ext.sweeps.running import Limits, Work, run_chunk
 from rankscope.ext.sweeps.sizing import TaskSize, memory_for, size_from_headers, size_on_meta
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import failed
+from rankscope.ext.sweeps.working import Limits, Work, failed, run_chunk
 
 OBJECT_STORE = 128 * 2**20
 KNOCK_SECONDS = 10.0

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from tqdm.auto import tqdm
 
-from rankscope.errors import InputError, RankscopeError
+from rankscope.errors import InputError
 from rankscope.ext.sweeps.plan import Plan, plan_of
 from rankscope.ext.sweeps.results import FAILURES, ROWS, Chunk, Results
 from rankscope.ext.sweeps.status import SweepStatus, status_in
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import TRAFFIC, Outcome, failed, outcome_of, rows_of
+from rankscope.ext.sweeps.working import TRAFFIC, Limits, Work, outcome_of, run_chunk
 
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 
@@ -83,24 +81,6 @@ def sweep(
     return status_in(results.contents())
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How the tasks of a plan are run.
-
-    Attributes:
-        retries: after an error that may pass, and after the loss of a worker.
-        timeout: seconds that a task may take; None for any.
-        cpus: cores of a task, on Ray.
-    """
-
-    retries: int = 3
-    timeout: float | None = None
-    cpus: float = 1
-
-
-Work = Callable[..., Outcome]
-
-
 def run_tasks(
     tasks: Sequence[Task],
     results: Results,
@@ -146,58 +126,6 @@ def run_tasks(
             }
             bar.set_postfix(shown, refresh=False)
     return found
-
-
-def run_chunk(
-    chunk: Chunk,
-    results: Results,
-    limits: Limits,
-    *,
-    again: bool = False,
-    refused: Mapping[str, str] | None = None,
-    asked: int | None = None,
-    work: Work = outcome_of,
-) -> Counter[str]:
-    """Run the tasks of a chunk in this process and store what came of them.
-
-    Args:
-        chunk: the tasks.
-        results: where to.
-        limits: of each task.
-        again: whether files of an earlier run of the chunk are there; its finished tasks are kept.
-        refused: why a task is not run, by key.
-        asked: bytes that were reserved.
-        work: runs a task.
-
-    Raises:
-        ResultError: the results could not be stored.
-    """
-    tables: list[pa.Table] = []
-    finished: set[str] = set()
-    if again and chunk.name in results.listed(ROWS):
-        tables.append(results.table(ROWS, chunk.name))
-        finished = set(tables[0]["task"].unique().to_pylist())
-    models: dict[Any, Any] = {}
-    failures: list[dict[str, Any]] = []
-    counts: Counter[str] = Counter(done=len(finished))
-    for task in chunk.tasks:
-        if task.key in finished:
-            continue
-        if refused and task.key in refused:
-            outcome = failed(task, RankscopeError(refused[task.key]))
-        else:
-            outcome = work(task, models, retries=limits.retries, timeout=limits.timeout)
-        if outcome.table is None:
-            failures.append(outcome.facts)
-            counts["failed"] += 1
-            continue
-        if asked is not None:
-            outcome.facts["asked_bytes"] = asked
-        tables.append(rows_of(outcome))
-        counts["done"] += 1
-        counts.update({name: outcome.facts[name] for name in TRAFFIC if name in outcome.facts})
-    results.keep(chunk.name, tables, failures, again=again)
-    return counts
 
 
 def in_shares(

@@ -1,4 +1,4 @@
-"""Runs one task: loads the model, runs the verb, and adds the columns that identify the task to its rows."""
+"""Runs tasks: loads the model, runs the verb, and stores the rows of a chunk with columns that say whose they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rankscope.errors import RankscopeError
+from rankscope.ext.sweeps.results import ROWS, Chunk, Results
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
 from rankscope.options import OFFLOAD, WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
@@ -115,6 +117,76 @@ def do(task: Task, models: dict[Any, Any] | None = None) -> Outcome:
         "finished": _now(),
     }
     return Outcome(task, run.table, facts)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How the tasks of a plan are run.
+
+    Attributes:
+        retries: after an error that may pass, and after the loss of a worker.
+        timeout: seconds that a task may take; None for any.
+        cpus: cores of a task, on Ray.
+    """
+
+    retries: int = 3
+    timeout: float | None = None
+    cpus: float = 1
+
+
+Work = Callable[..., Outcome]
+
+
+def run_chunk(
+    chunk: Chunk,
+    results: Results,
+    limits: Limits,
+    *,
+    again: bool = False,
+    refused: Mapping[str, str] | None = None,
+    asked: int | None = None,
+    work: Work = outcome_of,
+) -> Counter[str]:
+    """Run the tasks of a chunk in this process and store what came of them.
+
+    Args:
+        chunk: the tasks.
+        results: where to.
+        limits: of each task.
+        again: whether files of an earlier run of the chunk are there; its finished tasks are kept.
+        refused: why a task is not run, by key.
+        asked: bytes that were reserved.
+        work: runs a task.
+
+    Raises:
+        ResultError: the results could not be stored.
+    """
+    tables: list[pa.Table] = []
+    finished: set[str] = set()
+    if again and chunk.name in results.listed(ROWS):
+        tables.append(results.table(ROWS, chunk.name))
+        finished = set(tables[0]["task"].unique().to_pylist())
+    models: dict[Any, Any] = {}
+    failures: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter(done=len(finished))
+    for task in chunk.tasks:
+        if task.key in finished:
+            continue
+        if refused and task.key in refused:
+            outcome = failed(task, RankscopeError(refused[task.key]))
+        else:
+            outcome = work(task, models, retries=limits.retries, timeout=limits.timeout)
+        if outcome.table is None:
+            failures.append(outcome.facts)
+            counts["failed"] += 1
+            continue
+        if asked is not None:
+            outcome.facts["asked_bytes"] = asked
+        tables.append(rows_of(outcome))
+        counts["done"] += 1
+        counts.update({name: outcome.facts[name] for name in TRAFFIC if name in outcome.facts})
+    results.keep(chunk.name, tables, failures, again=again)
+    return counts
 
 
 def _traffic(run: Run) -> dict[str, int]:
