@@ -26,6 +26,26 @@ def _encoder(family: str, model_type: str, model_class: str = "AutoModel", **cha
 
 
 TINY_ENCODERS: tuple[Preset, ...] = (
+    _encoder("roberta", "roberta"),
+    _encoder("albert", "albert", embedding_size=16, bos_token_id=2, eos_token_id=3),
+    _encoder(
+        "modernbert", "modernbert", pad_token_id=0, bos_token_id=2, eos_token_id=1, cls_token_id=3, sep_token_id=4
+    ),
+    Preset(
+        "tiny-xlnet",
+        "xlnet",
+        {
+            "vocab_size": 100,
+            "n_layer": 3,
+            "n_head": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "d_model": 32,
+            "d_inner": 64,
+            "pad_token_id": 5,
+        },
+        summary="xlnet, 3 blocks of width 32",
+    ),
     _encoder("camembert", "camembert"),
     _encoder("xlm-roberta", "xlm-roberta"),
     _encoder("xlm-roberta-xl", "xlm-roberta-xl"),
@@ -236,6 +256,8 @@ TINY_DECODERS: tuple[Preset, ...] = (
         eos_token_id=2,
     ),
     _decoder("mistral"),
+    _decoder("qwen3"),
+    _decoder("gemma2"),
     _decoder("ministral"),
     _decoder("qwen2"),
     _decoder("gemma"),

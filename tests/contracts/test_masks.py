@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rankscope.errors import InputError
-from rankscope.masks import MASKS, Mask, MaskSpec, mask_from_description, parse_mask
+from rankscope.masks import MASKS, Mask, MaskSpec, parse_mask
 
 EVERY = list(MASKS)
 LENGTHS = range(1, 21)
@@ -25,8 +25,7 @@ def sizes(name: str) -> list[int]:
 
 def test_the_masks_of_the_documentation_are_there() -> None:
     assert set(EVERY) >= {
-        "complete", "causal", "window", "causal_window", "dilated", "sink", "prefix", "block_sparse", "random_sparse",
-        "bigbird", "adjacency",
+        "complete", "causal", "window", "causal_window", "sink", "prefix", "random_sparse", "adjacency",
     }  # fmt: skip
 
 
@@ -79,7 +78,7 @@ def test_the_last_queries_see_what_they_saw(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in EVERY if MASKS[n].pointwise])
 def test_pointwise_predicates_take_any_pairs(name: str) -> None:
-    parameters = example(name).describe()["parameters"]
+    parameters = dict(example(name).parameters)
     whole = example(name).dense(9)
     query, key = torch.randint(9, (2, 50))
     assert torch.equal(MASKS[name].predicate(query, key, **parameters), whole[query, key])
@@ -97,7 +96,7 @@ def test_rows_seen_in_pieces_are_the_whole(name: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", EVERY)
 def test_read_back(name: str) -> None:
     mask = example(name)
-    assert parse_mask(str(mask)) == mask == mask_from_description(mask.describe())
+    assert parse_mask(str(mask)) == mask
     assert mask != ~mask
 
 
@@ -117,7 +116,7 @@ def test_nothing_given_is_written_to(name: str) -> None:
     ("name", "parameter"), [(n, p) for n in EVERY for p in MASKS[n].parameters if p.kind is int], ids=str
 )
 def test_ranges_are_kept(name: str, parameter: object) -> None:
-    given = dict(example(name).describe()["parameters"])
+    given = dict(example(name).parameters)
     for value in (parameter.least - 1, parameter.most + 1, 10**30, True, 1.0, "1", None):  # type: ignore[attr-defined]
         with pytest.raises(InputError, match=parameter.name):  # type: ignore[attr-defined]
             MASKS[name](**(given | {parameter.name: value}))  # type: ignore[attr-defined]

@@ -96,7 +96,7 @@ def _gguf_header(data: bytes, folder: Path) -> None:
 
     (folder / "m.gguf").write_bytes(data)
     header = read_gguf_header(folder / "m.gguf")
-    assert len(header.elements) <= len(data)
+    assert len(header.tensors) <= len(data)
 
 
 def _gguf_model(data: bytes, folder: Path) -> None:

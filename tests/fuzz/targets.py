@@ -217,8 +217,8 @@ _BERT_WORDS = (b'"hidden_size"', b'"num_hidden_layers"', b"1000000000", b'"auto_
                b'"architectures"', b'"hidden_act"', b'"qwen2"', b'"num_labels"', b'"num_hidden_layers":1000000000',
                b'"num_labels":1000000000', b'"model_type":"qwen2"')  # fmt: skip
 
-_MASK_SEEDS = (b"causal & window(4)", b"bigbird(window=3, random=2, seed=1) | ~sink(1)")
-_MASK_WORDS = (b"(", b")", b"&", b"|", b"~", b"=", b"adjacency", b"10/11", b"1e9", b"99999999999", b"dilated")
+_MASK_SEEDS = (b"causal & window(4)", b"random_sparse(degree=3, seed=1) | ~sink(1)")
+_MASK_WORDS = (b"(", b")", b"&", b"|", b"~", b"=", b"adjacency", b"10/11", b"1e9", b"99999999999", b"prefix")
 _GRAPH_SEEDS = (b"[[1,0],[1,1]]", b'{"tokens":3,"edges":[[0,1],[2,0]]}')
 _PLACES = (b"../", b"/etc/passwd", b"\\u0000", b".safetensors")
 _SIGNS = (b"<", b">=", b"@", b"last", b"all", b"nan", b"-inf", b",", b"1_0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import copy
-import json
 import pickle
 import time
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from hypothesis import given
 
 from rankscope.errors import InputError, MissingExtraError
-from rankscope.masks import Mask, mask_from_description, parse_mask
+from rankscope.masks import Mask, parse_mask
 from rankscope.masks._edges import Progressions
 from tests.masks.strategies import lengths, masks
 
@@ -60,10 +59,9 @@ def test_facts_of_a_composition_are_true(mask: Mask, n: int) -> None:
 
 
 @given(masks)
-def test_text_and_description_read_back(mask: Mask) -> None:
+def test_text_is_read_back(mask: Mask) -> None:
     assert parse_mask(str(mask)) == mask
     assert hash(parse_mask(str(mask))) == hash(mask)
-    assert mask_from_description(json.loads(json.dumps(mask.describe()))) == mask
     assert eval(repr(mask), {"parse_mask": parse_mask}) == mask
     assert pickle.loads(pickle.dumps(mask)) == copy.deepcopy(mask) == mask
 
@@ -108,7 +106,7 @@ def test_a_mask_is_frozen() -> None:
         ("window(3) & ~causal", 3 * 65536 - 6),
         ("causal_window(3) | sink(1)", 5 * 65536 - 10),
         ("(causal | sink(2)) & window(1)", 2 * 65536),
-        ("dilated(2, 100) & ~window(0)", 4 * 65536 - 600),
+        ("window(2) & ~window(0)", 4 * 65536 - 6),
     ],
 )
 def test_long_sequences_stay_sparse(expression: str, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +120,7 @@ def test_long_sequences_stay_sparse(expression: str, edges: int, monkeypatch: py
 
 
 def test_bigbird_at_65536() -> None:
-    sparse = parse_mask("bigbird(window=3, random=3, global_tokens=2)").sparse(65536)
+    sparse = parse_mask("window(3) | random_sparse(3) | global_tokens(2)").sparse(65536)
     seen = sparse.astype(int).sum(axis=1)
     assert (seen[:2] == 65536).all()
     assert seen[2:].max() <= 7 + 3 + 2

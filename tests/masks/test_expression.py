@@ -1,4 +1,4 @@
-"""Expressions and descriptions: what is read, and what is refused."""
+"""Expressions: what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import InputError, RankscopeError, UnknownNameError
-from rankscope.masks import MASKS, mask_from_description, parse_mask
+from rankscope.masks import MASKS, parse_mask
 from rankscope.masks._mask import Both, Complement, Either
 
 CAUSAL, NEAR, FIRST = MASKS["causal"](), MASKS["window"](2), MASKS["sink"](1)
@@ -29,7 +29,7 @@ CAUSAL, NEAR, FIRST = MASKS["causal"](), MASKS["window"](2), MASKS["sink"](1)
         ("~causal & window(2)", Both((Complement(CAUSAL), NEAR))),
         ("~(causal | sink(1))", Complement(Either((CAUSAL, FIRST)))),
         ("~~causal", CAUSAL),
-        ("dilated(1, step=2)", MASKS["dilated"](width=1, step=2)),
+        ("random_sparse(1, seed=2)", MASKS["random_sparse"](degree=1, seed=2)),
         ("adjacency('10/11')", MASKS["adjacency"]("10/11")),
         ('adjacency("10\\u002f11")', MASKS["adjacency"]("10/11")),
     ],
@@ -71,12 +71,12 @@ def test_written_with_as_few_parentheses_as_needed() -> None:
         "window(width=)",
         "window(1, width=1)",
         "window(width=1, width=1)",
-        "dilated(width=1, 2)",
+        "random_sparse(degree=1, 2)",
         "window()",
         "window(1, 2)",
         "window('1')",
         "window(-1)",
-        "dilated(1, 0)",
+        "sink(0)",
         "adjacency(1)",
         "adjacency('\\')",
         'adjacency("\\x")',
@@ -136,54 +136,6 @@ def test_any_text_is_a_mask_or_an_error_of_ours(text: str) -> None:
     assert parse_mask(str(mask)) == mask
 
 
-@pytest.mark.parametrize(
-    "description",
-    [
-        None,
-        "causal",
-        {},
-        {"mask": 3},
-        {"mask": "window", "parameters": [1]},
-        {"mask": "window", "parameters": {"width": "1"}},
-        {"mask": "window", "parameters": {"width": True}},
-        {"mask": "window", "parameters": {"width": 10**400}},
-        {"mask": "window"},
-        {"mask": "causal", "extra": 1},
-        {"any": []},
-        {"any": "ab"},
-        {"all": {"mask": "causal"}},
-        {"not": [{"mask": "causal"}]},
-        {"any": [{"mask": "causal"}], "all": [{"mask": "causal"}]},
-    ],
-)
-def test_descriptions_refused(description: Any) -> None:
-    with pytest.raises(InputError):
-        mask_from_description(description)
-
-
-def test_a_deep_description_is_refused() -> None:
-    description: dict[str, Any] = {"mask": "causal"}
-    for _ in range(100):
-        description = {"not": {"all": [description]}}
-    with pytest.raises(InputError, match="levels"):
-        mask_from_description(description)
-
-
-@pytest.mark.parametrize("inside", [{"mask": "causal"}, 3])
-def test_fifty_levels_are_read_and_no_more(inside: Any) -> None:
-    """At the last level allowed, what is wrong there is named; one deeper, the depth is."""
-    description = inside
-    for _ in range(50):
-        description = {"not": description}
-    if isinstance(inside, dict):
-        assert mask_from_description(description) == CAUSAL
-    else:
-        with pytest.raises(InputError, match=r"mask: 3\. Expected"):
-            mask_from_description(description)
-    with pytest.raises(InputError, match="more than 50 levels"):
-        mask_from_description({"not": description})
-
-
 def test_fifty_levels_of_an_expression_are_read_and_no_more() -> None:
     assert parse_mask("(" * 49 + "causal" + ")" * 49) == CAUSAL
     assert parse_mask("~" * 48 + "causal") == CAUSAL
@@ -205,7 +157,7 @@ def test_twenty_thousand_characters_are_read_and_no_more() -> None:
         ("window('1')", r"window: width \(.*\) is a whole number, not '1'"),
         ("adjacency(1)", r"adjacency: source \(.*\) is a string, not 1"),
         ("window(2147483648)", r"window\(width=2147483648\): width goes from 0 to 2147483647"),
-        ("dilated(1, 0)", r"dilated\(step=0\): step goes from 1 to"),
+        ("sink(0)", r"sink\(count=0\): count goes from 1 to"),
         ("window(1, 2)", "takes 1 parameters, got 2"),
         ("window()", r"needs width, e\.g\. window\("),
         ("window(1, width=1)", "width is given twice"),

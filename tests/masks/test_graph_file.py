@@ -16,22 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import InputError
-from rankscope.masks import MASKS, mask_from_description, parse_mask
-from rankscope.masks._graph_file import array_from_npy, read_graph
+from rankscope.masks import MASKS, parse_mask
+from rankscope.masks._graph_file import read_graph
 
 MATRIX = np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]])
-EDGES = {"tokens": 4, "edges": [[0, 2], [0, 0], [1, 0], [1, 1], [2, 3], [2, 1], [3, 3], [3, 3]]}
 
 
 def npy(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array)
     return stream.getvalue()
-
-
-def _with_shape(shape: bytes) -> bytes:
-    """The matrix under a header of the same length that names another shape."""
-    return npy(MATRIX).replace(b"(4, 4), }" + b" " * (len(shape) - 6), shape + b", }")
 
 
 def save(path: Path, kind: str) -> Path:
@@ -44,8 +38,6 @@ def save(path: Path, kind: str) -> Path:
         "zeros.npz": lambda f: scipy.sparse.save_npz(
             f, scipy.sparse.csr_array((MATRIX.ravel(), np.tile(np.arange(4), 4), np.arange(0, 17, 4)), shape=(4, 4))
         ),
-        "lists.json": lambda f: f.write_text(json.dumps(MATRIX.tolist())),
-        "edges.json": lambda f: f.write_text(json.dumps(EDGES)),
         "blanks.txt": lambda f: np.savetxt(f, MATRIX, fmt="%d"),
         "digits.txt": lambda f: f.write_text("1010\n1100\r\n0101\n0001\n\n"),
     }
@@ -60,8 +52,6 @@ KINDS = [
     "csc.npz",
     "coo.npz",
     "zeros.npz",
-    "lists.json",
-    "edges.json",
     "blanks.txt",
     "digits.txt",
 ]
@@ -74,17 +64,16 @@ def test_every_format_gives_the_same_graph(tmp_path: Path, kind: str) -> None:
     assert (mask.dense(4).numpy() == MATRIX.astype(bool)).all()
     assert (mask.sparse(4).toarray() == MATRIX.astype(bool)).all()
     assert parse_mask(str(mask)) == mask
-    assert mask_from_description(mask.describe()) == mask
     assert (mask & MASKS["causal"]()).dense(4).numpy().tolist() == np.tril(MATRIX).astype(bool).tolist()
 
 
 def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "graph.txt"
     path.write_text("10\n11\n")
-    described = MASKS["adjacency"](str(path)).describe()
+    described = str(MASKS["adjacency"](str(path)))
     path.write_text("11\n11\n")
     with pytest.raises(InputError, match="not the file it was"):
-        mask_from_description(described).dense(2)
+        parse_mask(described).dense(2)
     assert MASKS["adjacency"](str(path)).dense(2).all()
 
 
@@ -140,17 +129,6 @@ def hostile() -> dict[str, bytes]:
         "void.npz": npz(shape=[0, 0], data=[], indices=[], indptr=[0]),
         "huge.npz": npz(shape=[2**62, 2**62]),
         "oblong.npz": npz(shape=[4, 5]),
-        "deep.json": b"[" * 200_000,
-        "deep_dict.json": b'{"tokens": 2, "edges": ' + b"[" * 300 + b"]" * 300 + b"}",
-        "half.json": b'{"tokens": 2}',
-        "number.json": b"3",
-        "ragged.json": b"[[1, 0], [1]]",
-        "words.json": b'[["a", "b"], ["c", "d"]]',
-        "objects.json": b'{"tokens": 2, "edges": [[0, 1, 1]]}',
-        "long.json": b'{"tokens": 2, "edges": [[0, 1' + b"0" * 4000 + b"]]}",
-        "wide.json": b'{"tokens": 2, "edges": [[0, 100000000000000000000]]}',
-        "many.json": b'{"tokens": 1000000000000, "edges": []}',
-        "infinite.json": b"[[Infinity]]",
         "binary.txt": bytes(range(256)),
         "words.txt": b"ab\ncd\n",
         "ragged.txt": b"10\n1\n",
@@ -190,49 +168,19 @@ def test_what_is_not_a_graph_file_is_refused(tmp_path: Path, name: str, monkeypa
 
 def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.masks._graph_file.BYTE_LIMIT", 100)
-    monkeypatch.setattr("rankscope.masks._graph_file.TEXT_LIMIT", 10)
     with pytest.raises(InputError, match="more than 100 bytes"):
         MASKS["adjacency"](str(save(tmp_path, "bool.npy")))
-    with pytest.raises(InputError, match="more than 10 bytes"):
-        MASKS["adjacency"](str(save(tmp_path, "digits.txt")))
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int) -> None:
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.masks._graph_file.BYTE_LIMIT", 1_000_000)
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was unpacked"))
-    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", method) as file:
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("shape.npy", npy(np.array([4, 4])))
         file.writestr("indices.npy", bytes(2_000_000))
     assert (tmp_path / "bomb.npz").stat().st_size < 5_000
-    with pytest.raises(InputError, match=r"unpacks to 2,000,|compressed in a way"):
+    with pytest.raises(InputError, match="unpacks to 2,000,"):
         MASKS["adjacency"](str(tmp_path / "bomb.npz"))
-
-
-@pytest.mark.parametrize(("size", "words"), [((1 << 28) + 1, "unpacks to 268,435,457 bytes"), (1 << 28, "promises")])
-def test_a_directory_that_promises_too_much_is_refused_before_anything_is_read(
-    tmp_path: Path, size: int, words: str
-) -> None:
-    """The size in the zip directory is what memory would be taken for, whatever really follows."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as file:
-        file.writestr("shape.npy", npy(np.array([4, 4])).replace(b"(2,)", b"(9,)"))
-    content = bytearray(stream.getvalue())
-    directory = content.index(b"PK\x01\x02")
-    content[directory + 24 : directory + 28] = size.to_bytes(4, "little")
-    (tmp_path / "lying.npz").write_bytes(content)
-    with pytest.raises(InputError, match=words):
-        MASKS["adjacency"](str(tmp_path / "lying.npz"))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [npy(MATRIX)[:-1], npy(MATRIX) + b"0", npy(MATRIX).replace(b"(4, 4)", b"(4, 5)"), _with_shape(b"(-4, -4)")],
-    ids=["cut short", "with something behind it", "another shape", "negative lengths"],
-)
-def test_a_header_that_promises_other_than_what_follows_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"its header promises shape .* bytes follow"):
-        array_from_npy(content)
 
 
 @given(st.sampled_from(KINDS), st.data())

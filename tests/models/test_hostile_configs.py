@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from rankscope.errors import LoadError
 from rankscope.models.loading import load
-from rankscope.models.loading.affording import NetworkSize, _size, refuse_unaffordable
+from rankscope.models.loading.affording import NetworkSize, refuse_unaffordable, size_of
 from tests.models.mutated_configs import LONGEST, answer, base_folders, mutated, routes
 
 
@@ -81,7 +81,7 @@ def test_buffers_count() -> None:
         max_position_embeddings=positions,
         vocab_size=50,
     )
-    size = _size(config, GPTNeoModel)
+    size = size_of(config, GPTNeoModel)
     # Each layer has a square of booleans over all pairs of positions, and one number for masked ones.
     assert layers * positions**2 <= size.buffers < layers * positions**2 + 100
     refuse_unaffordable(config, GPTNeoModel, torch.float32, memory=2**24)
@@ -99,5 +99,5 @@ def test_a_build_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("rankscope.models.loading.affording.MOST_MODULES", 1000)
     with pytest.raises(LoadError, match="without an end"):
-        _size(BertConfig(), endless)
-    assert _size(BertConfig(), lambda config: torch.nn.Linear(2, 3)) == NetworkSize(9, 0, 1), "and the hooks are gone"
+        size_of(BertConfig(), endless)
+    assert size_of(BertConfig(), lambda config: torch.nn.Linear(2, 3)) == NetworkSize(9, 0), "and the hooks are gone"

@@ -100,7 +100,7 @@ def test_architectures_naming_something_else_than_a_model_are_refused(folder: Pa
     ("change", "why"),
     [
         ({"num_hidden_layers": 10**9}, "1,000,000,000 layers"),
-        ({"num_hidden_layers": 50_000, "hidden_size": 4096, "intermediate_size": 16384}, "GiB"),
+        ({"num_hidden_layers": 50_000, "hidden_size": 4096, "intermediate_size": 16384}, "without an end|GiB"),
         ({"hidden_size": 2**22, "num_attention_heads": 2}, "GiB"),
         ({"vocab_size": 2**40, "hidden_size": 4096}, "GiB"),
         ({"hidden_size": 2**40, "num_attention_heads": 2}, "cannot be laid out|GiB"),
@@ -122,15 +122,3 @@ def test_a_billion_experts_are_refused_with_an_estimate(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_local_experts": 10**9}))
     with pytest.raises(LoadError, match="GiB"):
         load(f"init:{path}")
-
-
-@pytest.mark.slow
-def test_the_count_of_many_layers_is_that_of_the_whole_network() -> None:
-    from transformers import BertConfig, BertModel
-
-    from rankscope.models.loading.affording import _counted, _size
-
-    config = BertConfig(
-        hidden_size=8, intermediate_size=16, num_attention_heads=2, vocab_size=11, num_hidden_layers=600
-    )
-    assert _counted(config, BertModel, 600) == _size(config, BertModel)

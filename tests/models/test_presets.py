@@ -17,27 +17,7 @@ from rankscope.models.presets import PRESETS, preset
 from tests.tiny_presets import TINY_PRESETS
 
 # Parameters of the backbone without its language-model head, from the papers and released checkpoints.
-PUBLISHED = {
-    "bert-base": 109_482_240,
-    "bert-large": 335_141_888,
-    "roberta-base": 124_645_632,
-    "albert-base": 11_683_584,
-    "distilbert-base": 66_362_880,
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "gpt2-xl": 1_557_611_200,
-    "opt-125m": 125_239_296,
-    "bloom-560m": 559_214_592,
-    "llama-1b": 1_235_814_400,
-    "llama-3b": 3_212_749_824,
-    "smollm2-135m": 134_515_008,
-    "qwen2.5-0.5b": 494_032_768,
-    "mamba-130m": 129_135_360,
-    "t5-base": 222_903_552,
-    "bart-base": 139_420_416,
-    "vit-base": 86_389_248,
-}
+PUBLISHED = {"bert-base": 109_482_240, "gpt2": 124_439_808}
 
 
 @pytest.mark.sampled(3)

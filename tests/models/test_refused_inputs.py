@@ -54,8 +54,7 @@ def bert() -> LoadedModel:
 REFUSED: dict[str, tuple[Any, str]] = {
     "inputs and targets": ((ids(4, 7), ids(4, 7)), r"inputs\[0\].*{'ids': inputs\[0\], 'scale': inputs\[1\]}"),
     "a list of inputs and labels": ([ids(4, 7), torch.arange(4)], r"list of tensors of shape \(4, 7\) and \(4,\)"),
-    "an id that has no embedding": (torch.full((3, 7), 30), r"id 30, .* 30 embeddings \(words.weight\).* 0 to 29"),
-    "more tokens than positions": (ids(3, 33), "33 tokens, and runs on up to 20"),
+    "an id that has no embedding": (torch.full((3, 7), 30), r"IndexError.*largest id is 30.* 30 \(words.weight\)"),
 }
 
 
@@ -75,14 +74,14 @@ def test_item_8_what_the_errors_advise_works(reader: LoadedModel) -> None:
 
 
 def test_item_4_rows_that_a_table_of_positions_does_not_have() -> None:
-    with pytest.raises(InputError, match=r"row 32 of positions.weight, which has 20 rows.*33 tokens.*at most 20"):
+    with pytest.raises(InputError, match=r"of shape \(\d, 33\).* 20 \(positions.weight\) rows"):
         prepare_inputs(load(Reader(looked_up=True).eval()), ids(3, 33))
 
 
 def test_item_4_an_id_that_only_a_late_batch_holds() -> None:
     late = ids(6, 7)
     late[5, 3] = 99
-    with pytest.raises(InputError, match="the id 99"):
+    with pytest.raises(InputError, match="largest id is 99"):
         rs.measure(Reader().eval(), rs.Inputs(late, batch=2), metrics=["relative_residual"])
 
 

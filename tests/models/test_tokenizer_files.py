@@ -27,10 +27,6 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def in_a_row(*steps: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "Sequence", "normalizers": list(steps)}
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     load("init:tiny-bert").model.save_pretrained(tmp_path)
@@ -46,40 +42,6 @@ def test_a_whole_tokenizer_is_used(folder: Path) -> None:
     write(folder)
     prepared = prepare_inputs(load(folder), ["a b a"])
     assert prepared.batches[0].inputs["input_ids"].tolist() == [[1, 2, 1]]
-
-
-DANGEROUS = {
-    "doubling": {"normalizer": in_a_row(*[replace({"String": "a"}, "aa")] * 40)},
-    "long replacement": {"normalizer": replace({"String": "a"}, "a" * 65)},
-    "between all letters": {"normalizer": replace({"Regex": "x*"}, "b" * 64)},
-    "rows in rows": {"normalizer": in_a_row(*[in_a_row(replace({"String": "a"}, "aaaa"))] * 4)},
-    "many steps": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * 1001}},
-    "endless padding": {"padding": {"strategy": {"Fixed": 10**12}}},
-    "padding to a multiple": {"padding": {"strategy": "BatchLongest", "pad_to_multiple_of": 10**12}},
-}
-
-
-@pytest.mark.parametrize("case", DANGEROUS)
-def test_a_tokenizer_that_would_fill_memory_is_refused(case: str, tmp_path: Path) -> None:
-    write(tmp_path, **DANGEROUS[case])
-    with pytest.raises(LoadError, match="was not read"):
-        refuse_dangerous_tokenizer(tmp_path)
-
-
-HARMLESS = {
-    "spaces": {"normalizer": in_a_row({"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁"))},
-    "many that do not grow": {"normalizer": in_a_row(*[replace({"Regex": " {2,}"}, " ")] * 20)},
-    "another dialect": {"normalizer": replace({"Regex": r"[[a]\p{L}]"}, " ")},
-    "a pattern Python warns of": {"normalizer": replace({"Regex": "[[a]"}, " ")},
-    "removing": {"normalizer": replace({"Regex": "x*"}, "")},
-    "padding": {"padding": {"strategy": {"Fixed": 512}, "pad_to_multiple_of": 8}},
-}
-
-
-@pytest.mark.parametrize("case", HARMLESS)
-def test_usual_parts_pass(case: str, tmp_path: Path) -> None:
-    write(tmp_path, **HARMLESS[case])
-    refuse_dangerous_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def split_expressions(given: Sequence[str] | None) -> list[str] | None:
     """Mask expressions from a repeated option; commas inside brackets belong to their expression.
 
     Example:
-        >>> split_expressions(["own,dilated(2, 3) | sink(1)", "causal"])
-        ['own', 'dilated(2, 3) | sink(1)', 'causal']
+        >>> split_expressions(["own,random_sparse(2, 3) | sink(1)", "causal"])
+        ['own', 'random_sparse(2, 3) | sink(1)', 'causal']
     """
     expressions: list[str] = []
     for word in given or ():

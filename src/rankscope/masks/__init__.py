@@ -1,7 +1,7 @@
 """Attention masks: one file each, found by name in ``MASKS``, and combined in expressions with ``parse_mask``."""
 
 from rankscope.masks._edges import Progressions, clipped
-from rankscope.masks._expression import mask_from_description, parse_mask
+from rankscope.masks._expression import parse_mask
 from rankscope.masks._mask import Mask
 from rankscope.masks._spec import MASKS, MaskSpec, Parameter, mask
 
@@ -13,6 +13,5 @@ __all__ = [
     "Progressions",
     "clipped",
     "mask",
-    "mask_from_description",
     "parse_mask",
 ]

@@ -57,16 +57,15 @@ class EdgeRows:
 
 @dataclass(frozen=True)
 class Progressions:
-    """The keys of query ``q`` are ``range(start[q], stop[q], step)``; counted without listing them."""
+    """The keys of query ``q`` are ``range(start[q], stop[q])``; counted without listing them."""
 
     start: Ints
     stop: Ints
-    step: int = 1
 
     @property
     def lengths(self) -> Ints:
         """Number of keys of each query."""
-        lengths: Ints = np.maximum(0, -((self.start - self.stop) // self.step))
+        lengths: Ints = np.maximum(0, self.stop - self.start)
         return lengths
 
     @property
@@ -80,27 +79,8 @@ class Progressions:
         indptr = np.concatenate([[0], np.cumsum(self.lengths)])
         indices = np.arange(indptr[-1], dtype=np.int64)
         indices -= np.repeat(indptr[:-1], self.lengths)
-        indices *= self.step
         indices += np.repeat(self.start, self.lengths)
         return EdgeRows(indptr, indices)
-
-
-@dataclass(frozen=True)
-class United:
-    """Edges in any of the parts; merged only when they are listed."""
-
-    parts: tuple[Edges, ...]
-    keys: int
-
-    @property
-    def count(self) -> int:
-        """The sum over the parts, an upper bound."""
-        return sum(part.count for part in self.parts)
-
-    def rows(self) -> EdgeRows:
-        """The merged edges."""
-        check_edge_count(self.count)
-        return united([part.rows() for part in self.parts], self.keys)
 
 
 def clipped(start: Ints | int, stop: Ints | int, keys: int) -> Progressions:

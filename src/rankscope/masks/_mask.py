@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -66,10 +66,6 @@ class Mask(ABC):
     @abstractmethod
     def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """For each edge of ``rows``, whether this mask has it too."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """The mask as plain lists, dictionaries, numbers and strings; read back by ``mask_from_description``."""
 
     def dense(
         self, query: int, key: int | None = None, device: torch.device | str | None = None, *, allow_empty: bool = False
@@ -206,10 +202,6 @@ class Either(Mask):
         """Any part."""
         return reduce(np.bitwise_or, (part.among(rows, tokens) for part in self.parts))
 
-    def describe(self) -> dict[str, Any]:
-        """``{"any": [...]}``."""
-        return {"any": [part.describe() for part in self.parts]}
-
     def __str__(self) -> str:
         return " | ".join(str(part) for part in self.parts)
 
@@ -253,10 +245,6 @@ class Both(Mask):
         """Every part."""
         return reduce(np.bitwise_and, (part.among(rows, tokens) for part in self.parts))
 
-    def describe(self) -> dict[str, Any]:
-        """``{"all": [...]}``."""
-        return {"all": [part.describe() for part in self.parts]}
-
     def __str__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, Either) else str(part) for part in self.parts)
 
@@ -292,10 +280,6 @@ class Complement(Mask):
     def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """The edges that the part does not have."""
         return ~self.part.among(rows, tokens)
-
-    def describe(self) -> dict[str, Any]:
-        """``{"not": ...}``."""
-        return {"not": self.part.describe()}
 
     def __str__(self) -> str:
         return f"~({self.part})" if isinstance(self.part, (Either, Both)) else f"~{self.part}"

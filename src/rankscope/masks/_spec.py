@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -190,10 +189,6 @@ class NamedMask(Mask):
             return contained(rows, self.rows(tokens), tokens)
         seen: Bools = self.sees(torch.from_numpy(rows.queries), torch.from_numpy(rows.indices)).numpy()
         return seen
-
-    def describe(self) -> dict[str, Any]:
-        """``{"mask": name, "parameters": {...}}``."""
-        return {"mask": self.name, "parameters": dict(self.parameters)}
 
     def __str__(self) -> str:
         if len(self.parameters) < 2:

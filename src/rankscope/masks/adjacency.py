@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope.errors import InputError
@@ -17,22 +15,6 @@ from rankscope.masks._spec import Parameter, Value, mask
 
 WRITTEN_OUT = 128
 """Maximum number of tokens of a graph that is written out in an expression."""
-
-
-def written_out(matrix: Tensor | NDArray[Any]) -> str:
-    """A small square matrix as the text that ``adjacency`` accepts; nonzero means that the row sees the column.
-
-    Example:
-        >>> written_out(np.eye(2))
-        '10/01'
-    """
-    cells = matrix.detach().cpu().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
-    if cells.ndim != 2 or cells.shape[0] != cells.shape[1] or not 1 <= len(cells) <= WRITTEN_OUT:
-        raise InputError(
-            f"A matrix that is written out is square, of 1 to {WRITTEN_OUT} tokens, and this one is {cells.shape}. "
-            "Save a larger one with numpy.save or scipy.sparse.save_npz and give the path."
-        )
-    return "/".join("".join("1" if cell else "0" for cell in row) for row in cells)
 
 
 @lru_cache(maxsize=8)
@@ -86,7 +68,7 @@ def _edges(tokens: int, source: str, digest: str) -> EdgeRows:
 
 @mask(
     parameters=(
-        Parameter("source", "path of a .npy, .npz, .json or .txt file, or rows such as '10/11'", str),
+        Parameter("source", "path of a .npy, .npz or .txt file, or rows such as '10/11'", str),
         Parameter("digest", "start of the file's SHA-256; filled in, checked on reading", str, default=""),
     ),
     edges=_edges,

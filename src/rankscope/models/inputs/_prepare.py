@@ -71,7 +71,7 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
     given = opened(given)
     if plan.tokenizer is not None:
         plan = replace(plan, tokenizer=tokenizer_from(plan.tokenizer))
-    if given is None or isinstance(given, (str, Path)) or _are_texts(given):
+    if given is None or isinstance(given, (str, Path)) or are_texts(given):
         for text in [given] if isinstance(given, str) else given if isinstance(given, Sequence) else ():
             _refuse_a_path(text)
         config = loaded.config
@@ -110,5 +110,6 @@ def _refuse_a_path(text: str) -> None:
         )
 
 
-def _are_texts(given: object) -> TypeGuard[Sequence[str]]:
+def are_texts(given: object) -> TypeGuard[Sequence[str]]:
+    """Whether the inputs are texts."""
     return isinstance(given, Sequence) and all(isinstance(entry, str) for entry in given)

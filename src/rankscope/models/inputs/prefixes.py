@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from rankscope.errors import InputError
-from rankscope.models.inputs._prepare import prepare_planned
+from rankscope.models.inputs._prepare import are_texts, prepare_planned
 from rankscope.models.inputs.given import batches_from_mapping, completed, on_device
 from rankscope.models.inputs.inputs import Given
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
@@ -34,37 +34,30 @@ def prepare_prefixes(loaded: LoadedModel, given: Given, plan: InputPlan, lengths
         InputError: the inputs are not token ids, or a sequence is shorter than the longest length.
     """
     wanted = sorted(set(lengths))
-    if len(wanted) < 2 or wanted[0] < 2:
-        raise InputError(f"lengths={list(lengths)}: expected at least two different lengths of two tokens or more.")
-    if wanted[-1] > LONGEST:
-        raise InputError(f"lengths={list(lengths)}: at most {LONGEST:,} tokens.")
+    if len(wanted) < 2 or wanted[0] < 2 or wanted[-1] > LONGEST:
+        raise InputError(
+            f"lengths={list(lengths)}: expected at least two different lengths of two to {LONGEST:,} tokens."
+        )
     prepared = prepare_planned(loaded, given, replace(plan, tokens=wanted[-1]))
-    is_text = prepared.lengths and not plan.random_tokens and (given is None or not _is_tensors(given))
-    closing = len(_encoder(loaded, plan).suffix) if is_text else 0
+    closing = 0
+    if prepared.lengths and not plan.random_tokens and (given is None or isinstance(given, Path) or are_texts(given)):
+        tokenizer = loaded.tokenizer if plan.tokenizer is None else plan.tokenizer
+        closing = len(text_encoder(loaded.config, tokenizer).suffix)
     for part in prepared:
         _check(part, wanted[-1])
     cut = {length: _cut(loaded, prepared, length, closing) for length in wanted[:-1]}
     return {**cut, wanted[-1]: prepared}
 
 
-def _is_tensors(given: Given) -> bool:
-    return isinstance(given, (torch.Tensor, Mapping)) or (
-        isinstance(given, (list, tuple)) and not all(isinstance(entry, str) for entry in given)
-    )
-
-
-def _encoder(loaded: LoadedModel, plan: InputPlan) -> Any:
-    return text_encoder(loaded.config, loaded.tokenizer if plan.tokenizer is None else plan.tokenizer)
-
-
 def _check(part: Batch, longest: int) -> None:
     ids = part.inputs.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or part.arguments:
         raise InputError("lengths cuts token ids, and this model reads something else. Measure each length by itself.")
-    known = {"input_ids", "use_cache", "decoder_input_ids"}
-    if odd := sorted(set(part.inputs) - known):
-        short = "some sequences are shorter than the longest length" if odd == ["attention_mask"] else "not only ids"
-        raise InputError(f"lengths cannot cut inputs with {odd[0]} ({short}). Pass longer texts, or token ids alone.")
+    if odd := sorted(set(part.inputs) - {"input_ids", "use_cache", "decoder_input_ids"}):
+        raise InputError(
+            f"lengths cannot cut inputs with {odd[0]}: some sequences are shorter than the longest length, or there is "
+            "more than ids. Pass longer texts, or token ids alone."
+        )
     if ids.shape[1] < longest:
         raise InputError(
             f"lengths asks for {longest} tokens, and the inputs have {ids.shape[1]} (the text ends, or the model takes "
@@ -79,14 +72,11 @@ def _cut(loaded: LoadedModel, prepared: Prepared, length: int, closing: int) -> 
         return torch.cat([x[:, : length - closing], x[:, x.shape[1] - closing :]], dim=1)
 
     batches: list[Batch] = []
+    counts: list[int] = []
     for part in prepared:
         inputs = completed(loaded, {"input_ids": shortened(part.inputs["input_ids"])})
-        shorter = batches_from_mapping(inputs, batch=part.sequences)[0]
         keep = None if part.keep is None else all_or_some(shortened(part.keep))
+        shorter = batches_from_mapping(inputs, batch=part.sequences)[0]
         batches.append(replace(shorter, keep=keep, first_sequence=part.first_sequence))
-    counts = [
-        count
-        for batch in batches
-        for count in ([length] * batch.sequences if batch.keep is None else batch.keep.sum(dim=1).tolist())
-    ]
+        counts += [length] * part.sequences if keep is None else keep.sum(dim=1).tolist()
     return replace(prepared, batches=on_device(batches, loaded.inputs_device), lengths=tuple(counts))

@@ -173,7 +173,7 @@ class Batch:
         except RankscopeError:
             raise
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            why = why_it_fails(model, self, error)
+            why = why_it_fails(model, self)
             if why is None:
                 raise
             raise why from error

@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rankscope.errors import LoadError, RankscopeError
-from rankscope.models.hf import is_hf_config
+from rankscope.errors import LoadError
+from rankscope.models.loading.foreign import refusing
+
+MOST_LAYERS = 10**5
+MOST_MODULES = 250_000
+LONGEST_BUILD = 8.0
+"""Seconds of processor time for one build on the meta device; 100 layers of a known family take less than one."""
+MOST_GROWTH = 64
+"""Maximum bytes in memory per byte of a checkpoint; weights of one bit that are unpacked to float32 have 32."""
+ALWAYS_ALLOWED = 2**28
+"""Bytes that a network may take whatever the size of its checkpoint."""
 
 
 @contextmanager
@@ -24,33 +33,17 @@ def on_meta() -> Iterator[None]:
     Modeling code imports ``torch._dynamo``, which (in torch 2.6; not in 2.13) computes with small tensors while it is
     imported and cannot do so on the meta device. So it is imported first.
     """
-    import torch
-
     if torch.__version__ < "2.13":
         importlib.import_module("torch._dynamo")
     with torch.device("meta"):
         yield
 
 
-MANY_LAYERS = 512
-"""Up to this size a network is built on the meta device as it is; beyond it, two small ones are extrapolated."""
-MOST_LAYERS = 10**5
-MOST_MODULES = 250_000
-LONGEST_BUILD = 8.0
-"""Seconds of processor time for one build on the meta device; 100 layers of a known family take less than one."""
-MOST_GROWTH = 64
-"""Maximum bytes in memory per byte of a checkpoint; weights of one bit that are unpacked to float32 have 32."""
-ALWAYS_ALLOWED = 2**28
-"""Bytes that a network may take whatever the size of its checkpoint."""
-LAYER_NAMES = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layers")
-
-
 class NetworkSize(NamedTuple):
-    """What a network takes: the number of parameters, the bytes of its buffers, the number of modules."""
+    """What a network takes: the number of parameters, the bytes of its buffers."""
 
     parameters: int
     buffers: int
-    modules: int
 
 
 def refuse_unaffordable(
@@ -72,13 +65,8 @@ def refuse_unaffordable(
     Raises:
         LoadError: with the estimate.
     """
-    layers = max((count for _, _, count in _layer_counts(config)), default=0)
-    if layers > MOST_LAYERS:
-        raise _too_many(layers, "layers")
-    size = _counted(config, build, layers)
+    size = size_of(config, build)
     refuse_larger_than_memory(size.parameters, dtype, memory, size.buffers)
-    if size.modules > MOST_MODULES:
-        raise _endless(f"{size.modules:,} modules; more than {MOST_MODULES:,} are not built")
     needed = size.parameters * (dtype or torch.float32).itemsize + size.buffers
     if stored is not None and needed > MOST_GROWTH * stored + ALWAYS_ALLOWED:
         raise LoadError(
@@ -113,50 +101,28 @@ def refuse_endless_lists(described: Mapping[str, Any]) -> None:
     Raises:
         LoadError: the message has the number.
     """
-    waiting = [described]
-    while waiting:
-        for key, value in waiting.pop().items():
-            if isinstance(value, Mapping):
-                waiting.append(value)
-            elif ("layer" in key or key == "num_labels") and isinstance(value, (int, float)) and value > MOST_LAYERS:
-                raise _too_many(value, key)
+    for key, value in described.items():
+        if isinstance(value, Mapping):
+            refuse_endless_lists(value)
+        elif ("layer" in key or key == "num_labels") and isinstance(value, (int, float)) and value > MOST_LAYERS:
+            raise LoadError(
+                f"The configuration asks for {value:,} {'layers' if 'layer' in key else key}; more than "
+                f"{MOST_LAYERS:,} are not built. Nothing was allocated."
+            )
 
 
-def _too_many(count: float, name: str) -> LoadError:
-    layers = "layers" if "layer" in name else name
-    return LoadError(
-        f"The configuration asks for {count:,} {layers}; more than {MOST_LAYERS:,} are not built. "
-        "Nothing was allocated."
-    )
+def size_of(config: Any, build: Callable[[Any], torch.nn.Module]) -> NetworkSize:
+    """What a configuration asks for, from a build without data.
 
-
-def _endless(what: str) -> LoadError:
-    return LoadError(f"The configuration asks for {what}. Nothing was allocated.")
-
-
-def _counted(config: Any, build: Callable[[Any], torch.nn.Module], layers: int) -> NetworkSize:
-    if layers <= MANY_LAYERS:
-        return _size(config, build)
-    one, two = (_size(_with_layers(config, count), build) for count in (1, 2))
-    return NetworkSize(*(first + (layers - 1) * (second - first) for first, second in zip(one, two, strict=True)))
-
-
-def _size(config: Any, build: Callable[[Any], torch.nn.Module]) -> NetworkSize:
-    try:
-        with on_meta(), _not_endless():
-            model = build(copy.deepcopy(config))
-    except (RankscopeError, MemoryError):
-        raise
-    except ImportError as error:  # a backbone of timm, for example
-        raise LoadError(
-            f"The model needs a package that is not installed: {' '.join(str(error).split())[:300]}"
-        ) from error
-    except Exception as error:  # sizes that overflow, or that a family refuses: any exception is possible
-        raise LoadError(f"The configuration cannot be laid out: {' '.join(str(error).split())[:300]}") from error
+    Raises:
+        LoadError: it cannot be built, or the build does not end.
+    """
+    # Sizes may overflow or be refused by a family, and a backbone may need a package: any exception is possible.
+    with refusing(LoadError, "The configuration cannot be laid out", "Check it."), on_meta(), _not_endless():
+        model = build(copy.deepcopy(config))
     return NetworkSize(
         sum(parameter.numel() for parameter in model.parameters()),
         sum(buffer.numel() * buffer.itemsize for buffer in model.buffers()),
-        sum(1 for _ in model.modules()),
     )
 
 
@@ -182,8 +148,9 @@ def _not_endless() -> Iterator[None]:
             began = thread_time()
         seen += 1
         if seen > 2 * MOST_MODULES or thread_time() - began > LONGEST_BUILD:
-            raise _endless(
-                f"so many parts that {seen:,} were laid out in {thread_time() - began:.0f} s, without an end"
+            raise LoadError(
+                f"The configuration asks for so many parts that {seen:,} were laid out in "
+                f"{thread_time() - began:.0f} s, without an end. Nothing was allocated."
             )
 
     hooks = (register_module_module_registration_hook(count), register_module_parameter_registration_hook(count))
@@ -192,33 +159,6 @@ def _not_endless() -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _with_layers(config: Any, count: int) -> Any:
-    small = copy.deepcopy(config)
-    for part, name, _ in list(_layer_counts(small)):
-        setattr(part, name, count)
-    return small
-
-
-def _layer_counts(config: Any) -> Iterator[tuple[Any, str, int]]:
-    for part in _parts(config):
-        for name in LAYER_NAMES:
-            if count := _whole(part, name):
-                yield part, name, count
-
-
-def _parts(config: Any) -> Iterator[Any]:
-    """The configuration and those inside it (text, vision, encoder ...)."""
-    yield config
-    for value in list(vars(config).values()):
-        if is_hf_config(value):
-            yield from _parts(value)
-
-
-def _whole(part: Any, name: str) -> int:
-    value = getattr(part, name, None)
-    return value if type(value) is int and value > 0 else 0
 
 
 def _installed() -> int | None:

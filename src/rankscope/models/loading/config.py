@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope._files import read_regular
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.hf import require_transformers
 from rankscope.models.loading.affording import refuse_endless_lists
@@ -36,17 +37,12 @@ def config_hash(config: Any) -> str:
 
 def read_config_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``, or a LoadError that says what is wrong with it."""
-    if path.exists() and not path.is_file():
-        raise LoadError(f"{path} is not a regular file. Pass a folder that holds a config.json, or the file itself.")
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(LARGEST_CONFIG + 1)
+        raw = read_regular(path, LARGEST_CONFIG)
     except OSError as error:
         raise LoadError(
             f"{path} could not be read: {error.strerror}. Pass a folder that holds a config.json."
         ) from error
-    if len(raw) > LARGEST_CONFIG:
-        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes, too many for a configuration.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,6 @@ from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.shard_files import BESIDE, LARGEST_FILE, TOKENIZER_FILES
 from rankscope.runs.plain_json import parse_json
 
-MOST_GROWTH = 64
-"""Maximum growth of a text by replacements; known tokenizers stay below 10."""
-MOST_STEPS = 1000
-LONGEST_PADDING = 2**20
-CHECKED = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
 # Arguments of a tokenizer's class that name other files to read; transformers takes them from these files unchecked.
 _ELSEWHERE = ("gguf_file", "init_inputs", "tokenizer_object")
 
@@ -31,10 +24,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def refuse_dangerous_tokenizer(folder: Path) -> None:
-    """Raise for files that would read other files, block forever or fill memory.
+    """Raise for files that would read other files or block forever.
 
     Raises:
-        LoadError: a file is a pipe or a device, is huge, names files elsewhere, or makes texts explode.
+        LoadError: a file is a pipe or a device, is huge, or names files elsewhere.
         ValueError: one is merely damaged, so it is unknown what it requests.
     """
     for name in (*TOKENIZER_FILES, *BESIDE):
@@ -43,79 +36,19 @@ def refuse_dangerous_tokenizer(folder: Path) -> None:
             raise LoadError(f"{path} is not a regular file. Fetch the model again.")
         if path.is_file() and path.stat().st_size > LARGEST_FILE:
             raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes, too many for a tokenizer.")
-    _refuse_elsewhere(folder / "tokenizer_config.json", _ELSEWHERE)
+    settings = _object_in(folder / "tokenizer_config.json")
+    for key in _ELSEWHERE:
+        if settings.get(key):
+            raise LoadError(
+                f"{folder / 'tokenizer_config.json'} asks for {key}={settings[key]!r:.80}, which makes the tokenizer "
+                "read from elsewhere. It was not read. Remove that key, or fetch the model again."
+            )
     for key in _object_in(folder / "special_tokens_map.json"):
         if not key.endswith(("_token", "_tokens")):
             raise LoadError(
                 f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is not a special token: it would be "
                 "used as a setting of the tokenizer. Remove that key, or fetch the model again."
             )
-    _refuse_explosions(folder / "tokenizer.json")
-
-
-def _refuse_elsewhere(path: Path, keys: tuple[str, ...]) -> None:
-    settings = _object_in(path)
-    for key in keys:
-        if settings.get(key):
-            raise LoadError(
-                f"{path} asks for {key}={settings[key]!r:.80}, which makes the tokenizer read from elsewhere. "
-                "It was not read. Remove that key, or fetch the model again."
-            )
-
-
-def _refuse_explosions(path: Path) -> None:
-    """Refuse tokenizers that make a text grow at each of forty steps, or pad to 10^12 tokens, and so fill memory."""
-    settings = _object_in(path)
-    padding = settings.get("padding")
-    if isinstance(padding, dict):
-        fixed = padding.get("strategy")
-        asked = [padding.get("pad_to_multiple_of"), *(fixed.values() if isinstance(fixed, dict) else ())]
-        if any(isinstance(length, (int, float)) and length > LONGEST_PADDING for length in asked):
-            raise LoadError(f"{path} pads every text to more than {LONGEST_PADDING:,} tokens. It was not read.")
-    steps = 0
-    for part in ("normalizer", "pre_tokenizer"):
-        growth = 1.0
-        for step in _steps(settings.get(part)):
-            steps += 1
-            growth *= _growth(step)
-            if growth > MOST_GROWTH or steps > MOST_STEPS:
-                raise LoadError(
-                    f"{path} makes texts more than {MOST_GROWTH} times longer, or has more than {MOST_STEPS:,} steps "
-                    f"({part}). It was not read: remove the tokenizer files, or pass token ids yourself."
-                )
-
-
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Every step of a normalizer or pre-tokenizer, including nested sequences."""
-    waiting = [part]
-    while waiting:
-        step = waiting.pop()
-        if isinstance(step, list):
-            waiting.extend(step)
-        elif isinstance(step, dict):
-            yield step
-            waiting.extend(value for value in step.values() if isinstance(value, (list, dict)))
-
-
-def _growth(step: dict[str, Any]) -> float:
-    """How many times longer one replacement may make a text."""
-    content, pattern = step.get("content"), step.get("pattern")
-    if not isinstance(content, str):
-        return 1.0
-    plain = pattern.get("String") if isinstance(pattern, dict) else None
-    if isinstance(plain, str) and plain:
-        return max(1.0, len(content.encode("utf-8", "replace")) / len(plain.encode("utf-8", "replace")))
-    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    return len(content) + (1.0 if _may_match_nothing(regex) else 0.0) if content else 1.0
-
-
-def _may_match_nothing(regex: Any) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's warnings about the pattern are irrelevant
-            return re.match(regex, "") is not None
-    except (re.error, TypeError, ValueError, RecursionError, OverflowError):
-        return True  # written in another dialect: assume the worst
 
 
 def _object_in(path: Path) -> dict[str, Any]:
@@ -205,21 +138,9 @@ def read_tokenizer(
     }
     try:
         with refusing(_DamagedTokenizerError, "the tokenizer could not be read", ""):
-            refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
+            if Path(where).is_dir():
+                refuse_dangerous_tokenizer(Path(where))
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
     except _DamagedTokenizerError as damaged:  # the model is still usable
         return None, (f"the tokenizer could not be read ({in_a_line(damaged.__cause__ or damaged)})",)
     return tokenizer, ()
-
-
-def _tokenizer_folder(where: str, kept: Mapping[str, Any]) -> Path:
-    """The folder of a tokenizer's files: the folder itself, or the hub's cache after downloading them."""
-    if Path(where).is_dir():
-        return Path(where)
-    from transformers.utils import cached_file
-
-    wanted = {key: value for key, value in kept.items() if key in ("local_files_only", "revision")}
-    wanted |= {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    fetched = (cached_file(where, name, **wanted) for name in CHECKED)
-    folders = [Path(path).parent for path in fetched if path is not None]
-    return folders[0] if folders else Path(where)

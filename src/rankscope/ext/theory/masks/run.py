@@ -33,7 +33,7 @@ MOST_LAYERS = 20_000
 FALLEN_APART = 64
 """Number of layers simulated if tokens are known never to agree."""
 SHOWN_CENTRES = 8
-GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
+GRAPH_FILES = {".npy", ".npz", ".txt"}
 
 
 @checked(*(option for option in GRAPH.options if option.in_python))
