@@ -29,7 +29,6 @@ CASES = {
     "graphs": "import rankscope as rs\nrs.graph('causal', 8)",
     "gguf": "import pathlib\npathlib.Path('w.gguf').write_bytes(b'GGUF')\nimport rankscope as rs\nrs.load('w.gguf')",
     "report": RUN + "run.save('run')\nrs.report(['run'], 'page.html')",
-    "play": "from rankscope.ext.playground.page import _gradio\n_gradio()",
     "torchmetrics": "import rankscope.monitor.stateful.metric",
     "lightning": "import rankscope.monitor.hosts.lightning",
     "tensorboard": "from rankscope.monitor.sinks.tensorboard import TensorBoardSink\nTensorBoardSink('log')",

@@ -163,7 +163,7 @@ def test_a_wrong_question_to_a_run_is_told_what_to_ask(
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["env", "ls", "play"])
+@pytest.mark.parametrize("name", ["env", "ls"])
 def test_a_command_that_is_no_function_says_what_to_type(name: str) -> None:
     with pytest.raises(AttributeError, match=f"`rankscope {name}"):
         getattr(rs, name)

@@ -24,7 +24,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, rs.Surgery(skip=0.0), plain=False),
     "decompose": lambda model: rs.decompose(model, IDS),
     "bound": lambda model: rs.bound(model, IDS),
-    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"], repeats=0),
+    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"]),
 }
 
 

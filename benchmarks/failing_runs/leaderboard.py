@@ -55,9 +55,7 @@ RECORD = ROOT / "docs" / "data" / "leaderboard.json"
 EVIDENCE = ROOT / "src" / "rankscope" / "remedies" / "evidence.json"
 FIGURE = ROOT / "docs" / "_static" / "figures" / "leaderboard.png"
 COLLAPSES = ("token_collapse", "input_collapse", "entropy_collapse")
-MIXTURES = frozenset(
-    {"attn_scale", "centred_attention", "differential_attention", "shaped_attention", "value_skipinit"}
-)
+MIXTURES = frozenset({"centred_attention", "shaped_attention", "value_skipinit"})
 AS_IS, SOUND = "none", "sound sibling"
 
 Kind = Literal["post-norm", "pre-norm", "no skips"]

@@ -94,7 +94,6 @@ filled_by("length dependence", _length_dependence)
 _COMMANDS = {
     "env": "`rankscope env`; in Python, rankscope.__version__ and the provenance of a run say the same",
     "ls": "`rankscope ls`; in Python the registries list themselves: rs.METRICS, rankscope.masks.MASKS",
-    "play": "`rankscope play`; it serves a page",
 }
 """Commands that are no functions, with what to type."""
 

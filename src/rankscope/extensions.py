@@ -31,9 +31,7 @@ GROUP = "rankscope.extensions"
 
 OURS: Mapping[str, tuple[str, ...]] = {
     "offload": ("offload", "s3://"),
-    "papers": ("reproduce",),
     "paths": ("decompose",),
-    "playground": ("play",),
     "sweeps": ("atlas", "compact", "query", "sweep"),
     "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
 }

@@ -66,9 +66,8 @@ QUIET = {
     "exact": "exact init:tiny-bert --skip 0 --sequences 1 --tokens 8",
     "bound": "bound init:tiny-bert --theorems dong_2021_multi_head --sequences 1 --tokens 8",
     "graph": "graph causal --tokens 8",
-    "remedy": "remedy init:tiny-bert --remedies stronger_skip --sequences 1 --tokens 8 --repeats 0",
+    "remedy": "remedy init:tiny-bert --remedies stronger_skip --sequences 1 --tokens 8",
     "predict": "predict tiny-bert --tokens 8 --seeds 1 --most-blocks 3",
-    "reproduce": "reproduce dong2021-path-census --small",
 }
 
 
@@ -85,7 +84,7 @@ def test_quiet_is_one_line(cli, command: str) -> None:
 def test_every_verb_that_can_be_long_can_be_quiet() -> None:
     talkative = set(COMMANDS) - {"ls", "env"}
     assert {name for name in talkative if "--quiet" not in options_of(name)} == set()
-    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "play", "sweep", "query"} == talkative
+    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "sweep", "query"} == talkative
 
 
 def test_quiet_doctor_and_selftest_say_nothing_when_all_is_well(cli) -> None:
@@ -99,13 +98,13 @@ def test_colour_on_a_terminal(variables: dict[str, str], coloured: bool) -> None
     master, slave = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     environment |= {"TERM": "xterm-256color", **variables}
-    words = [sys.executable, "-m", "rankscope", "reproduce", "dong2021-fig3"]
+    words = [sys.executable, "-m", "rankscope", "measure", "init:tiny-brt"]
     done = subprocess.run(words, stdout=slave, stderr=slave, env=environment, cwd=ROOT, check=False)
     os.close(slave)
     text = os.read(master, 100_000).decode()
     os.close(master)
     assert done.returncode == 2
-    assert "dong2021-fig2" in text
+    assert "tiny-bert" in text
     assert ("\x1b[31m" in text) is coloured
 
 

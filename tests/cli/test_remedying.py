@@ -23,7 +23,7 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setitem(vars(rankscope), "remedy", verb)
     text = tmp_path / "text.txt"
     text.write_text("words")
-    options = "--remedies deepnorm,stronger_skip=3 --variant +norm+mlp --weights init --no-gradients --repeats 0"
+    options = "--remedies deepnorm,stronger_skip=3 --weights init --no-gradients"
     more = "--sequences 2 --tokens 16 --batch 1 --tokens-policy no-first --dtype float64 --device cpu --seed 7"
     last = "--blocks layers.* --random-tokens --quiet"
     words = [*f"{options} {more} {last}".split(), "--layout", "batch dim tokens"]
@@ -34,10 +34,8 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "source": "init:tiny-bert",
         "data": text,
         "remedies": ["deepnorm", "stronger_skip=3"],
-        "variant": "+norm+mlp",
         "weights": "init",
         "gradients": False,
-        "repeats": 0,
         "sequences": 2,
         "tokens": 16,
         "batch": 1,

@@ -37,7 +37,7 @@ CLOSE = 1e-4
 bfloat16, where the gradient of an embedding that is used three times (T5) is a sum in another order on a device, whose
 backward pass has a thread of its own."""
 
-REMEDIES = ("residual_scale", "log_n_scale", "gated_attention")
+REMEDIES = ("residual_scale", "qk_norm", "neutreno")
 """One on the stream, one on the scores of each row, one with parameters of its own."""
 
 Values = NDArray[np.float64]
@@ -108,7 +108,7 @@ VERBS: dict[str, Callable[[nn.Module], Values]] = {
     "decompose": lambda m: _values(rs.decompose(m, rs.Inputs(sequences=1, tokens=8), marginals=["heads", "layers"])),
     "bound": lambda m: _values(rs.bound(m, rs.Inputs(sequences=1, tokens=8))),
     "paths": _paths,
-    "remedy": lambda m: _values(rs.remedy(m, rs.Inputs(sequences=1, tokens=8), remedies=REMEDIES, repeats=1)),
+    "remedy": lambda m: _values(rs.remedy(m, rs.Inputs(sequences=1, tokens=8), remedies=REMEDIES)),
     "gauge": _gauge,
 }
 

@@ -263,9 +263,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "bound": partial(flat, rs.bound, "init:tiny-gpt2", **SIZE),
     "decompose": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "layers"), origins=True),
     "decompose, at a layer": partial(flat, rs.decompose, "init:tiny-gpt2", **SIZE, at_layers=(1,)),
-    "remedy": partial(
-        flat, rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0
-    ),
+    "remedy": partial(flat, rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"]),
 }
 """The verbs that deal out batches and do nothing else in parallel."""
 
@@ -274,10 +272,6 @@ def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
     way: Parallel | None = "data" if world > 1 else None
     found = {name: told(verb(parallel=way)) for name, verb in VERBS.items()}
     if world > 1:
-        timed = rs.remedy(
-            rs.Model("init:tiny-bert", parallel="data"), rs.Inputs(**SIZE), remedies=["residual_scale"], gradients=False
-        )
-        found["times"] = {"ratios": [entry["time_ratio"] for entry in timed.extra["remedies"]]}
         sharded = fully_sharded(load("init:tiny-gpt2").model)
         for name, verb in {
             "exact": rs.exact,

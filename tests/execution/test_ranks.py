@@ -163,13 +163,6 @@ def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> 
 
 
 @pytest.mark.slow
-def test_time_is_that_of_the_first_process(runs: Path) -> None:
-    first, second = (found["times"]["ratios"] for found in said(runs, "dealt2"))
-    assert first == second
-    assert all(ratio > 0 for ratio in first)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["exact", "bound", "decompose", "remedy"])
 def test_verbs_that_need_whole_weights_say_so(runs: Path, verb: str) -> None:
     for found in said(runs, "dealt2"):

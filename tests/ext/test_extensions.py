@@ -183,9 +183,7 @@ def installed_without(folder: Path, gone: str) -> Path:
 EVERYWHERE = ("tests/runs/test_run.py", "tests/verbs/test_ablating.py", "tests/surgery/test_operating.py")
 NEIGHBOURS = {
     "offload": ("tests/execution/test_rendezvous.py", "tests/verbs/test_measuring.py"),
-    "papers": ("tests/reporting/test_training.py", "tests/reporting/test_ledger.py"),
     "paths": ("tests/models/test_heads.py", "tests/linalg/test_blockwise_attention.py"),
-    "playground": ("tests/views/test_views.py",),
     "sweeps": ("tests/runs/test_storage.py", "tests/runs/test_rows.py"),
     "theory": ("tests/masks", "tests/monitor/test_status.py"),
 }

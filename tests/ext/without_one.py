@@ -59,14 +59,14 @@ def use(gone: str) -> None:
     assert reading is not None
     assert reading.scalars
 
-    commands = {"graph", "predict", "bound", "decompose", "sweep", "query", "reproduce", "play"}
+    commands = {"graph", "predict", "bound", "decompose", "sweep", "query"}
     for extension in lost:
         for name in OURS[extension]:
             if name in commands:
                 code, text = command(name)
                 assert code == 2, text
                 assert f"`{name}` comes with the extension {extension}, which" in " ".join(text.split()), text
-            if name.isidentifier() and name not in ("play", "offload", "theorems"):
+            if name.isidentifier() and name not in ("offload", "theorems"):
                 assert not hasattr(rankscope, name)
     if gone == "offload":
         code, text = command("measure", "init:tiny-bert", "--offload", *small)

@@ -15,7 +15,6 @@ import pytest
 
 import rankscope as rs
 from rankscope.errors import RankscopeError
-from rankscope.ext.papers.measuring.parts import saved_rows
 from rankscope.ext.sweeps.status import status_of
 from rankscope.monitor import read_record
 from rankscope.monitor.outlets import RecordWriter
@@ -86,15 +85,6 @@ def _recorded(home: Path) -> str:
     return repr((dict(record.facts), [one.to_json() for one in record.readings], record.torn))
 
 
-def _part(home: Path) -> None:
-    _kept(home)
-
-
-def _kept(home: Path) -> str:
-    found = [{"metric": "m", "site": "s", "layer": layer, "value": 1 / (layer + 3)} for layer in range(20)]
-    return repr(saved_rows(home, "part", {"seed": 1}, lambda: found))
-
-
 class _StoppedError(Exception):
     pass
 
@@ -147,7 +137,6 @@ KINDS = (
     Kind("gauge: record", "readings-*.jsonl", _record, _recorded),
     Kind("checkpoint: results of a block", "*/block-*.arrow", _stopped, _measured),
     Kind("checkpoint: states", "*/state-*.safetensors", _stopped, _measured),
-    Kind("reproduction: finished part", "part.json", _part, _kept, mends=True),
 )
 
 

@@ -19,7 +19,6 @@ USED = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "rankscope.cli.app",
-    "rankscope.ext.papers",
     "rankscope.monitor",
     "rankscope.reporting.terminal",
     "rankscope.ext.sweeps.plan",

@@ -144,7 +144,7 @@ def test_item_10_what_an_alarm_advises_is_what_remedy_ranks_first(cut: dict[str,
     gauge = Gauge(model, probe(), schedule=1, strict=True, alarms=["token_collapse"])
     with operate(model, Surgery(**cut)):
         readings = [gauge.step(step) for step in range(2)]
-        run = remedy(model, probe(), repeats=0, gradients=False)
+        run = remedy(model, probe(), gradients=False)
     raised = [alarm for reading in readings if reading is not None for alarm in reading.alarms]
     assert len(raised) == 1
     worst = {entry["name"]: min(value or 0.0 for value in entry["residual"][1:]) for entry in run.extra["remedies"]}

@@ -155,7 +155,7 @@ LOADED = re.compile(
 
 
 def built_pages() -> dict[Path, str]:
-    """Every page with its source; those of a report or of the playground have tests of their own."""
+    """Every page with its source; those of a report have tests of their own."""
     found = (path for path in BUILT.rglob("*.html") if "_static" not in path.parts)
     return {path: path.read_text(encoding="utf-8") for path in found}
 

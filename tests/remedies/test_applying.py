@@ -29,10 +29,9 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("local_mask", {"strength": 1.5}, "whole number"),
-        ("local_mask", {"strength": float("nan")}, "finite"),
+        ("stronger_skip", {"strength": float("nan")}, "finite"),
         ("pre_norm", {"strength": 2.0}, "applied whole"),
-        ("local_mask", {"learnable": True}, "no numbers that could be learned"),
+        ("pre_norm", {"learnable": True}, "no numbers that could be learned"),
     ],
 )
 def test_a_wrong_strength_is_refused(name: str, options: dict[str, object], words: str) -> None:
@@ -40,9 +39,7 @@ def test_a_wrong_strength_is_refused(name: str, options: dict[str, object], word
         pass
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in REMEDIES if REMEDIES[name].learnable and name not in ("loop_scale", "peri_ln")]
-)  # BERT is post-norm and shares no blocks
+@pytest.mark.parametrize("name", [name for name in REMEDIES if REMEDIES[name].learnable])
 def test_what_is_learned_stays_with_the_treatment_and_leaves_the_model_alone(name: str) -> None:
     model, batch = bert()
     before = {key: value.clone() for key, value in model.state_dict().items()}

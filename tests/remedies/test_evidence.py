@@ -64,7 +64,7 @@ def test_rescued_means_half_of_the_gap_its_own_alarms_over_and_finite_weights() 
         run("pre_norm", 2.4),
         run("deepnorm", 2.6),
         run("neutreno", 2.1, "token_collapse"),
-        run("local_mask", 2.1, "entropy_collapse"),  # not an alarm of the design as it is
+        run("residual_scale", 2.1, "entropy_collapse"),  # not an alarm of the design as it is
         run("qk_norm", 2.1, finite=False),
         run("skipinit", None, finite=False),
     ]
@@ -74,7 +74,7 @@ def test_rescued_means_half_of_the_gap_its_own_alarms_over_and_finite_weights() 
     (design,) = evidence(told)["designs"]
     assert design["alarms"] == ["token_collapse"]
     assert design["remedies"] == {
-        "deepnorm": [0, 1], "local_mask": [1, 1], "neutreno": [0, 1], "pre_norm": [1, 1], "qk_norm": [0, 1],
+        "deepnorm": [0, 1], "neutreno": [0, 1], "pre_norm": [1, 1], "qk_norm": [0, 1], "residual_scale": [1, 1],
         "skipinit": [0, 1],
     }  # fmt: skip
 
@@ -83,17 +83,17 @@ def test_a_record_is_continued_and_refusals_are_kept(tmp_path: Path, monkeypatch
     trained: list[str] = []
 
     def train(design: Design, remedy: str, seed: int) -> dict[str, Any]:
-        if remedy == "peri_ln":
-            raise UnsupportedOperationError("peri_ln needs pre-norm: ...")
+        if remedy == "layered":
+            raise UnsupportedOperationError("layered needs pre-norm: ...")
         trained.append(remedy)
         return {**run(remedy, 2.0), "design": design.name, "seed": seed}
 
     monkeypatch.setattr(leaderboard, "train", train)
     for _ in range(2):
-        train_missing(tmp_path / "record.json", DESIGNS[:1], [0], ["peri_ln", "skipinit"])
+        train_missing(tmp_path / "record.json", DESIGNS[:1], [0], ["layered", "skipinit"])
         assert trained == [AS_IS, SOUND, "skipinit"]
     assert json.loads((tmp_path / "record.json").read_text())["refused"] == {
-        DESIGNS[0].name: {"peri_ln": "peri_ln needs pre-norm: ..."}
+        DESIGNS[0].name: {"layered": "layered needs pre-norm: ..."}
     }
 
 

@@ -27,6 +27,6 @@ def test_item_11_a_skip_that_was_not_recognised_is_not_denied(name: str) -> None
     torch.manual_seed(0)
     model = nn.Sequential(Mixed(), Mixed())
     with pytest.raises(InputError) as caught:
-        rs.remedy(model, torch.randn(2, 6, 16), remedies=[name], repeats=0, gradients=False)
+        rs.remedy(model, torch.randn(2, 6, 16), remedies=[name], gradients=False)
     assert "was found" in str(caught.value)
     assert "adds nothing" not in str(caught.value)

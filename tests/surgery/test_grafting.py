@@ -12,11 +12,12 @@ from torch import Tensor
 
 from rankscope import Surgery
 from rankscope.errors import UnsupportedOperationError
-from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueMixing
-from rankscope.surgery.branch_grafts import BranchGains, Contrast, NormGains
+from rankscope.surgery.attention_grafts import AttentionMixing
+from rankscope.surgery.branch_grafts import BranchGains
 from rankscope.surgery.graft import Graft, Mixture
 from rankscope.surgery.operating import grafting, operate
 from rankscope.surgery.session import _SESSIONS, structure_of
+from tests.surgery.own_grafts import Contrast, LengthScale, NormGains, OutputGate, ValueMixing
 from tests.surgery.written_out import CARRIERS, DIM, WIDTH, Attention, Model, build, split
 
 
@@ -70,7 +71,7 @@ def test_all_grafts_at_once(carrier: str, causal: bool) -> None:
             BranchGains(view, 0.8, 0.6, stream=1.5),
             Contrast(0.4),
         ]
-        grafts += [ValueMixing(view, share)] if share else []
+        grafts += [ValueMixing(share)] if share else []
         for graft in grafts:
             stack.enter_context(grafting(model, graft))
         got = model(x)
@@ -84,7 +85,7 @@ def test_all_grafts_at_once(carrier: str, causal: bool) -> None:
 
 
 def test_a_gate_reads_what_the_attention_module_was_given() -> None:
-    gate, x = OutputGate(1.5), stream()
+    gate, x = OutputGate(DIM), stream()
     outputs = []
     for carrier in ("eager", "sdpa", "torch"):
         model = build("pre", carrier, True)
@@ -97,11 +98,9 @@ def test_a_gate_reads_what_the_attention_module_was_given() -> None:
 
 def test_a_graft_that_cannot_take_hold_leaves_nothing() -> None:
     model, x = build("pre", "torch with weights", False), stream()
-    with operate(model, inputs=x):
-        view = structure_of(model)
     bare = model(x)
     with (
-        grafting(model, ValueMixing(view, 0.3), inputs=x),
+        grafting(model, ValueMixing(0.3), inputs=x),
         pytest.raises(UnsupportedOperationError, match="product of attention probabilities and values"),
     ):
         model(x)

@@ -13,8 +13,8 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueAnchor, ValueMixing
-from rankscope.surgery.branch_grafts import BranchGains, Contrast, MlpWeightGains, NormGains, PreNorming
+from rankscope.surgery.attention_grafts import AttentionMixing, ValueAnchor
+from rankscope.surgery.branch_grafts import BranchGains, MlpWeightGains, PreNorming
 from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Spot
 from rankscope.surgery.graft_dispatcher import (
     changed_scores,
@@ -25,6 +25,7 @@ from rankscope.surgery.graft_dispatcher import (
     score_gain,
     with_gain,
 )
+from tests.surgery.own_grafts import LengthScale
 
 PLAN = BlockPlan(("attention", "mlp"), ("attention",), has_norm=True)
 
@@ -92,9 +93,8 @@ def test_weight_matrices_outside_attention_are_scaled() -> None:
         list(graft.hooks(view(nn.Sequential(Bare(), Bare(), Bare()))))
 
 
-def test_norms_are_scaled_or_left_out_but_the_last() -> None:
+def test_norms_are_left_out_but_the_last() -> None:
     x, out = numbers(1, 4, 6), numbers(1, 4, 6, seed=1)
-    assert torch.equal(NormGains(lambda at: 1.0 / (at.layer + 1)).norm(spot(1), x, out, is_last=False), out / 2)
     graft = PreNorming()
     for layer, is_last, kept in ((2, True, True), (2, False, False), (1, True, False)):
         got = graft.norm(spot(layer), x, out, is_last=is_last)
@@ -105,60 +105,19 @@ def test_norms_are_scaled_or_left_out_but_the_last() -> None:
     torch.testing.assert_close(graft.read(spot(0), x), centred / scale, rtol=1e-13, atol=0)
 
 
-def test_tokens_are_pushed_from_those_they_see() -> None:
-    x = numbers(1, 4, 6)
-    causal = torch.ones(4, 4).tril(-1).bool()
-    graft = Contrast(0.4, temperature=0.5)
-    unit = x / x.norm(dim=-1, keepdim=True)
-    scores = 2.0 * unit @ unit.mT
-    for seen, visible in (
-        (None, torch.ones(4, 4).bool()),
-        (causal, torch.ones(4, 4).tril().bool()),
-        (causal[None, None].expand(1, 2, 4, 4), torch.ones(4, 4).tril().bool()),
-    ):
-        expected = x - 0.4 * scores.masked_fill(~visible, -torch.inf).softmax(-1) @ x
-        torch.testing.assert_close(graft.sum(spot(0), "mlp", x, seen), expected, rtol=1e-13, atol=1e-15)
-    assert graft.sum(spot(0), "attention", x, None) is x
-    assert Contrast(0.0).sum(spot(0), "both", x, None) is x
-
-
 def test_values_of_the_first_block() -> None:
     first, value = numbers(1, 2, 4, 3), numbers(1, 2, 4, 3, seed=1)
-    mixing = ValueMixing(view(), 0.25)
-    assert mixing.values(spot(0), first) is first
-    torch.testing.assert_close(mixing.values(spot(2), value), 0.75 * value + 0.25 * first)
-    with pytest.raises(UnsupportedOperationError, match=r"values of block 1 have the shape \(1, 2, 3, 3\)"):
-        mixing.values(spot(1), value[:, :, 1:])
-    mixing.reset()
-    with pytest.raises(UnsupportedOperationError, match="Block 1 ran without the first"):
-        mixing.values(spot(1), value)
     anchor, out = ValueAnchor(view(), 0.6), numbers(1, 2, 4, 3, seed=2)
     assert torch.equal(anchor.attended(spot(0), Attended(out, first, None)), out)
     got = anchor.attended(spot(1), Attended(out, value, None))
     torch.testing.assert_close(got, out + 0.6 * (first - value))
+    with pytest.raises(UnsupportedOperationError, match=r"values of block 1 have the shape \(1, 2, 3, 3\)"):
+        anchor.attended(spot(1), Attended(out, value[:, :, 1:], None))
     with pytest.raises(UnsupportedOperationError, match="Block 1 has 3 queries and 4 keys"):
         anchor.attended(spot(1), Attended(out[:, :, 1:], value, None))
-
-
-def test_a_gate_is_drawn_once_from_the_law_it_names() -> None:
-    """8192 draws, fixed beforehand: mean and spread within five standard errors of N(0, std^2 / dim)."""
-    gate, read, out = OutputGate(3.0, seed=7), numbers(2, 5, 32), numbers(2, 4, 5, 64, seed=1)
-    got = gate.attended(spot(0), Attended(out, out, read))
-    weight = gate.weights["vision_tower/0"].detach()
-    assert weight.shape == (32, 256)
-    spread = 3.0 / math.sqrt(32)
-    assert abs(float(weight.mean())) < 5 * spread / math.sqrt(8192)
-    assert abs(float(weight.std()) / spread - 1) < 5 / math.sqrt(2 * 8192)
-    opened = torch.sigmoid(read @ weight).unflatten(-1, (4, 64)).transpose(1, 2)
-    torch.testing.assert_close(got, out * opened, rtol=1e-13, atol=0)
-    assert torch.equal(gate.attended(spot(0), Attended(out, out, read)), got), "it stays"
-    again, other = OutputGate(3.0, seed=7), OutputGate(3.0, seed=8)
-    assert torch.equal(again.attended(spot(0), Attended(out, out, read)), got)
-    assert not torch.equal(other.attended(spot(0), Attended(out, out, read)), got)
-    assert not torch.equal(gate.attended(spot(1), Attended(out, out, read)), got)
-    for wrong in (None, read[:, 1:]):
-        with pytest.raises(UnsupportedOperationError, match="Block 0: no module is an attention"):
-            gate.attended(spot(0), Attended(out, out, wrong))
+    anchor.reset()
+    with pytest.raises(UnsupportedOperationError, match="Block 1 ran without the first"):
+        anchor.attended(spot(1), Attended(out, value, None))
 
 
 def call(*, groups: int = 4, **options: object) -> AttentionCall:

@@ -273,7 +273,7 @@ def test_what_needs_a_sum_of_paths_refuses_every_long_skip(kind: type[Network]) 
     with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
         rs.decompose(model, x)
     with pytest.raises(InputError, match="gets around blocks"):
-        rs.remedy(model, x, remedies=["residual_scale"], repeats=0, gradients=False)
+        rs.remedy(model, x, remedies=["residual_scale"], gradients=False)
 
 
 def test_a_long_skip_is_scaled_with_all_blocks_it_goes_around_or_not_at_all() -> None:

@@ -136,7 +136,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exact": {"stability": True},
     "decompose": {},
     "bound": {"theorems": ["contraction_interval"]},
-    "remedy": {"remedies": ["stronger_skip"], "repeats": 0, "gradients": False},
+    "remedy": {"remedies": ["stronger_skip"], "gradients": False},
 }
 CUT = {"attention_skip": 0.5, "mask": "causal", "layers": [0, 1]}
 

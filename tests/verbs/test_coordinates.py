@@ -26,7 +26,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "ablate": lambda: rs.ablate("init:tiny-bert", rs.Inputs(**SMALL), masks=["own", "causal"]),
     "bound": lambda: rs.bound("init:tiny-bert", rs.Inputs(**SMALL)),
     "decompose": lambda: rs.decompose("init:tiny-bert", rs.Inputs(**SMALL)),
-    "remedy": lambda: rs.remedy("init:tiny-bert", rs.Inputs(**SMALL), remedies=["attn_scale"]),
+    "remedy": lambda: rs.remedy("init:tiny-bert", rs.Inputs(**SMALL), remedies=["residual_scale"]),
     "predict": lambda: rs.predict("init:tiny-bert", seeds=2, tokens=8),
 }
 AVERAGED = ("metric", "site", "layer", "head", "sequence", "value", "status", "low", "high")

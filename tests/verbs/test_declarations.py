@@ -281,7 +281,7 @@ def test_a_new_remedy_is_found_everywhere(
     )
     run("ls", "remedies")
     assert "small_branches" in capsys.readouterr().out
-    small = ("--sequences", "1", "--tokens", "8", "--repeats", "0")
+    small = ("--sequences", "1", "--tokens", "8")
     run("remedy", "init:tiny-bert", *small, "--remedies", "small_branches", "--json")
     assert "small_branches" in {entry["name"] for entry in json.loads(capsys.readouterr().out)["remedies"]}
     assert "small_branches" in docs_lines("statements", "RegistryTable", arguments=["remedies"])

@@ -27,7 +27,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "exact": {},
     "decompose": {},
     "bound": {"theorems": ["contraction_interval"]},
-    "remedy": {"remedies": ["residual_scale"], "repeats": 0, "gradients": False},
+    "remedy": {"remedies": ["residual_scale"], "gradients": False},
 }
 
 

@@ -19,7 +19,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "report": ("jinja2",),
     "gguf": ("gguf", "sentencepiece", "protobuf", "accelerate"),
     "graphs": ("scipy",),
-    "play": ("gradio",),
     "torchmetrics": ("torchmetrics",),
     "lightning": ("lightning",),
     "accelerate": ("accelerate",),

@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Prevent": ("predict", "remedy"),
     "Many models": ("sweep", "query"),
     "Results": ("report", "compare"),
-    "Learn": ("reproduce", "play", "ls", "env"),
+    "Learn": ("ls", "env"),
 }
 """Commands by what they are for; others are listed last."""
 INSTEAD = dict.fromkeys(

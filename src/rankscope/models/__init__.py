@@ -9,6 +9,7 @@ from rankscope._lazy import names_of
 if TYPE_CHECKING:
     from rankscope.models.heads.family import Family, register
     from rankscope.models.inputs import InputsLike, TokensPolicy, as_inputs, prepare_inputs, prepare_planned
+    from rankscope.models.inputs.text import sample_text
     from rankscope.models.loading import LoadedModel, load
     from rankscope.models.model import ModelLike, as_model
     from rankscope.models.pretrained import pretrained_folder
@@ -28,6 +29,7 @@ __all__ = [
     "prepare_planned",
     "pretrained_folder",
     "register",
+    "sample_text",
 ]
 
 __getattr__ = names_of(__name__)

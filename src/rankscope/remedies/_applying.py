@@ -23,7 +23,6 @@ _LACKS: dict[Need, str] = {
     "skips": "no addition of a skip was found; it has none, or it mixes the stream in a form that is not recognised",
     "post-norm": "no norm was found that reads the sum its skips add to (it is not post-norm, as far as can be seen)",
     "pre-norm": "no norm was found that only its branches read (it is not pre-norm, as far as can be seen)",
-    "sequential": "attention and MLP read the same tokens and are added at once, so there is no branch of each",
     "attention": "no attention was found whose probabilities can be seen",
     "mlp": "no addition of an MLP was found; it has none, or it mixes the stream in a form that is not recognised",
 }
@@ -53,8 +52,6 @@ def has(plan: BlockPlan, need: Need) -> bool:
         return plan.has_norm and plan.post_norm
     if need == "pre-norm":
         return plan.has_norm and not plan.post_norm
-    if need == "sequential":
-        return "both" not in plan.skips and not any(plan.joins)
     if need == "attention":
         return "attention" in plan.attention
     return bool({"mlp", "both"} & set(plan.skips))

@@ -14,7 +14,7 @@ from rankscope.models.view import ModelView
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.operation import Operation
 
-Need = Literal["skips", "post-norm", "pre-norm", "sequential", "attention", "mlp", "training"]
+Need = Literal["skips", "post-norm", "pre-norm", "attention", "mlp", "training"]
 Step = Operation | Graft
 DesignChange = Callable[[Design, float], Mapping[str, Any]]
 

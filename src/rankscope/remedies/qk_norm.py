@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.design import Design
-from rankscope.remedies._present import QUERY_KEY_NORM, refuse_norm_in_attention
+from rankscope.models.view import ModelView
 from rankscope.remedies._spec import RemedyCase, Step, remedy
+from rankscope.stream.operators import is_attention, is_norm
 from rankscope.surgery.attention_grafts import QueryKeyNorm
+
+QUERY_KEY_NORM = re.compile(r"^(q|k|qk|query|key)(_?layer)?_?norm$")
 
 
 def _design(design: Design, gain: float) -> Mapping[str, Any]:
@@ -35,5 +39,21 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
 )
 def qk_norm(case: RemedyCase) -> Sequence[Step]:
     """Scores g sqrt(d) cos(q, k), with the queries and keys of each head normalised (RMSNorm, no weights)."""
-    refuse_norm_in_attention(case.view, QUERY_KEY_NORM, "norms on its queries and keys")
+    _refuse_present_norm(case.view)
     return (QueryKeyNorm(case.view, case.strength, learnable=case.learnable),)
+
+
+def _refuse_present_norm(view: ModelView) -> None:
+    """Raise if an attention module of a block contains a norm named like one of queries or keys."""
+    modules = view.modules()
+    for stack in view.stacks:
+        for block in dict.fromkeys(call.module_name for call in stack.calls):
+            for name, module in modules[block].named_modules():
+                if module is modules[block] or not is_attention(name, type(module)):
+                    continue
+                for inner, part in module.named_modules():
+                    if is_norm(part) and QUERY_KEY_NORM.search(inner.rpartition(".")[2].lower()):
+                        path = ".".join(filter(None, (block, name, inner)))
+                        raise UnsupportedOperationError(
+                            f"This model already has norms on its queries and keys: {path} ({type(part).__name__})."
+                        )

@@ -1,4 +1,4 @@
-"""Grafts at the skips: gains on stream and branch, moved norms, tokens pushed apart."""
+"""Grafts at the skips: gains on stream and branch, and moved norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rankscope.models.view import Label, ModelView
 from rankscope.stream.mode import observing
 from rankscope.stream.operators import is_attention, is_norm
 from rankscope.surgery.graft import Amount, BlockGains, Graft, Place, Spot, amount_at
-from rankscope.surgery.mode import normed
 
 
 class BranchGains(Graft):
@@ -57,35 +56,6 @@ class BranchGains(Graft):
         """The factors."""
         stream = "by block" if callable(self.stream) else self.stream
         return {"graft": "branch gains", "stream": stream, **self.gains.describe()}
-
-
-class BranchNorm(Graft):
-    r"""Skips as :math:`x + g\,f(x)/\mathrm{rms}(f(x))`: every branch is normed before it is added.
-
-    The norm has no weights and no epsilon. Branches that the model norms already are refused.
-
-    Args:
-        view: the model.
-        gain: g.
-        learnable: make it a parameter, one per block for attention and one for the MLP.
-    """
-
-    touches: ClassVar[frozenset[Place]] = frozenset({"adds"})
-    norms_last_axis: ClassVar[bool] = True
-    refuses_normed_branches: ClassVar[bool] = True
-
-    def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
-        super().__init__()
-        self.gains = BlockGains(view, {"attention": gain, "mlp": gain}, learnable=learnable)
-
-    def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream, and the branch with root mean square g."""
-        gain = self.gains.at(at, "mlp" if label == "mlp" else "attention")
-        return stream, gain * normed(branch, branch, "rms")
-
-    def describe(self) -> dict[str, Any]:
-        """The gains."""
-        return {"graft": "branch norm", **self.gains.describe()}
 
 
 class MlpWeightGains(Graft):
@@ -133,44 +103,7 @@ def _matrices_outside_attention(block: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-class NormGains(Graft):
-    """Every norm of the stream times a factor.
-
-    Args:
-        factor: one for all blocks, or by block.
-    """
-
-    touches: ClassVar[frozenset[Place]] = frozenset({"norms"})
-
-    def __init__(self, factor: Amount) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
-        """The scaled output of the norm."""
-        return out * amount_at(self.factor, at)
-
-    def describe(self) -> dict[str, Any]:
-        """The factor."""
-        return {"graft": "norm gains", "factor": "by block" if callable(self.factor) else self.factor}
-
-
-class NormedReads(Graft):
-    """Branches read a norm of the stream, LayerNorm without weights; everything else stays as it is."""
-
-    touches: ClassVar[frozenset[Place]] = frozenset({"reads"})
-    norms_last_axis: ClassVar[bool] = True
-
-    def read(self, at: Spot, x: Tensor) -> Tensor:
-        """The stream, normalised for a branch."""
-        return F.layer_norm(x, x.shape[-1:])
-
-    def describe(self) -> dict[str, Any]:
-        """The graft in plain JSON types."""
-        return {"graft": "normed reads"}
-
-
-class PreNorming(NormedReads):
+class PreNorming(Graft):
     """Runs a post-norm block as a pre-norm one: branches read a norm of the stream, and sums are not normalised.
 
     The norm is LayerNorm without weights, which is how a LayerNorm is initialised. The last norm of the last
@@ -178,6 +111,11 @@ class PreNorming(NormedReads):
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset({"norms", "reads"})
+    norms_last_axis: ClassVar[bool] = True
+
+    def read(self, at: Spot, x: Tensor) -> Tensor:
+        """The stream, normalised for a branch."""
+        return F.layer_norm(x, x.shape[-1:])
 
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
         """The sum itself, or its norm after the last block."""
@@ -186,36 +124,3 @@ class PreNorming(NormedReads):
     def describe(self) -> dict[str, Any]:
         """The graft in plain JSON types."""
         return {"graft": "pre-norm"}
-
-
-class Contrast(Graft):
-    r"""The stream after a block as :math:`X - s\,\mathrm{softmax}(\hat X\hat X^T/\tau)X`, rows of X-hat of unit length.
-
-    A token is pushed away only from tokens that its attention sees, so not from padding or future tokens.
-
-    Args:
-        scale: s.
-        temperature: tau.
-    """
-
-    touches: ClassVar[frozenset[Place]] = frozenset({"sums"})
-
-    def __init__(self, scale: float, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.scale, self.temperature = scale, temperature
-
-    def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
-        """Applied once per block, where its last branch is added."""
-        if label not in ("mlp", "both") or self.scale == 0.0:
-            return total
-        unit = F.normalize(total, dim=-1)
-        scores = unit @ unit.transpose(-1, -2) / self.temperature
-        if seen is not None:
-            visible = seen.any(dim=1) if seen.dim() == 4 else seen
-            visible = visible | torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
-            scores = scores.masked_fill(~visible, -torch.inf)
-        return total - self.scale * (scores.softmax(dim=-1) @ total)
-
-    def describe(self) -> dict[str, Any]:
-        """Scale and temperature."""
-        return {"graft": "contrast", "scale": self.scale, "temperature": self.temperature}

@@ -40,7 +40,7 @@ DARK: Mapping[str, str] = {
     "good": "#63d3ae", "good-bg": "#17312a", "care": "#eac36c", "care-bg": "#352b17", "bad": "#fb9d68",
     "bad-bg": "#3a2419", "floor": "#e0a3c9", "floor-bg": "#332331", "plain": "#7cc0ee", "plain-bg": "#1a2b38",
 }  # fmt: skip
-"""Colours of the report and of the playground in both themes, by purpose."""
+"""Colours of the report in both themes, by purpose."""
 
 ON_PAGE: Mapping[str, str] = {
     BLUE: "c0", VERMILION: "c1", GREEN: "c2", PURPLE: "c3", SKY: "c4", BLACK: "ink", GREY: "c6", WINE: "c7",

@@ -41,7 +41,7 @@ def values(table: Any) -> list[tuple[Any, ...]]:
         ("exact", {}),
         ("bound", {"theorems": ["dong_2021_multi_head"]}),
         ("decompose", {"marginals": ["heads"]}),
-        ("remedy", {"remedies": ["stronger_skip"], "gradients": False, "repeats": 0}),
+        ("remedy", {"remedies": ["stronger_skip"], "gradients": False}),
         ("predict", {"most_blocks": 3}),
     ],
 )

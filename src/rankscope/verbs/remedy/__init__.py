@@ -13,7 +13,7 @@ from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport(
     "remedy",
-    no_offload="it times whole forward passes and backpropagates through all blocks at once",
+    no_offload="it backpropagates through all blocks at once",
     no_spread="a remedy adds parameters to the blocks and is backpropagated through, which needs whole weights",
 )
 
@@ -24,7 +24,6 @@ OWN = (
         in_plans=True,
         help="Remedies, separated by commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
     ),
-    Option(name="variant", default="full", help="Variant to which the remedies are applied; see `ls variants`."),
     Option(
         name="weights",
         choices=("given", "init"),
@@ -38,14 +37,6 @@ OWN = (
         default=True,
         in_plans=True,
         help="Compare the gradients of queries and keys with those of values.",
-    ),
-    Option(
-        name="repeats",
-        kind=int,
-        default=3,
-        least=0,
-        in_plans=True,
-        help="Timed forward passes per remedy; 0 to skip timing.",
     ),
 )
 
@@ -66,7 +57,7 @@ REMEDY = verb(
     Verb(
         name="remedy",
         question="Which remedy would help?",
-        answer="Tries each known remedy on this model and ranks them, with gradients and cost.",
+        answer="Tries each known remedy on this model and ranks them, with gradients and parameters.",
         run=_run,
         options=(
             options.MODEL,
@@ -88,7 +79,7 @@ REMEDY = verb(
         ),
         show=_show,
         columns={"remedy": "string"},
-        examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16 --repeats 0",),
+        examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16",),
         execution=EXECUTION,
         order=70,
         in_plans=True,

@@ -163,7 +163,7 @@ def judge_remedies(
     weights = "one random initialisation" if is_random else "the given weights, as they are"
     basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training of this model"
     verdict = f"{'. '.join(parts)}. Based on {basis}; it does not show which remedy trains best."
-    keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters", "time_ratio")
+    keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters")
     evidence = tuple({**{key: entry[key] for key in keys}, "state": state_of(entry).code} for entry in entries)
     return Verdict(verdict, evidence, state.code)
 

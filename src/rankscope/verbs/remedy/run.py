@@ -1,4 +1,4 @@
-"""``remedy``: what would each known remedy do to the tokens of this model, and at what cost?"""
+"""``remedy``: what would each known remedy do to the tokens of this model?"""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from rankscope.models.view import ModelView
 from rankscope.remedies import REMEDIES, Arrangement, arrangement_of, evidence_for
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
-from rankscope.surgery.operation import Operation
 from rankscope.surgery.session import operations_on
 from rankscope.surgery.surgery import SurgeryLike
-from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.calling import checked
 from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.remedy import EXECUTION, OWN, REMEDY
@@ -33,10 +31,8 @@ def remedy(
     surgery: SurgeryLike = None,
     *,
     remedies: Sequence[str] | str | None = None,
-    variant: str = "full",
     weights: Literal["given", "init"] = "given",
     gradients: bool = True,
-    repeats: int = 3,
     progress: bool = False,
 ) -> Run:
     """Apply each remedy to a model in turn, measure every block, and rank the remedies.
@@ -50,13 +46,11 @@ def remedy(
         inputs: :class:`rankscope.Inputs`, or what is accepted in their place; see ``measure``. Four sequences of 64
             tokens are read from a file or the sample text.
         surgery: :class:`rankscope.Surgery` under which the model runs, or a dictionary of its fields; None for none.
+            ``{"skip": 0}`` applies the remedies to the network without its skips.
         remedies: names from ``rankscope ls remedies``, each as ``NAME`` or ``NAME=STRENGTH``; None for all.
-        variant: the network to which remedies are applied: ``"full"``, or one with parts removed (``"+norm+mlp"``: no
-            skips).
         weights: ``"given"``, or ``"init"`` for a random initialisation of the same architecture.
         gradients: also compare the gradients of query and key weights with those of value weights. With
-            ``Model(parallel="data")`` only the first process measures gradients and time.
-        repeats: timed forward passes per remedy; 0 to skip timing.
+            ``Model(parallel="data")`` only the first process measures gradients.
         progress: show a progress bar.
 
     Returns:
@@ -65,7 +59,7 @@ def remedy(
 
     Example:
         >>> from rankscope import Inputs
-        >>> run = remedy("init:tiny-bert", Inputs(sequences=2, tokens=16), remedies=["residual_scale"], repeats=0)
+        >>> run = remedy("init:tiny-bert", Inputs(sequences=2, tokens=16), remedies=["residual_scale"])
         >>> sorted(entry["name"] for entry in run.extra["remedies"])
         ['none', 'residual_scale']
     """
@@ -80,16 +74,16 @@ def remedy(
         prepared = prepare_planned(loaded, given.data, plan)
         view = execution.plan(prepared, model=loaded.model, reads_weights=True)
         need_plain_stream(view, "remedy")
-        arrangement = _arrangement(view, variant_named(variant).operation)
-        trial = Trial(loaded, view, prepared, variant_named(variant), plan.policy, plan.seed)
+        trial = Trial(loaded, view, prepared, plan.policy, plan.seed)
         arms = trial.arms(wanted)
         trial.run(arms, execution)
-        trial.assess(arms, execution, gradients=gradients, repeats=repeats)
+        if gradients:
+            trial.compare_gradients(arms, execution)
         done = [arm for arm in arms if not arm.refused]
         if not any(arm.name != NONE for arm in done):
             raise InputError("None of the remedies could be applied. " + " ".join(trial.notes))
         table = trial.writer.table()
-        seen = evidence_for(arrangement, ["token_collapse"])
+        seen = evidence_for(_arrangement(view), ["token_collapse"])
         entries = ranked(table, [arm.facts(seen) for arm in done])
         floor = floor_of(trial.reader.dtypes)
         verdict = judge_remedies(entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init")
@@ -101,15 +95,14 @@ def remedy(
             **verdict.fields(),
             table=table,
             notes=(*loaded.notes, *prepared.notes, *trial.notes),
-            extra={"variant": variant, "remedies": entries, **execution.described},
+            extra={"remedies": entries, **execution.described},
         )
         return in_context(run, prepared)
 
 
-def _arrangement(view: ModelView, operation: Operation) -> Arrangement | None:
-    """How norms and skips are arranged in the network that is treated; None where that is not known."""
-    if operations_on(view.model):
-        return None
-    if operation == Operation(attention_skip=0.0, mlp_skip=0.0):
+def _arrangement(view: ModelView) -> Arrangement | None:
+    """How norms and skips are arranged in the network as it runs now; None where that is not known."""
+    surgery = operations_on(view.model)
+    if surgery == ({"attention_skip": 0.0, "mlp_skip": 0.0},):
         return "no skips"
-    return arrangement_of(view) if operation == Operation() else None
+    return None if surgery else arrangement_of(view)

@@ -25,14 +25,12 @@ COLUMNS = (
     "factor",
     "QK/V gradient",
     Column("parameters", spare=2),
-    "time",
 )
 MEANING = (
     "rescued: trainings of small networks with such norms and skips, which collapse without a remedy, that it rescued, "
     "of those it was tried in; residual: relative residual after the last block; cosine: mean cosine of tokens there; "
     "factor: of the residual per block; QK/V gradient: that of query and key weights over that of value weights, "
-    "geometric mean over blocks; parameters: added; time: of a forward pass, against the same model under an operator "
-    "that changes nothing."
+    "geometric mean over blocks; parameters: added."
 )
 SINGLED_OUT = 6
 
@@ -41,9 +39,8 @@ def document(run: Run) -> Document:
     """The table and what its columns mean."""
     entries: Sequence[Entry] = run.extra["remedies"]
     stack = entries[0]["stack"]
-    caption = f"network: {run.extra['variant']}" + (f", {stack}" if stack else "")
     rows = [_row(entry) for entry in entries]
-    table = Table([Column("remedy", align="left"), *COLUMNS], rows, caption=caption)
+    table = Table([Column("remedy", align="left"), *COLUMNS], rows, caption=f"stack: {stack}" if stack else "")
     return run_document(run, (table, MEANING))
 
 
@@ -57,7 +54,6 @@ def _row(entry: Entry) -> list[str | Cell]:
         _shown(entry["factor"]),
         _shown(entry["qk_over_v"]),
         f"{entry['parameters']:,}" if entry["parameters"] else "",
-        "" if entry["time_ratio"] is None else f"{entry['time_ratio']:.2f}x",
     ]
 
 

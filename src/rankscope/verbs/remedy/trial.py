@@ -1,13 +1,11 @@
-"""Tries each remedy on a model: activations, gradients and time."""
+"""Tries each remedy on a model: activations and gradients."""
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,8 +28,6 @@ from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import undisturbed
-from rankscope.surgery.operating import operating
-from rankscope.verbs.ablate.variants import Variant
 from rankscope.verbs.reader import SiteReader
 from rankscope.verbs.remedy.judge import NONE
 
@@ -167,15 +163,13 @@ class RemedyArm:
     name: str
     treatment: Treatment | None = None
     norms: list[GradientNorms] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    time_ratio: float | None = None
-    parameters: int = 0
     refused: bool = False
 
     def facts(self, seen: Mapping[str, Evidence]) -> dict[str, Any]:
         """The results besides the rows, and what was seen of the remedy in training, at its default strength."""
-        known: dict[str, Any] = {"name": self.name, "time_ratio": self.time_ratio, "parameters": self.parameters}
-        known["gradients"] = [vars(norm) for norm in self.norms]
+        added = 0 if self.treatment is None else sum(p.numel() for p in self.treatment.parameters())
+        gradients = [vars(norm) for norm in self.norms]
+        known: dict[str, Any] = {"name": self.name, "parameters": added, "gradients": gradients}
         if self.treatment is not None:
             entry = self.treatment.remedy
             known |= {
@@ -202,7 +196,6 @@ class Trial:
         loaded: the model.
         view: its structure.
         prepared: its inputs.
-        variant: the network to which remedies are applied.
         policy: which tokens count.
         seed: seed of the direction onto which the output is projected for gradients.
 
@@ -213,18 +206,12 @@ class Trial:
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        view: ModelView,
-        prepared: Prepared,
-        variant: Variant,
-        policy: TokensPolicy,
-        seed: int,
+        self, loaded: LoadedModel, view: ModelView, prepared: Prepared, policy: TokensPolicy, seed: int
     ) -> None:
         self.writer = RowWriter(coordinates=("remedy",))
         self.notes: list[str] = []
         self._loaded, self._view, self._prepared = loaded, view, prepared
-        self._variant, self._policy, self._seed = variant, policy, seed
+        self._policy, self._seed = policy, seed
         self._specs = [METRICS[name] for name in MEASURES]
         self.reader = SiteReader(self._specs, policy, self.writer)
 
@@ -241,13 +228,11 @@ class Trial:
 
     @contextmanager
     def _under(self, arm: RemedyArm) -> Iterator[None]:
-        model = self._loaded.model
-        with operating(model, self._variant.operation, view=self._view):
-            if arm.treatment is None:
-                yield
-                return
-            with applied(model, arm.treatment, view=self._view):
-                yield
+        if arm.treatment is None:
+            yield
+            return
+        with applied(self._loaded.model, arm.treatment, view=self._view):
+            yield
 
     def run(self, arms: Sequence[RemedyArm], execution: Execution) -> None:
         """Measure every remedy; one that turns out not to run is marked as refused."""
@@ -272,36 +257,28 @@ class Trial:
                 reader.start(part)
                 part.run(self._loaded.model)
 
-    def assess(self, arms: Sequence[RemedyArm], execution: Execution, *, gradients: bool, repeats: int) -> None:
-        """Gradients, time and parameters of every remedy that could be run; measured by the first process only."""
-        told = execution.from_first(lambda: self._assessed(arms, gradients=gradients, repeats=repeats))
+    def compare_gradients(self, arms: Sequence[RemedyArm], execution: Execution) -> None:
+        """Gradients under every remedy that could be run; computed by the first process only."""
+        told = execution.from_first(lambda: self._gradients(arms))
         self._refuse(arms, told["refused"])
         self.notes += [note for note in told["notes"] if note not in self.notes]
         for arm in arms:
             if not arm.refused:
-                facts = told["arms"][arm.name]
-                arm.norms = [GradientNorms(**norm) for norm in facts["norms"]]
-                arm.time_ratio, arm.parameters = facts["time_ratio"], facts["parameters"]
+                arm.norms = [GradientNorms(**norm) for norm in told["norms"][arm.name]]
                 self._write_norms(arm)
         place = _places(arms)
         self.writer.replace(sorted(self.writer.pieces, key=lambda piece: place[piece.coordinates]))
 
-    def _assessed(self, arms: Sequence[RemedyArm], *, gradients: bool, repeats: int) -> dict[str, Any]:
-        told: dict[str, Any] = {"arms": {}, "refused": {}, "notes": self.notes}
+    def _gradients(self, arms: Sequence[RemedyArm]) -> dict[str, Any]:
+        told: dict[str, Any] = {"norms": {}, "refused": {}, "notes": self.notes}
         with undisturbed(self._loaded.model), quiet_transformers():
             for arm in arms:
-                if gradients and not arm.refused:
+                if not arm.refused:
                     try:
                         with self._under(arm):
-                            arm.norms = self._norms()
+                            told["norms"][arm.name] = [vars(norm) for norm in self._norms()]
                     except UnsupportedOperationError as error:
                         told["refused"][arm.name] = str(error)
-            ran = [arm for arm in arms if not arm.refused and arm.name not in told["refused"]]
-            self._time(ran, repeats)
-        for arm in ran:
-            parameters = 0 if arm.treatment is None else sum(p.numel() for p in arm.treatment.parameters())
-            norms = [vars(norm) for norm in arm.norms]
-            told["arms"][arm.name] = {"norms": norms, "time_ratio": arm.time_ratio, "parameters": parameters}
         return told
 
     def _refuse(self, arms: Sequence[RemedyArm], reasons: Mapping[str, str]) -> None:
@@ -335,20 +312,6 @@ class Trial:
                     head_axis=False,
                     at={"remedy": arm.name},
                 )
-
-    def _time(self, arms: Sequence[RemedyArm], repeats: int) -> None:
-        """Interleaved forward passes, each compared with the model under the same operator without a remedy."""
-        for _ in range(repeats):
-            for arm in arms:
-                with self._under(arm):
-                    self._prepared[0].run(self._loaded.model)
-                    begun = time.perf_counter()
-                    self._prepared[0].run(self._loaded.model)
-                    arm.seconds.append(time.perf_counter() - begun)
-        if repeats:
-            base = median(arms[0].seconds)
-            for arm in arms:
-                arm.time_ratio = median(arm.seconds) / base
 
 
 def _places(arms: Sequence[RemedyArm]) -> dict[tuple[str | int | None, ...], int]:

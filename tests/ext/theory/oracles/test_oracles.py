@@ -211,7 +211,7 @@ def test_the_critical_temperature_is_told_by_predict() -> None:
 
 
 def test_scores_of_normed_queries_and_keys_have_unit_variance() -> None:
-    """What ``critical_temperature`` rests on: sqrt(d) cos of two independent directions has variance 1, exactly."""
+    """sqrt(d) cos of two independent directions has variance 1, exactly."""
     generator = torch.Generator().manual_seed(0)
     for width in (4, 64):
         pair = torch.randn(2, 100_000, width, dtype=torch.float64, generator=generator)

@@ -21,7 +21,18 @@ import numpy as np
 from rankscope._citations import Cite
 from rankscope.ext.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
 from rankscope.models.design import Design
-from rankscope.remedies.critical_temperature import critical_score_std
+
+
+def critical_score_std(keys: int) -> float:
+    r"""Standard deviation :math:`\sqrt{2\log n}` of independent Gaussian scores at which attention freezes.
+
+    **Exact** as n grows.
+
+    Example:
+        >>> round(critical_score_std(512), 3), round(critical_score_std(512**4) / critical_score_std(512), 12)
+        (3.532, 2.0)
+    """
+    return math.sqrt(2 * math.log(keys))
 
 
 def critical_keys(score_std: float) -> float:

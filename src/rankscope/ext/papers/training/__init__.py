@@ -1,1 +1,0 @@
-"""Small tasks, small networks, and the loop that trains one on the other."""
