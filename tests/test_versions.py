@@ -12,7 +12,7 @@ import pytest
 from scripts.write_versions import CORE, DATA, EXTRAS, TABLE, table
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_OTHERS = {"trackio", "wandb", "mlflow"}
+WITH_OTHERS = {"latex2mathml", "trackio", "wandb", "mlflow"}
 """Extras that were not installed beside the oldest of all others; they need newer ones."""
 BESIDE = {"torch", "transformers", "safetensors"}
 """Older ones than in the oldest set work for the commands that do not need the newer ones."""

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
 EXPLAINED_IN = {
     "env": "doctor.md",
-    "ls": "../reference/registries.md",
+    "ls": "../reference/metrics.md",
     "query": "sweep.md",
     "selftest": "doctor.md",
 }
