@@ -473,7 +473,10 @@ JSON = Option(
     help="Print one JSON object to stdout.",
 )
 OUT = Option(
-    name="out", kind=Path, metavar="DIR", in_python=False, help="Save the run (Parquet and run.json) in this folder."
+    name="out",
+    metavar="DIR",
+    in_python=False,
+    help="Save the run (Parquet and run.json) in this folder, or at an address such as s3://bucket/run.",
 )
 QUIET = Option(
     name="quiet",
