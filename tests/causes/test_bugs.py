@@ -191,13 +191,6 @@ def padded(bug: str = "") -> Case:
     return Case(LanguageModel(bug=bug, depth=2, causal=False), {"ids": ids, "mask": mask})
 
 
-def alike(*, standardised: bool) -> Case:
-    x, y = signals()
-    x = x if standardised else 50 + x
-    case = vectors()()
-    return Case(case.model, x, y, F.cross_entropy)
-
-
 def rate(lr: float) -> Case:
     case = language()()
     case.optimizer = lambda model: torch.optim.SGD(model.parameters(), lr)
@@ -246,7 +239,6 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
         wrapped(lambda m: Normed(0.1)),
     ),
     "padding sign": ("padding_attended", seeded(lambda: padded("padding sign")), seeded(padded)),
-    "inputs alike": ("inputs_alike", lambda: alike(standardised=False), lambda: alike(standardised=True)),
     "learning rate": ("learning_rate_zero", lambda: rate(0.0), lambda: rate(0.1)),
 }
 

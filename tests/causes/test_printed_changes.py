@@ -21,7 +21,7 @@ REPORTS = {one.number: one for one in (*PATTERNS, *FURTHER)}
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("number", ["5", "6", "13", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
+@pytest.mark.parametrize("number", ["5", "6", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
 def test_the_printed_change_makes_the_symptom_go_away(number: str) -> None:
     pattern = REPORTS[number]
     case = pattern.broken()
@@ -103,9 +103,10 @@ def test_an_edited_forward_runs_only_inside_the_context() -> None:
     place = _source.place_of(original)
     assert place is not None
     before = block(x)
-    with _source.rewritten(place, _source.with_norms_first(place, block), Styles) as possible:
-        assert possible
-        assert not torch.equal(block(x), before)
+    edits = _source.with_norms_first(place, block)
+    assert _source.tried(place, edits, lambda: not torch.equal(block(x), before)) == _source.said(place, edits)
+    assert _source.tried(place, edits, lambda: False) == ""
+    assert _source.tried(place, [Edit("not in the file", "")], lambda: True) == ""
     assert Styles.forward is original
     assert torch.equal(block(x), before)
 

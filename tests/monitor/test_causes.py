@@ -279,7 +279,7 @@ def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
     shown = Finding("lost_in_module", "Lost.", "Look.", certainty="shown", measured="x", before=0.0, after=1.0)
     assert cause() == "data", "by exclusion"
     assert cause(diagnose=lambda: (shown,)) == "structure"
-    oversmoothed = replace(shown, code="oversmoothing")
+    oversmoothed = replace(shown, code="deep_post_norm")
     assert cause(diagnose=lambda: (oversmoothed,)) == "data", "hostile: inputs that are apart are not lost there"
     assert cause(diagnose=lambda: (oversmoothed,), inputs_apart=1e-3) == "structure"
     assert cause(facts={"total_gradient_norm": 0.0}) == "objective"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ class Diagnosis:
     """What was found.
 
     Attributes:
-        findings: faults that are shown, then those that are possible, then what is harmless.
+        findings: what is found of the inputs, faults that are shown, those that are possible, then what is no fault.
         not_examined: causes that could not be looked for, and why.
         forward_passes: of the examination and its experiments, without finding the structure.
         backward_passes: likewise.
@@ -45,9 +44,9 @@ def examine(
     loss: Loss | None = None,
     labels: Tensor | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    history: Mapping[str, Any] | None = None,
     blocks: str | None = None,
     stream: Stream | None = None,
+    edits: bool = True,
 ) -> Examination:
     """Prepare an examination; passes run when a cause asks for them, and are shared.
 
@@ -58,9 +57,9 @@ def examine(
         loss: function of the output (and of ``labels``, if there are any).
         labels: targets of the loss, or classes; the first axis counts sequences.
         optimizer: the optimizer of the training.
-        history: what a running training knows besides, by name.
         blocks: pattern of the blocks' names, if they are not to be found.
         stream: layout of the stream, if it is not to be found.
+        edits: whether changes may be carried out: lines on a copy, and edits by compiling the user's source.
     """
     why = ""
     if view is None:
@@ -70,7 +69,7 @@ def examine(
             why = str(error)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             why = f"{type(error).__name__}: {error}"
-    return Examination(model, batch, view, why, loss, labels, optimizer, history or {})
+    return Examination(model, batch, view, why, loss, labels, optimizer, edits)
 
 
 HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: (4, 6, 7, 8)}
@@ -79,6 +78,13 @@ HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: 
 Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks return, and neither what is registered
 or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
 (3) can be judged; and a collapse in the stack says nothing about the loss."""
+
+_OF_INPUTS = frozenset({"few_tokens"})
+"""Causes that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
+_DIFFERS = frozenset({"not_deterministic", "made_in_forward"})
+"""Faults with which two equal passes differ."""
+_COMPARES = frozenset({1, 3, 4, 6, 7, 8})
+"""Steps of causes that compare passes, which must be equal if nothing was changed."""
 
 
 def find(
@@ -118,6 +124,10 @@ def _found(examination: Examination, tell: Callable[[str], None], before: float)
         if any(spec.order // 10 in HIDES.get(step, range(step + 1, 10)) for step in steps):
             skipped[spec.code] = "an earlier fault would explain it"
             continue
+        differs = any(one.code in _DIFFERS for one in findings)
+        if differs and spec.order // 10 in _COMPARES and spec.code not in _OF_INPUTS:
+            skipped[spec.code] = "two equal passes differ"
+            continue
         tell(spec.title)
         try:
             with same_buffers(examination.model):  # a model in training updates statistics in each pass
@@ -126,9 +136,18 @@ def _found(examination: Examination, tell: Callable[[str], None], before: float)
             skipped[spec.code] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             continue
         findings += new
-        shown |= {one.code: spec.order // 10 for one in new if one.kind == "fault" and one.certainty == "shown"}
+        faults = [one for one in new if one.kind == "fault" and one.certainty == "shown"]
+        shown |= {one.code: spec.order // 10 for one in faults if one.code not in _DIFFERS}
     order = {code: spec.order for code, spec in CAUSES.items()}
-    findings.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code], -_gain(one)))
+    findings.sort(
+        key=lambda one: (
+            one.kind != "fault",
+            one.code not in _OF_INPUTS,
+            one.certainty != "shown",
+            order[one.code],
+            -_gain(one),
+        )
+    )
     return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
 
 

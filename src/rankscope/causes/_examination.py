@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._tensors import apart, main_output, tokens_apart
+from rankscope.causes._source import Edit, SourcePlace, tried
+from rankscope.causes._spec import Look
+from rankscope.causes._tensors import apart, change_between, changed_entries, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.loading.devices import seed_generators
@@ -24,7 +27,7 @@ from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import with_parameters, without_fastpath
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import Observed, Unreadable, trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import undisturbed
 
 _ROOM = 1 << 28
@@ -82,17 +85,11 @@ class AttentionSeen:
         entropy: relative entropy of the rows that see several keys, by head.
         spread: standard deviation of the scores of a row, by head.
         largest: largest score.
-        rows: smallest and largest sum of a row.
-        factor: number by which ``q k`` is multiplied, if queries and keys were seen.
-        width: width of a head, if seen.
     """
 
     entropy: Tensor
     spread: Tensor
     largest: float
-    rows: tuple[float, float]
-    factor: float | None = None
-    width: int | None = None
 
 
 @dataclass
@@ -107,8 +104,7 @@ class Examination:
         loss: function of the output, or of the output and the labels, or of the output and the inputs; None for none.
         labels: the labels that belong to the batch, first axis sequences.
         optimizer: the optimizer of the training.
-        history: further evidence of a running training, by name.
-        tell: called with the name of what is being looked at.
+        edits: whether changes may be carried out to see if they help.
     """
 
     model: nn.Module
@@ -118,8 +114,7 @@ class Examination:
     loss: Loss | None = None
     labels: Tensor | None = None
     optimizer: torch.optim.Optimizer | None = None
-    history: Mapping[str, Any] = field(default_factory=dict)
-    tell: Callable[[str], None] = lambda _: None
+    edits: bool = True
     forward_passes: int = 0
     backward_passes: int = 0
     _no_gradients: RuntimeError | None = None
@@ -305,6 +300,48 @@ class Examination:
 
         return self.calls(self.batch.mapped(first))
 
+    @cached_property
+    def noise(self) -> float:
+        """How much two passes on the same batch differ, with other random numbers; 0 up to rounding."""
+        with torch.random.fork_rng(devices=[]):
+            seed_generators(1)  # passes begin with the state they find: the same one would draw the same numbers
+            again = self.run()
+        ones, others = (pytree.tree_leaves(value) for value in (self.returned, again))
+        pairs = [pair for pair in zip(ones, others, strict=False) if all(isinstance(one, Tensor) for one in pair)]
+        moved = [(one, other) for one, other in pairs if (gap := changed_entries(one, other)) is not None and gap.any()]
+        return max((change_between(one, other) for one, other in moved), default=0.0)
+
+    # Changes.
+
+    def mends(self, look: Look, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """Whether a cause is no longer found: in a changed copy of the model, or while the source of it is edited."""
+        again = replace(self, model=model or self.model, optimizer=optimizer or self.optimizer, edits=False)
+        broken = again.result is None or not bool(torch.isfinite(again.result).all())
+        found = broken or any(one.kind == "fault" for one in look(again))
+        self.forward_passes, self.backward_passes = again.forward_passes, again.backward_passes
+        return not found
+
+    def edited(self, look: Look, place: SourcePlace | None, changes: Sequence[Edit]) -> str:
+        """An edit of the source as a sentence, if the model runs with it and the cause is no longer found; or empty."""
+        return tried(place, changes, lambda: self.mends(look)) if self.edits else ""
+
+    def after_line(self, line: str) -> tuple[nn.Module, dict[str, Any]] | None:
+        """A copy of the model on which a line of Python ran, and the names it made; None if it does not run."""
+        if not self.edits:
+            return None
+        try:
+            names: dict[str, Any] = {"torch": torch, "nn": nn, "copy": copy, "model": copy.deepcopy(self.model)}
+            with torch.random.fork_rng(devices=[]):
+                exec(compile(line, "<printed line>", "exec"), names)
+        except (SyntaxError, RuntimeError, ValueError, TypeError, LookupError, NameError, AttributeError):
+            return None
+        return names["model"], names
+
+    def runs(self, look: Look, line: str) -> bool:
+        """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
+        after = self.after_line(line)
+        return after is not None and self.mends(look, after[0])
+
     # Blocks.
 
     @cached_property
@@ -463,21 +500,31 @@ class Examination:
     def attention_under(self, replaced: Mapping[str, Tensor] | None = None) -> dict[int, AttentionSeen]:
         """Attention by block in a new pass, with other parameters if given."""
         by_layer: dict[int, AttentionSeen] = {}
-        if self.view is None or self.stack is None:
-            return by_layer
-        name = self.stack.name
+        if self.stack is not None:
+            name = self.stack.name
+
+            def see(call: AttentionCall, ref: SiteRef) -> None:
+                if ref.stack == name and ref.layer not in by_layer:
+                    by_layer[ref.layer] = _attention(call)
+
+            self.see_attention(see, replaced)
+        return by_layer
+
+    def see_attention(
+        self, note: Callable[[AttentionCall, SiteRef], None], replaced: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Every call of attention in a new pass, with other parameters if given."""
+        if self.view is None:
+            return
 
         def see(ref: SiteRef, seen: Observed) -> None:
-            if isinstance(seen, Unreadable) or not isinstance(seen, AttentionCall) or ref.stack != name:
-                return
-            if ref.layer not in by_layer:
-                by_layer[ref.layer] = _attention(seen)
+            if isinstance(seen, AttentionCall):
+                note(seen, ref)
 
         self.forward_passes += 1
         sites = SiteSelection.parse(("attention.probs",))
         with undisturbed(self.model), with_parameters(self.model, replaced or {}), trace(self.view, sites, see):
             self.batch.run(self.model)
-        return by_layer
 
     # The loss.
 
@@ -494,6 +541,10 @@ class Examination:
         ]
         given = self.batch.arguments[0] if self.batch.arguments else dict(self.batch.inputs)
         return self.loss(output) if len(takes) == 1 else self.loss(output, given)
+
+    def total(self, output: Any) -> Tensor:
+        """What gradients are taken of: the loss, or a random projection of everything that the model returns."""
+        return self._projection(output) if self.loss is None else self.loss_of(output)
 
     @cached_property
     def gradients(self) -> dict[str, Tensor | None]:
@@ -523,7 +574,7 @@ class Examination:
                 named[name] = nn.Parameter(tensor)
             with with_parameters(self.model, {name: named[name] for name in replaced}):
                 value = self.batch.call(self.model)
-                total = self._projection(value) if of_outputs or self.loss is None else self.loss_of(value)
+                total = self._projection(value) if of_outputs else self.total(value)
                 if not total.requires_grad:
                     return dict.fromkeys(named)
                 gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
@@ -559,17 +610,9 @@ def _attention(call: AttentionCall) -> AttentionSeen:
     mean = (logs * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
     spread = (((logs - mean) * seen).square().sum(-1) / seen.sum(-1).clamp_min(1)).sqrt()
     spreads = [float(spread[:, h][several[:, h]].mean()) for h in range(heads)] if probs.ndim == 4 else []
-    sums = probs.sum(-1)
-    factor, width = None, None
-    if call.query is not None:
-        width = int(call.query.shape[-1])
-        factor = call.scale if call.scale is not None else width**-0.5
     largest = call.largest_scores() if call.scores is not None or call.query is not None else None
     return AttentionSeen(
         torch.tensor(by_head, dtype=torch.float64),
         torch.tensor(spreads, dtype=torch.float64),
         float("nan") if largest is None else float(largest.max()),
-        (float(sums.min()), float(sums.max())),
-        factor,
-        width,
     )

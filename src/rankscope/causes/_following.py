@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
+from rankscope.causes._examination import Examination
 from rankscope.causes._innermost import ModuleFollower
 from rankscope.causes._source import SourcePlace
 from rankscope.linalg.rounding import differs
@@ -63,6 +64,7 @@ class Following(ModuleFollower):
     Attributes:
         steps: by number.
         is_whole: whether every operation was kept and the passes ran the same ones.
+        began: the first operation that returned something else than in the earlier pass, for tensors that are the same.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Following(ModuleFollower):
         self._number, self._room = 0, _ROOM
         self.steps: dict[int, FollowedStep] = {}
         self.is_whole = True
+        self.began: FollowedStep | None = None
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs, number = kwargs or {}, self._number
@@ -131,6 +134,8 @@ class Following(ModuleFollower):
             taken,
             len(floating) == 1,
         )
+        if depends and moved is None and self.began is None:
+            self.began = self.steps[number]
 
     def losing(self, result: Tensor) -> list[FollowedStep]:
         """The operations that lose the inputs on the way to a result, the last one first."""
@@ -224,3 +229,15 @@ def at_unit_size(at: int) -> Callable[[Callable[..., Any], Any, Any], Any]:
         return func(*args, **kwargs)
 
     return run
+
+
+def named(x: Examination, step: FollowedStep) -> str:
+    """The operation as it is written, with the function in which it is; or the module, or its name."""
+    node = _source.operation(step.place, step.name)
+    if node is not None and step.place is not None:
+        return f"`{step.place.text(node)}` in `{step.place.name}`"
+    module = x.model.get_submodule(step.module) if step.module else None
+    if module is not None and next(module.children(), None) is None:
+        return f"{step.module} ({type(module).__name__})"
+    where = f"`{step.place.name}`" if step.place is not None else step.module or "the model itself"
+    return f"{step.name.strip('_')} in {where}"

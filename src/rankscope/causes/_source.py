@@ -7,23 +7,25 @@ are not part of an installed package; where nothing fits exactly, nothing is pro
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import linecache
 import os
 import re
 import sys
 import sysconfig
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from rankscope.errors import RankscopeError
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
@@ -46,6 +48,7 @@ class SourcePlace:
         name: qualified name of the function.
         node: its syntax tree.
         source: the whole file.
+        file: its name.
         line: the line that ran, or where the function begins.
         known: its global names.
     """
@@ -53,6 +56,7 @@ class SourcePlace:
     name: str
     node: ast.FunctionDef | ast.AsyncFunctionDef
     source: str
+    file: str
     line: int
     known: Mapping[str, Any] = field(compare=False, hash=False)
 
@@ -150,7 +154,7 @@ def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None
     if not inside:
         return None
     name, _, node = max(inside, key=lambda one: one[1])
-    return SourcePlace(name, node, source, line, known)
+    return SourcePlace(name, node, source, file, line, known)
 
 
 @lru_cache(maxsize=32)
@@ -178,26 +182,60 @@ def said(place: SourcePlace, edits: Sequence[Edit]) -> str:
     return f"In `{place.name}`, {', and '.join(steps)}"
 
 
+def tried(place: SourcePlace | None, edits: Sequence[Edit], helps: Callable[[], bool]) -> str:
+    """The edits as a sentence, if the model runs with them and they help; empty otherwise."""
+    if place is None or not edits:
+        return ""
+    try:
+        with _carried_out(place, edits) as possible:
+            return said(place, edits) if possible and helps() else ""
+    except (RankscopeError, SyntaxError, RuntimeError, ValueError, TypeError, LookupError, NameError, AttributeError):
+        return ""  # the edit does not fit, or the source has changed since it was imported
+
+
 @contextmanager
-def rewritten(place: SourcePlace, edits: Sequence[Edit], owner: type[nn.Module]) -> Iterator[bool]:
-    """Run with the forward of a class as the edits make it; False if it cannot be compiled again by itself."""
-    original = owner.__dict__.get("forward")
-    text = textwrap.dedent(" " * place.node.col_offset + (ast.get_source_segment(place.source, place.node) or ""))
+def _carried_out(place: SourcePlace, edits: Sequence[Edit]) -> Iterator[bool]:
+    """Run with a function as the edits make it; False if that cannot be done.
+
+    The whole file is compiled again with the edits and none of it is run: only the code of this function is taken from
+    it, so that every name in it means what it means in the file.
+    """
+    begin, end = place._span(place.node)
+    raw = place.source.encode()
+    text = raw[begin:end].decode()
     for one in edits:
-        if not one.new or one.old not in text:
+        if one.old not in text:
             yield False
             return
-        text = text.replace(one.old, one.new)
-    if original is None or original.__code__.co_freevars or place.node.decorator_list:
+        text = text.replace(one.old, one.new or "pass")
+    as_written = _code_of(place, place.source)
+    edited = _code_of(place, (raw[:begin] + text.encode() + raw[end:]).decode())
+    # The function is found by its code, which also shows that the file was not changed since it was imported.
+    functions = [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__ == as_written]
+    functions = [one for one in functions if one.__code__.co_filename == place.file]
+    if edited is None or not functions:
         yield False
         return
-    made: dict[str, Any] = {}
-    exec(compile(f"from __future__ import annotations\n{text}", "<edited forward>", "exec"), dict(place.known), made)
+    originals = [one.__code__ for one in functions]
     try:
-        setattr(owner, "forward", made[place.node.name])  # noqa: B010
+        for function in functions:
+            function.__code__ = edited
         yield True
     finally:
-        setattr(owner, "forward", original)  # noqa: B010
+        for function, original in zip(functions, originals, strict=True):
+            function.__code__ = original
+
+
+def _code_of(place: SourcePlace, source: str) -> CodeType | None:
+    """The code of a function in a file; it begins at the same line after an edit."""
+    first = min([place.node.lineno, *(one.lineno for one in place.node.decorator_list)])
+    waiting = [compile(source, place.file, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        if code.co_name == place.node.name and code.co_firstlineno == first:
+            return code
+        waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+    return None
 
 
 def with_skips(place: SourcePlace, block: nn.Module) -> list[Edit]:
@@ -439,52 +477,10 @@ def scaled_once(softmax: SourcePlace | None, width: int) -> list[Edit]:
     return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
 
 
-def normed_before(softmax: SourcePlace | None) -> str:
-    """The sentence that normalises queries and keys before their product; empty if they have no names."""
-    factors = product_of(softmax)
-    whole = None if softmax is None or factors is None else softmax.statement(factors[0])
-    if softmax is None or factors is None or whole is None:
-        return ""
-    product = factors[0]
-    if isinstance(product, ast.BinOp):
-        pair = [product.left, product.right]
-    else:
-        assert isinstance(product, ast.Call)
-        pair = [one for one in product.args if not isinstance(one, ast.Constant)]
-        if isinstance(product.func, ast.Attribute) and not softmax.is_module(product.func.value):
-            pair = [product.func.value, *pair]
-    names = [_base(one) for one in pair]
-    if len(names) != 2 or not all(names):
-        return ""
-    functional = softmax.module(torch.nn.functional, "F")
-    normed = ", ".join(f"{functional}.layer_norm({name}, {name}.shape[-1:])" for name in names)
-    return f"In `{softmax.name}`, add `{', '.join(names)} = {normed}` before `{softmax.text(whole)}`"
-
-
-def _base(node: ast.expr) -> str:
-    """The name that a transposed tensor has."""
-    while True:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        elif isinstance(node, ast.Attribute):
-            node = node.value
-        else:
-            return node.id if isinstance(node, ast.Name) else ""
-
-
-def added_to_result(place: SourcePlace | None, term: str) -> list[Edit]:
-    """A term added to what a function returns; ``{}`` in it stands for the first argument."""
-    returns = [] if place is None else [one for one in _statements(place) if isinstance(one, ast.Return)]
-    if place is None or len(returns) != 1 or returns[0].value is None or not place.node.args.args:
-        return []
-    value = returns[0].value
-    term = term.format(place.node.args.args[0].arg)
-    text = place.text(value) if isinstance(value, (ast.Call, ast.Name, ast.BinOp)) else f"({place.text(value)})"
-    return [Edit(place.text(returns[0]), place.text(returns[0], {value: f"{text} + {term}"}))]
-
-
-def argument_in(model: nn.Module, names: Sequence[str], value: str, needs: str) -> str:
-    """The sentence that gives a keyword argument of a call in one of the model's forwards another value."""
+def argument_in(
+    model: nn.Module, names: Sequence[str], value: str, needs: str
+) -> tuple[SourcePlace | None, list[Edit]]:
+    """Another value for a keyword argument of a call in one of the model's forwards."""
     for kind in {type(module): None for module in model.modules()}:
         place = place_of(kind.forward)
         if place is None or needs not in [one.arg for one in place.node.args.args]:
@@ -492,8 +488,8 @@ def argument_in(model: nn.Module, names: Sequence[str], value: str, needs: str) 
         for node in ast.walk(place.node):
             for one in node.keywords if isinstance(node, ast.Call) else ():
                 if one.arg in names:
-                    return said(place, [Edit(place.text(one), f"{one.arg}={value}")])
-    return ""
+                    return place, [Edit(place.text(one), f"{one.arg}={value}")]
+    return None, []
 
 
 def path(model: nn.Module, name: str, root: str = "model") -> str:

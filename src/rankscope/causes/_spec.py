@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Need = Literal["structure", "loss", "labels", "optimizer"]
 Certainty = Literal["shown", "possible"]
-Kind = Literal["fault", "harmless"]
+Kind = Literal["fault", "note", "harmless"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Finding:
     Attributes:
         code: name of the cause.
         sentence: what is wrong, in one sentence.
-        change: what to change, in the user's terms; empty for something harmless.
+        change: what to change, in the user's terms; empty if nothing is known to help.
         certainty: ``"shown"`` if an experiment proves it, ``"possible"`` otherwise.
-        kind: ``"harmless"`` for what looks like a fault and is none.
+        kind: ``"harmless"`` for what looks like a fault and is none, ``"note"`` for a fact that may be meant.
+        tried: whether the change was carried out on a copy, ran, and the fault was gone; otherwise it is a hint.
         measured: what the two numbers are.
         before: the number as the model is.
         after: the number with the intervention.
@@ -42,6 +43,7 @@ class Finding:
     change: str = ""
     certainty: Certainty = "shown"
     kind: Kind = "fault"
+    tried: bool = False
     measured: str = ""
     before: float | None = None
     after: float | None = None

@@ -64,6 +64,11 @@ def change_between(before: Tensor, after: Tensor) -> float:
     return float((before.detach().double() - after.detach().double()).norm()) / size if size > 0 else 0.0
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def shuffled(parameter: Tensor, seed: int) -> Tensor:
     """The same entries in another order: another draw from the same distribution."""
     order = torch.randperm(parameter.numel(), generator=torch.Generator().manual_seed(seed))
@@ -88,6 +93,21 @@ def redrawn(modules: list[tuple[str, nn.Module]]) -> dict[str, Tensor]:
                     parameter.normal_(0.0, 0.02)
                 replaced[f"{name}.{inner}" if name else inner] = parameter.detach()
     return replaced
+
+
+def norm_gains(module: nn.Module) -> list[nn.Parameter]:
+    """The vectors of the modules that hold nothing but one or two vectors, as norms do, and are not zero."""
+    found: list[nn.Parameter] = []
+    for part in module.modules():
+        own = list(part.parameters(recurse=False))
+        if 0 < len(own) <= 2 and next(part.children(), None) is None and all(p.ndim == 1 and len(p) > 1 for p in own):
+            found += [one for one in own if bool(one.detach().any())]
+    return found
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether the gains of its norms, which all begin as one number, differ; False if it has none."""
+    return any(bool((one.detach() != one.detach()[0]).any()) for one in norm_gains(module))
 
 
 def cloned(blocks: Sequence[nn.Module]) -> list[int]:

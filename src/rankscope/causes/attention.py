@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rankscope._citations import Cite
 from rankscope.causes import _source
 from rankscope.causes._examination import AttentionSeen, Examination
-from rankscope.causes._spec import Finding, cause
+from rankscope.causes._spec import Finding, Look, cause
 from rankscope.causes._tensors import redrawn
 from rankscope.causes.axes import attention_softmax
 from rankscope.errors import RankscopeError
@@ -19,8 +19,6 @@ from rankscope.surgery.operation import Operation
 ENTROPY = "relative entropy of attention, mean over heads (0 one-hot, 1 uniform)"
 ONE_HOT = 0.1
 FLAT = 2e-3
-NONE = 1e-6
-"""Spread of scores below which attention is uniform up to rounding."""
 
 
 def _entropy(seen: Mapping[int, AttentionSeen]) -> float:
@@ -52,11 +50,13 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
         with operating(x.model, Operation(temperature=width**0.5), view=view):
             scaled = _entropy(x.attention_under())
         if scaled > 0.3:
+            change = _scaled(x, saturated_attention, width)
             yield Finding(
                 "missing_scale",
                 f"The scores of attention are not divided by sqrt(width of a head): they reach {largest:.0f}, and the "
                 "softmax picks one key.",
-                _scaled(x, width) or f"scores = q @ k.transpose(-1, -2) / {width}**0.5",
+                change or f"Divide the product of queries and keys by the square root of {width}",
+                tried=bool(change),
                 measured=ENTROPY,
                 before=before,
                 after=scaled,
@@ -69,14 +69,11 @@ def saturated_attention(x: Examination) -> Iterator[Finding]:
     except RankscopeError:
         with operating(x.model, Operation(temperature=max(largest / 4, 1.0)), view=view):
             after = _entropy(x.attention_under())
-    written = _source.normed_before(attention_softmax(x)) or (
-        "q, k = F.layer_norm(q, q.shape[-1:]), F.layer_norm(k, k.shape[-1:])"
-    )
     yield Finding(
         "saturated_attention",
         f"Attention picks a single key in nearly every row: scores reach {largest:.0f}. Its gradient vanishes, and "
         "small changes of the weights flip it.",
-        f"Normalise queries and keys before their product (qk-norm). {written}. Train on from a checkpoint from before",
+        "Normalise queries and keys before their product (qk-norm)",
         certainty="shown" if after > 0.3 else "possible",
         measured=ENTROPY,
         before=before,
@@ -96,10 +93,9 @@ def missing_scale(x: Examination) -> Iterator[Finding]:
     yield from ()
 
 
-def _scaled(x: Examination, width: int) -> str:
+def _scaled(x: Examination, look: Look, width: int) -> str:
     softmax = attention_softmax(x)
-    edits = _source.scaled_once(softmax, width)
-    return "" if softmax is None or not edits else _source.said(softmax, edits)
+    return x.edited(look, softmax, _source.scaled_once(softmax, width))
 
 
 def _head_width(x: Examination) -> int | None:
@@ -136,26 +132,18 @@ def doubled_scale(x: Examination) -> Iterator[Finding]:
             seen = x.attention_under()
         after = _mean_spread(seen)
         if 0.02 < after < 5:
+            change = _scaled(x, doubled_scale, width)
             yield Finding(
                 "doubled_scale",
                 f"Attention is uniform to {spread:.1g}: the scores are too small by a factor of about "
                 f"{width**power:.0f}, as with a scale of {words} instead of 1 / sqrt(width) for heads {width} wide.",
-                _scaled(x, width)
-                or f"Scale once: scores = q @ k.transpose(-1, -2) / {width}**0.5 (F.scaled_dot_product_attention and "
+                change
+                or f"Scale the scores once, by 1 / sqrt({width}) (F.scaled_dot_product_attention and "
                 "nn.MultiheadAttention scale by themselves)",
+                tried=bool(change),
                 measured="standard deviation of the scores of a row",
                 before=spread,
                 after=after,
                 intervention=f"with scores multiplied by {width**power:.0f}",
             )
             return
-    if spread > NONE:
-        return
-    yield Finding(
-        "doubled_scale",
-        "Attention is uniform in every head: it does not depend on queries and keys.",
-        "Look at the initialisation of the query and key matrices; they may be zero or frozen",
-        certainty="possible",
-        measured="standard deviation of the scores of a row",
-        before=spread,
-    )

@@ -13,7 +13,8 @@ from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import SourcePlace
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, changed_entries, redrawn
+from rankscope.causes._tensors import apart, change_between, changed_entries
+from rankscope.stream.viewing import undisturbed
 
 
 @cause(
@@ -40,25 +41,34 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""
     over_batch = [one for one in x.softmaxes.calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
-    change = "Look for view or reshape where a transpose was meant, or for an operation along the first axis"
+    change, is_tried = (
+        "Look for view or reshape where a transpose was meant, or for an operation along the first axis",
+        False,
+    )
     after, intervention = 0.0, "expected"
     turned = _turned(x, index, axis)
     if turned is not None and turned < 1e-3 * size:
-        kinds = {type(module).__name__ for module in x.model.modules() if hasattr(module, "batch_first")}
-        outer = next(
-            name for name in ("TransformerEncoderLayer", "TransformerDecoderLayer", *sorted(kinds)) if name in kinds
+        kinds = {type(module) for module in x.model.modules()}
+        layers: tuple[type[nn.Module], ...] = (
+            nn.Transformer,
+            nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer,
         )
-        change = f"Pass `batch_first=True` to `nn.{outer}`"
+        outer = [kind for kind in layers if kind in kinds] or [
+            type(one) for one in x.model.modules() if hasattr(one, "batch_first")
+        ]
+        change, is_tried = f"Pass `batch_first=True` to `nn.{outer[0].__name__}`", True
         after, intervention = turned, "with batch_first=True"
-    elif place is not None and _norms_the_batch(place):
-        change = f"{name}: a batch norm that uses the statistics of the batch in evaluation, too; use nn.LayerNorm"
-    elif over_batch and (edits := _source.over_axis(over_batch[0].place, -1)):
-        change = f"{_said(over_batch[0].place, edits)}: the first axis counts sequences, the last one keys"
+    elif over_batch and (
+        edited := x.edited(sequences_mix, over_batch[0].place, _source.over_axis(over_batch[0].place, -1))
+    ):
+        change, is_tried = f"{edited}: the first axis counts sequences, the last one keys", True
     yield Finding(
         "sequences_mix",
         f"Sequences of a batch influence each other: another second sequence changes the output of the others, first "
         f"in {name or 'the model itself'}.",
         change,
+        tried=is_tried,
         measured="change of the other sequences' output",
         before=size,
         after=after,
@@ -84,29 +94,6 @@ def _turned(x: Examination, index: Tensor, axis: int) -> float | None:
     if one is None or other is None or one.shape != other.shape:
         return None
     return change_between(one.index_select(axis, index), other.index_select(axis, index))
-
-
-class _BatchNorms(torch.overrides.TorchFunctionMode):
-    """Notes batch norms that use the statistics of the batch."""
-
-    found = False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.nn.functional.batch_norm:
-            told = dict(zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)) | (
-                kwargs or {}
-            )
-            self.found |= bool(told.get("training"))
-        return func(*args, **(kwargs or {}))
-
-
-def _norms_the_batch(call: ModuleCall) -> bool:
-    if call.given is None:
-        return False
-    mode = _BatchNorms()
-    with torch.no_grad(), mode:
-        call.module(call.given)
-    return mode.found
 
 
 def _first_leak(x: Examination, index: Tensor) -> ModuleCall | None:
@@ -141,67 +128,14 @@ def positions_by_sequence(x: Examination) -> Iterator[Finding]:
         return
     yield Finding(
         "positions_by_sequence",
-        "The same sequence gets another output in another place of the batch: something that depends on the position "
-        "is added along the batch axis.",
-        "Index positions by token: self.pe[: x.shape[1]] for (batch, tokens, width), self.pe[: x.shape[0]][:, None] "
-        "for (tokens, batch, width)",
+        "The same sequence gets another output in another place of the batch: something depends on the place in the "
+        "batch, such as positions that are added along the batch axis.",
+        "Look at the axis by which positions are indexed: it has to count tokens",
         measured="difference between the outputs of equal sequences",
         before=apart(rows),
         after=0.0,
         intervention="expected",
     )
-
-
-@cause(
-    proof="the tokens are put in another order",
-    change="add positions to the embedding",
-    order=70,
-)
-def no_positions(x: Examination) -> Iterator[Finding]:
-    """A model that does not know the order of tokens."""
-    ids = [value for value in x.mains if not value.is_floating_point()]
-    if x.result is None or not ids or x.tokens is None or x.tokens < 4 or x.batch.keep is not None:
-        return
-    axis = x.token_axis(x.result)
-    order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0))
-
-    def turned(_: str, value: Tensor, at: int) -> Tensor:
-        has_tokens = value.ndim >= 2 and value.shape[1 - at] == x.tokens
-        return value.index_select(1 - at, order.to(value.device)) if has_tokens else value
-
-    def moved(one: Tensor | None, other: Tensor | None) -> bool:
-        if one is None or other is None or one.shape != other.shape:
-            return True
-        gap = changed_entries(one if axis is None else one.index_select(axis, order.to(one.device)), other)
-        return gap is None or bool(gap.any())
-
-    if moved(x.result, x.output(x.batch.mapped(turned))):
-        return
-    # Rotary and relative positions act through the scores, which are equal up to rounding if weights are small.
-    both = x.batch.mapped(
-        lambda name, value, at: torch.cat([value, turned(name, value, at)], at), sequences=2 * x.sequences
-    )
-    halves = _halves(x, x.output(both, replaced=redrawn([("", x.model)])))
-    if halves is None or moved(*halves):
-        return
-    yield Finding(
-        "no_positions",
-        "The model does not know the order of the tokens: with the tokens in another order it returns the same outputs "
-        "in that order.",
-        "Add positions to the embedding, e.g. x = x + self.positions[: x.shape[1]], unless the inputs are sets",
-        certainty="possible",
-        measured="change of the output when tokens are put in another order",
-        before=0.0,
-    )
-
-
-def _halves(x: Examination, output: Tensor | None) -> list[Tensor] | None:
-    """The outputs of the first and the second half of a batch that holds each sequence twice."""
-    if output is None or x.result is None:
-        return None
-    axis = x.sequence_axis(x.result)
-    axis = x.batch.axis if axis is None else axis
-    return list(output.chunk(2, axis)) if output.shape[axis : axis + 1] == (2 * x.sequences,) else None
 
 
 def _attention_modules(x: Examination) -> list[ModuleCall]:
@@ -248,8 +182,7 @@ def tokens_do_not_mix(x: Examination) -> Iterator[Finding]:
         "tokens_do_not_mix",
         f"No token sees another: attention is computed between the {square[0][-1]} heads of each token instead of "
         f"between the {x.tokens} tokens of each head.",
-        "q, k, v = (t.view(batch, tokens, heads, -1).transpose(1, 2) for t in (q, k, v)), and .transpose(1, 2) again "
-        "before the output projection",
+        "Transpose heads and tokens before the product of queries and keys, and back before the output projection",
         measured="other tokens whose output changes when the first token is replaced",
         before=0.0,
         after=float(x.tokens - 1),
@@ -263,11 +196,6 @@ def attention_softmax(x: Examination) -> SourcePlace | None:
     square = [one for one in x.softmaxes.calls if one.shape[-1] == size and one.shape[-2:-1] == (size,)]
     places = {one.place for one in square}
     return places.pop() if len(places) == 1 else None
-
-
-def _said(place: SourcePlace | None, edits: list[_source.Edit]) -> str:
-    assert place is not None  # edits are made of a place
-    return _source.said(place, edits)
 
 
 @cause(
@@ -284,10 +212,11 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
         if masked:
             after = x.softmaxes.filled_after
             edits = _source.masked_before(masked[0].softmax.place, after[0] if after else None)
-            general = "Mask the scores before the softmax: scores.masked_fill(hidden, -torch.inf).softmax(-1)"
+            general = "Mask the scores before the softmax"
         else:
             edits = _source.over_axis(place, wrong[0].summed)
-            general = "softmax(dim=-1) of scores of shape (..., queries, keys)"
+            general = "Take the softmax over the axis that counts keys, usually the last one"
+        change = x.edited(softmax_axis, masked[0].softmax.place if masked else place, edits)
         yield Finding(
             "softmax_axis",
             f"The weights of attention do not sum to one in {len(wrong)} products: "
@@ -297,7 +226,8 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
                 if masked
                 else "the softmax runs over another axis than the keys."
             ),
-            _said(place, edits) if edits else general,
+            change or general,
+            tried=bool(change),
             measured="largest distance of the sum of a token's weights from one",
             before=max(one.axis for one in wrong),
             after=0.0,
@@ -309,15 +239,16 @@ def softmax_axis(x: Examination) -> Iterator[Finding]:
     if not lone:
         return
     call, axis = lone[0]
-    edits = _source.over_axis(call.place, axis)
     silent = [name for name, gradient in x.gradients.items() if gradient is not None and _is_rounding(gradient, x)]
     if not silent:
         return
+    change = x.edited(softmax_axis, call.place, _source.over_axis(call.place, axis))
     yield Finding(
         "softmax_axis",
         f"A softmax runs over an axis of one entry (shape {call.shape}), so that all its weights are 1, whatever the "
         f"scores; {silent[0]} and {len(silent) - 1} more parameters get no gradient.",
-        f"{_said(call.place, edits) if edits else f'softmax(dim={axis})'}, over the {x.tokens} tokens",
+        f"{change or f'Take the softmax over axis {axis}'}, over the {x.tokens} tokens",
+        tried=bool(change),
         certainty="possible",  # a single key is legitimate, and has the same effect
         measured="parameters whose gradient is zero",
         before=float(len(silent)),
@@ -357,7 +288,7 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
             continue
         moved = call.given.clone()
         moved.select(axis, 0).add_(torch.randn_like(moved.select(axis, 0)))
-        with torch.no_grad():
+        with undisturbed(call.module):
             after = call.module(moved)
         gap = changed_entries(call.output, after)
         if gap is not None and bool(gap.movedim(axis, 0)[1:].any()):
@@ -369,7 +300,7 @@ def norm_axis(x: Examination) -> Iterator[Finding]:
         "norm_axis",
         f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "
         "sequence instead of the channels of a token: every token sees all others, also later ones.",
-        "nn.LayerNorm(width), or mean(-1) and var(-1) in your own norm",
+        "Normalise over the last axis",
         measured="tokens that change when the first token of the norm's input is replaced",
         before=float(x.tokens or 0),
         after=1.0,
@@ -405,7 +336,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
         shape = list(call.given.shape)
         shape[axis] -= 1
         constant = call.given.narrow(axis, 0, 1).expand(shape).contiguous()
-        with torch.no_grad():
+        with undisturbed(call.module):
             out = call.module(constant)
         out = out[0] if isinstance(out, tuple) else out
         if out.shape != constant.shape:
@@ -422,7 +353,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
         f"Attention mixes heads with tokens in {len(wrong)} modules (first {call.name}): given equal tokens, it "
         "returns different ones, which no attention can do. Usually a view(batch, heads, tokens, size) where a "
         "transpose was meant.",
-        "t.view(batch, tokens, heads, size).transpose(1, 2), and .transpose(1, 2).reshape(batch, tokens, width) back",
+        "View as (batch, tokens, heads, size) and transpose heads and tokens, and do the same backwards at the end",
         measured="difference between the outputs of equal tokens",
         before=size,
         after=0.0,
@@ -435,7 +366,7 @@ def _has_softmax(call: ModuleCall) -> bool:
     mode = Softmaxes()
     assert call.given is not None
     try:
-        with torch.no_grad(), mode:
+        with undisturbed(call.module), mode:
             call.module(call.given)
     except (TypeError, RuntimeError):
         return False

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
-from rankscope.causes._following import FollowedStep, Following, at_unit_size, depends_on_inputs, without
-from rankscope.causes._spec import Finding, cause, told
+from rankscope.causes._following import FollowedStep, Following, at_unit_size, depends_on_inputs, named, without
+from rankscope.causes._spec import Finding, Look, cause, told
 from rankscope.causes._tensors import main_output, redrawn
 from rankscope.causes.outputs import OUTPUTS, begins_at_zero
 from rankscope.models.inputs import Batch
@@ -127,28 +127,15 @@ def _is_without_gradient(x: Examination) -> bool:
         return False  # no backward pass on this machine: then nothing is said about gradients
 
 
-def _named(x: Examination, step: FollowedStep) -> str:
-    """The operation as it is written, with the function in which it is; or the module, or its name."""
-    node = _source.operation(step.place, step.name)
-    if node is not None and step.place is not None:
-        return f"`{step.place.text(node)}` in `{step.place.name}`"
-    module = x.model.get_submodule(step.module) if step.module else None
-    if module is not None and next(module.children(), None) is None:
-        return f"{step.module} ({type(module).__name__})"
-    where = f"`{step.place.name}`" if step.place is not None else step.module or "the model itself"
-    return f"{step.name.strip('_')} in {where}"
-
-
-def _removal(step: FollowedStep) -> str:
-    edits = _source.without_operation(step.place, step.name, step.lost or 0)
-    return _source.said(step.place, edits) if step.place is not None and edits else ""
+def _removal(x: Examination, step: FollowedStep, look: Look) -> str:
+    return x.edited(look, step.place, _source.without_operation(step.place, step.name, step.lost or 0))
 
 
 def _located(
-    x: Examination, code: str, before: float, follow: Following, losing: list[FollowedStep], *, alone: bool
+    x: Examination, look: Look, before: float, follow: Following, losing: list[FollowedStep], *, alone: bool
 ) -> Finding | None:
     """The finding for the operation in which the inputs are lost: without it, or with larger inputs, they are not."""
-    lead = "All outputs are the same, whatever the inputs are"
+    lead, code = "All outputs are the same, whatever the inputs are", look.__name__
     for step in losing[:_TRIED]:
         if step.lost is None or (alone and not step.is_alone):
             continue
@@ -159,14 +146,14 @@ def _located(
             if not proven:
                 shrinks, after = None, _spread_with(x, step, at_unit_size(step.lost))
             if after > 100 * max(before, 1e-6):
-                change = "" if shrinks is None else _removal(shrinks)
+                change = "" if shrinks is None else _removal(x, shrinks, look)
                 return Finding(
                     code,
-                    f"{lead}: they have a size of {told(step.taken)} where {_named(x, step)} takes them, and are lost "
+                    f"{lead}: they have a size of {told(step.taken)} where {named(x, step)} takes them, and are lost "
                     "beside what is added there."
-                    + ("" if shrinks is None else f" {_named(x, shrinks)} makes them so small."),
-                    (f"{change}; or s" if change else "S")
-                    + "tandardise what is taken there: x = (x - x.mean()) / x.std()",
+                    + ("" if shrinks is None else f" {named(x, shrinks)} makes them so small."),
+                    change or "Standardise what is taken there",
+                    tried=bool(change),
                     measured=OUTPUTS,
                     before=before,
                     after=after,
@@ -175,12 +162,13 @@ def _located(
                 )
         after = _spread_with(x, step, without(step.lost))
         if after > 100 * max(before, 1e-6):
+            change = _removal(x, step, look)
             return Finding(
                 code,
-                f"{lead}: {_named(x, step)} returns the same for all of them, although what it takes differs."
+                f"{lead}: {named(x, step)} returns the same for all of them, although what it takes differs."
                 + (" No parameter gets a gradient." if _is_without_gradient(x) else ""),
-                _removal(step)
-                or f"Remove this operation ({_named(x, step)}), or give it values that it does not make equal",
+                change or "Give this operation values that it does not make equal",
+                tried=bool(change),
                 measured=OUTPUTS,
                 before=before,
                 after=after,
@@ -191,15 +179,15 @@ def _located(
         return None
     return Finding(
         code,
-        f"{lead}: {_named(x, losing[0])} returns the same for all of them, although what it takes differs.",
-        f"Remove this operation ({_named(x, losing[0])}), or give it values that it does not make equal",
+        f"{lead}: {named(x, losing[0])} returns the same for all of them, although what it takes differs.",
+        "Give this operation values that it does not make equal",
         measured="change of the outputs when all inputs are replaced, relative to their size",
         before=0.0,
         where=losing[0].module or "",
     )
 
 
-def shrinking_operation(x: Examination) -> tuple[str, str]:
+def shrinking_operation(x: Examination, look: Look) -> tuple[str, str]:
     """The operation without which the outputs are 30 times as large, and the change that removes it; empty for none."""
     batch, follow = _two(x), Following(x.model)
     with follow.watching():
@@ -212,7 +200,7 @@ def shrinking_operation(x: Examination) -> tuple[str, str]:
         output = x.output()
     if output is None or float(output.double().norm()) < 30 * float(x.result.double().norm()):
         return "", ""
-    return _named(x, step), _removal(step)
+    return named(x, step), _removal(x, step, look)
 
 
 @cause(
@@ -229,7 +217,7 @@ def inputs_ignored(x: Examination) -> Iterator[Finding]:
     lost = None if _is_made_so_by_weights(x) else _losing(x)
     if lost is None:
         return
-    found = _located(x, "inputs_ignored", before, *lost, alone=False)
+    found = _located(x, inputs_ignored, before, *lost, alone=False)
     if found is not None:
         yield found
         return
@@ -253,6 +241,6 @@ def lost_in_operation(x: Examination) -> Iterator[Finding]:
     if before is None:
         return
     lost = None if begins_at_zero(x) else _losing(x)
-    found = None if lost is None else _located(x, "lost_in_operation", before, *lost, alone=True)
+    found = None if lost is None else _located(x, lost_in_operation, before, *lost, alone=True)
     if found is not None:
         yield found

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
+from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart
-from rankscope.causes.outputs import OUTPUTS
 
-ALIKE = 0.1
 CONSTANT = 0.98
 
 
@@ -25,88 +20,32 @@ CONSTANT = 0.98
 )
 def input_in_one_direction(x: Examination) -> Iterator[Finding]:
     """An input that is added to every channel alike, which norms remove."""
-    if not x.blocks:
-        return
-    first = next((call for call in x.base if call.module is x.blocks[0][1]), None)
-    given = None if first is None else first.given
-    axis = None if given is None else x.sequence_axis(given)
-    if given is None or axis is None or given.ndim != 3 or given.shape[-1] < 4:
-        return
-    between = given.double() - given.double().mean(axis, keepdim=True)
-    size = float(between.norm())
-    if not size > 1e-6 * float(given.double().norm()):
-        return
-    along = between.mean(-1, keepdim=True).expand_as(between)
-    share = float(along.norm()) / size
-    if share < CONSTANT:
+    share = _share_in_one_direction(x, x.base)
+    if share is None or share < CONSTANT:
         return
     yield Finding(
         "input_in_one_direction",
         "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
         "exactly that: the blocks see the positions and hardly the input.",
-        _projection(x, given.shape[-1])
-        or f"Project it first: self.enter = nn.Linear(features, {given.shape[-1]}), and x = self.enter(x) + positions",
+        "Project the input to the width of the model with nn.Linear, before positions are added",
         measured="share of the difference between inputs that a LayerNorm removes",
         before=share**2,
-        after=1 / given.shape[-1],
-        intervention="expected with a linear projection",
+        after=None,
     )
 
 
-def _projection(x: Examination, width: int) -> str:
-    """The two lines that project the input; empty if the model does not run with such an input."""
-    place, mains = _source.place_of(type(x.model).forward), x.mains
-    if place is None or len(mains) != 1 or mains[0].ndim != 3 or len(place.node.args.args) < 2:
-        return ""
-    features, argument = mains[0].shape[-1], place.node.args.args[1].arg
-    with torch.random.fork_rng(devices=[]):
-        linear = nn.Linear(features, width).to(mains[0])
-    try:
-        with torch.no_grad():
-            x.run(x.batch.mapped(lambda _, value, axis: linear(value) if value is mains[0] else value))
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return ""  # a module before the first block reads the features themselves
-    name = next(one for one in ("enter", "project_inputs", "input_projection") if not hasattr(x.model, one))
-    kind, module = type(x.model).__name__, place.module(nn, "nn")
-    return (
-        f"Project it first. At the end of `{kind}.__init__`, add `self.{name} = {module}.Linear({features}, {width})`; "
-        f"at the start of `{kind}.forward`, add `{argument} = self.{name}({argument})`"
-    )
-
-
-@cause(
-    proof="the inputs are compared before the model; the model is run on standardised ones",
-    change="standardise each feature over the data",
-    order=41,
-)
-def inputs_alike(x: Examination) -> Iterator[Finding]:
-    """Inputs that hardly differ."""
-    floats = [value for value in x.mains if value.is_floating_point()]
-    if len(floats) != 1 or x.result is None or x.sequences < 3:
-        return
-    raw, before = x.inputs_apart(floats[0]), x.inputs_apart(x.result)
-    if raw is None or before is None or raw > ALIKE or before > ALIKE:
-        return
-
-    def standardised(name: str, value: torch.Tensor, axis: int) -> torch.Tensor:
-        if value is not floats[0]:
-            return value
-        deviation = value.std(axis, keepdim=True)
-        return torch.where(deviation > 0, (value - value.mean(axis, keepdim=True)) / deviation, torch.zeros_like(value))
-
-    output = x.output(x.batch.mapped(standardised))
-    after = None if output is None else x.inputs_apart(output)
-    if after is None or after < 3 * before:
-        return
-    yield Finding(
-        "inputs_alike",
-        f"The inputs themselves differ by {raw:.2g} of their size only: a large part is common to all of them.",
-        "Standardise each feature over the training data: x = (x - mean) / std",
-        measured=OUTPUTS,
-        before=before,
-        after=after,
-        intervention="with standardised inputs",
-    )
+def _share_in_one_direction(x: Examination, calls: Sequence[ModuleCall]) -> float | None:
+    """The share of the difference between inputs, at the first block, that is the same in all channels."""
+    first = next((call for call in calls if x.blocks and call.module is x.blocks[0][1]), None)
+    given = None if first is None else first.given
+    axis = None if given is None else x.sequence_axis(given)
+    if given is None or axis is None or given.ndim != 3 or given.shape[-1] < 4:
+        return None
+    between = given.double() - given.double().mean(axis, keepdim=True)
+    size = float(between.norm())
+    if not size > 1e-6 * float(given.double().norm()):
+        return None
+    return float(between.mean(-1, keepdim=True).expand_as(between).norm()) / size
 
 
 @cause(
@@ -134,31 +73,3 @@ def few_tokens(x: Examination) -> Iterator[Finding]:
                 measured="share of the most frequent id",
                 before=share,
             )
-
-
-@cause(
-    proof="the share of entries equal to the smallest or largest value is read",
-    change="clip less, or scale before clipping",
-    order=13,
-)
-def clamped_inputs(x: Examination) -> Iterator[Finding]:
-    """Inputs that are clipped."""
-    for value in x.mains:
-        if not value.is_floating_point() or value.numel() < 64:
-            continue
-        ends = ((value == value.max()) | (value == value.min())) & (value != 0)  # zeros are sparse, not clipped
-        share = float(ends.double().mean())
-        if share >= 0.4 and torch.unique(value).numel() > 8:
-            yield Finding(
-                "clamped_inputs",
-                f"{share:.0%} of the entries have the smallest or largest value: they are clipped.",
-                "Scale the features before clipping them, or clip at a larger value",
-                certainty="possible",
-                measured="share of clipped entries",
-                before=share,
-            )
-
-
-def spread_of(x: Examination) -> float:
-    """How much the main output differs between inputs."""
-    return 0.0 if x.result is None else apart(x.result, x.sequence_axis(x.result) or 0)

@@ -13,6 +13,7 @@ from rankscope.causes._spec import Finding, cause
 from rankscope.causes._tensors import change_between, changed_entries, main_output
 from rankscope.causes.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
+from rankscope.stream.attention_calls import AttentionCall
 
 
 def _token_changes(x: Examination, after: Tensor | None) -> Tensor | None:
@@ -66,6 +67,9 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
         return  # weights that sum to one over queries carry a change to every token, whatever the mask
     words = f"replacing token {middle} changes the output at"
     language = is_next_token(x)
+    change = ""
+    if earlier or not itself:
+        change = _with_mask(x)
     # Each block reaches one token further, so a mask that is off by one reaches as many earlier tokens as blocks.
     reach = 1 if x.stack is None else x.stack.depth
     # Every later token sees the replaced one; a window around it, which is no causal mask, ends.
@@ -74,9 +78,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             "causal_mask",
             f"The causal mask is off by one: {words} {earlier} earlier tokens: a token sees the next one"
             + (", which it has to predict." if language else "."),
-            _with_mask(x)
-            or "torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1) marks what must not be seen; yours begins "
-            "one later",
+            change or "The mask must hide the first token after each query, too",
+            tried=bool(change),
             measured="earlier tokens whose output changes when a token is replaced",
             before=float(earlier),
             after=0.0,
@@ -86,9 +89,10 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "causal_mask",
             f"The causal mask is inverted: {words} {earlier} earlier tokens and at no later one.",
-            _with_mask(x)
+            change
             or "Invert the mask: for nn.MultiheadAttention True hides a key, for F.scaled_dot_product_attention True "
             "shows it",
+            tried=bool(change),
             measured="earlier and later tokens whose output changes when a token is replaced",
             before=float(earlier),
             after=0.0,
@@ -99,9 +103,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             "causal_mask",
             f"The model sees the tokens it has to predict: the labels are the next tokens, and {words} {earlier} "
             "earlier tokens. There is no causal mask, or it has no effect.",
-            _with_mask(x)
-            or "Pass a causal mask: is_causal=True in F.scaled_dot_product_attention, or "
-            "nn.Transformer.generate_square_subsequent_mask(n)",
+            change or "Give attention a causal mask",
+            tried=bool(change),
             measured="earlier tokens whose output changes when a token is replaced",
             before=float(earlier),
             after=0.0,
@@ -111,7 +114,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "causal_mask",
             f"A token does not see itself: {words} later tokens only; the mask hides the diagonal.",
-            _with_mask(x) or "Use diagonal=1 in torch.triu, so that the diagonal stays visible",
+            change or "The mask must leave the token itself visible",
+            tried=bool(change),
             certainty="possible",
             measured="later tokens whose output changes when a token is replaced",
             before=float(later),
@@ -122,16 +126,15 @@ def _with_mask(x: Examination) -> str:
     """The edit that makes attention causal; empty if it is not written in one place that can be quoted."""
     seen = x.softmaxes
     if seen.again:
-        edits = _source.without_call(seen.again[0].place, "softmax")
-        why = ": a second softmax gives the hidden tokens a weight again"
-        return "" if not edits or seen.again[0].place is None else _source.said(seen.again[0].place, edits) + why
+        place = seen.again[0].place
+        change = x.edited(causal_mask, place, _source.without_call(place, "softmax"))
+        return change and f"{change}: a second softmax gives the hidden tokens a weight again"
     square = {place for shape, place in seen.fills if shape[-2:] == (x.tokens, x.tokens)}
     softmax = attention_softmax(x)
     if len(square) > 1 or softmax is None:
         return ""
     filling = next(iter(square), None)
-    edits = _source.causal(softmax, filling)
-    return _source.said(filling or softmax, edits) if edits else ""
+    return x.edited(causal_mask, filling or softmax, _source.causal(softmax, filling))
 
 
 @cause(
@@ -140,7 +143,8 @@ def _with_mask(x: Examination) -> str:
     order=14,
 )
 def padding_attended(x: Examination) -> Iterator[Finding]:
-    """Padding that is attended to."""
+    """Padding that is attended to, or that alone is."""
+    yield from _only_padding_seen(x)
     if x.result is None or x.tokens is None:
         return
     masks = {
@@ -188,22 +192,64 @@ def padding_attended(x: Examination) -> Iterator[Finding]:
     value = mask.T[padded][0] if rows is not mask else mask[padded][0]
     dropped = [place for _, place in x.softmaxes.fills if place is not None and _source.kept_result(place)]
     if dropped:
-        change = f"{_source.said(dropped[0], _source.kept_result(dropped[0]))}: masked_fill does not work in place"
+        change, why = (
+            x.edited(padding_attended, dropped[0], _source.kept_result(dropped[0])),
+            "masked_fill does not work in place",
+        )
     else:
-        hidden = f"({name} == {value.item():g})"
-        change = _source.argument_in(x.model, ("src_key_padding_mask", "key_padding_mask"), hidden, name)
-        change = f"{change}: True hides a token, a float does not" if change else ""
+        names = ("src_key_padding_mask", "key_padding_mask")
+        change = x.edited(padding_attended, *_source.argument_in(x.model, names, f"({name} == {value.item():g})", name))
+        why = "True hides a token, a float does not"
     yield Finding(
         "padding_attended",
         sentence,
-        change
-        or f"Pass a boolean mask that is True at padding: src_key_padding_mask=({name} == {value.item():g}), not a "
-        "float; F.scaled_dot_product_attention takes the opposite, True at tokens that are seen",
+        f"{change}: {why}"
+        if change
+        else "Pass a boolean mask of the sign that the module documents: for key_padding_mask True hides a token, for "
+        "F.scaled_dot_product_attention True shows it",
+        tried=bool(change),
         measured="change of the output at other tokens when padding is replaced",
         before=size,
         after=0.0,
         intervention="expected with a mask that hides padding",
         where=name,
+    )
+
+
+def _only_padding_seen(x: Examination) -> Iterator[Finding]:
+    """Attention of which all weights lie on the one id that fills the ends of sequences."""
+    ids = [value.transpose(0, x.batch.axis) for value in x.mains if not value.is_floating_point() and value.ndim == 2]
+    if len(ids) != 1 or x.view is None:
+        return
+    ends = [ids[0] == value for value in torch.unique(ids[0][:, -1])]
+    # A filling that begins anywhere but at the first token, in most sequences, and that nothing follows.
+    padding = [
+        one
+        for one in ends
+        if torch.equal(one.cummax(1).values, one) and not one[:, 0].any() and 2 * one[:, -2].sum() > len(one)
+    ]
+    if len(padding) != 1:
+        return
+    rows = padding[0][:, -1]
+    hidden = padding[0][rows]
+    others: list[float] = []
+
+    def see(call: AttentionCall, _: object) -> None:
+        probs = call.probs().detach()
+        if probs.ndim == 4 and probs.shape[0] == len(rows) and probs.shape[-1] == hidden.shape[1]:
+            others.append(float(probs[rows].masked_fill(hidden[:, None, None], 0.0).max()))
+
+    x.see_attention(see)
+    if not others or max(others) > 0.0:
+        return
+    filling = int(ids[0][rows][0, -1])
+    yield Finding(
+        "padding_attended",
+        f"Padding is all that attention sees: all its weights lie on the tokens with the id {filling} that "
+        "fill the ends of sequences, and none on the others. The padding mask has the wrong sign.",
+        "Invert the mask: for key_padding_mask True hides a token, for F.scaled_dot_product_attention True shows it",
+        measured="largest weight of attention on a token that is not padding",
+        before=0.0,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
 from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import few, is_trained, norm_gains
 
 
 def _first_broken(x: Examination) -> ModuleCall | None:
@@ -21,7 +22,7 @@ def _first_broken(x: Examination) -> ModuleCall | None:
 
 @cause(
     proof="the entries of every parameter are tested",
-    change="restore a checkpoint from before",
+    change="nothing brings them back",
     order=0,
 )
 def weights_not_finite(x: Examination) -> Iterator[Finding]:
@@ -33,11 +34,38 @@ def weights_not_finite(x: Examination) -> Iterator[Finding]:
         yield Finding(
             "weights_not_finite",
             f"{len(lost)} parameters hold NaN or infinity; the first is {first}.",
-            "Restore a checkpoint from before, lower the learning rate and clip the gradients: "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            "Look for the step after which they first do; they stay so, whatever is trained afterwards",
             measured="entries that are not finite",
             before=float(sum(lost.values())),
             where=first,
+        )
+
+
+@cause(
+    proof="the entries of every matrix of a block are compared, if its norms have moved from where they begin",
+    change="the weights that were meant",
+    order=26,
+)
+def constant_matrix(x: Examination) -> Iterator[Finding]:
+    """A matrix of one value in a block that was trained."""
+    idle = {call.module for call in x.base if call.given is not None and call.output is not None
+            and call.given.shape == call.output.shape and torch.equal(call.given, call.output)}  # fmt: skip
+    found = []
+    for place, block in x.blocks:
+        # Adapters begin at zero while the norms are frozen, and new blocks as the identity.
+        learn = {one.requires_grad for one in norm_gains(block)} if is_trained(block) and block not in idle else set()
+        for name, one in block.named_parameters():
+            if one.ndim == 2 and min(one.shape) > 1 and one.requires_grad in learn:
+                found += [f"{place}.{name}"] if bool((one.detach() == one.detach()[0, 0]).all()) else []
+    if found:
+        yield Finding(
+            "constant_matrix",
+            f"All entries of {few(found)} are one number, in blocks that were trained.",
+            "Compare it with the weights it was loaded from",
+            certainty="possible",
+            measured="matrices of trained blocks whose entries are all equal",
+            before=float(len(found)),
+            where=found[0],
         )
 
 
@@ -57,10 +85,13 @@ def float16_overflow(x: Examination) -> Iterator[Finding]:
     whole = x.output(wide, replaced=replaced)
     if whole is None or not bool(torch.isfinite(whole).all()):
         return
+    line = "model = model.to(torch.bfloat16)"
+    helps = x.runs(float16_overflow, line)
     yield Finding(
         "float16_overflow",
         f"Values exceed the range of float16 (65,504), first in {broken.name or type(broken.module).__name__}.",
-        "Run `model = model.to(torch.bfloat16)`, or use torch.autocast with dtype=torch.bfloat16",
+        f"Run `{line}`" if helps else "Use bfloat16 or float32",
+        tried=helps,
         measured="outputs that are finite",
         before=float(torch.isfinite(x.result).double().mean()) if x.result is not None else 0.0,
         after=1.0,
@@ -95,8 +126,7 @@ def mask_without_keys(x: Examination) -> Iterator[Finding]:
                     "mask_without_keys",
                     f"With {name!r} some queries see no key at all, and the softmax of an empty row is NaN, first in "
                     f"{broken.name or type(broken.module).__name__}.",
-                    f"Pass a {name} that leaves each sequence at least one key; for padding, True or 1 must mark what "
-                    "the module documents.",
+                    f"Pass a {name} that leaves each sequence at least one key",
                     measured="outputs that are finite",
                     before=share_finite,
                     after=1.0,
@@ -108,7 +138,7 @@ def mask_without_keys(x: Examination) -> Iterator[Finding]:
         "mask_without_keys",
         f"Values are not finite, first in {broken.name or type(broken.module).__name__}, whose inputs and weights are "
         "finite: a row of attention without keys, a division by zero, or values too large for the format.",
-        "Look at this module with torch.autograd.set_detect_anomaly(True).",
+        "Look at what this module computes",
         certainty="possible",
         measured="outputs that are finite",
         before=share_finite,

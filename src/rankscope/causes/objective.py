@@ -40,6 +40,9 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     size = float(free.square().mean().sqrt())
     if not size > 0 or (x.labels is not None and bool((x.labels == x.labels[:1]).all())):
         return  # labels that are all equal are met by one output in any loss
+    own = _gradient(x, _spread_out(x.result)).double()
+    if (x.labels is not None and not x.labels.is_floating_point()) or _is_over_classes(own):
+        return  # outputs that are alike answer labels that are
     drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
     free = (free + size * drawn).requires_grad_()
     optimizer = torch.optim.Adam([free], 0.05 * size)
@@ -60,18 +63,11 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     # A loss that separates inputs is far above its best value where all outputs are equal.
     if begin <= 0 or at_constant > end + 0.01 * abs(begin - end) or end > 0.2 * begin:
         return
-    place = None if x.loss is None else _source.place_of(x.loss)
-    edits = _source.added_to_result(place, "torch.relu(1 - {}.std(0)).mean()")
-    term = (
-        _source.said(place, edits)
-        if place is not None and edits and place.known.get("torch") is torch
-        else "Add a term that keeps outputs apart to the loss, such as torch.relu(1 - output.std(0)).mean()"
-    )
     yield Finding(
         "collapsed_objective",
         "The loss is smallest when all outputs are equal: one constant output has the loss "
         f"{at_constant:.3g}. Nothing in the objective keeps inputs apart.",
-        f"{term} (VICReg); negatives, or a stop-gradient with a predictor (BYOL, SimSiam), also work",
+        "Add a term that keeps outputs apart (VICReg), negatives, or a stop-gradient with a predictor (BYOL)",
         measured="loss",
         before=begin,
         after=at_constant,
@@ -102,16 +98,13 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
     best = torch.nn.functional.one_hot(x.labels.clamp_min(0), out.shape[-1]).to(out)
     floor = float(x.loss_of(best))
     last = x.softmaxes.returned
-    edits = [] if last is None else _source.without_call(last.place, "softmax")
+    change = "" if last is None else x.edited(double_softmax, last.place, _source.without_call(last.place, "softmax"))
     yield Finding(
         "double_softmax",
         "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
         f"loss {floor:.3g}, and gradients are small.",
-        (
-            f"{_source.said(last.place, edits)}: nn.CrossEntropyLoss takes logits"
-            if last is not None and last.place is not None and edits
-            else "Return logits (remove the softmax at the end of forward); nn.CrossEntropyLoss takes logits"
-        ),
+        f"{change}: nn.CrossEntropyLoss takes logits" if change else "Return logits, without the softmax at the end",
+        tried=bool(change),
         measured="smallest loss that any output can reach",
         before=floor,
         after=float(x.loss_of(best * 50)),
@@ -150,7 +143,7 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
     calls = [one for one in seen.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1]
     places = {call[2] for call in calls}
     place = places.pop() if len(places) == 1 else None
-    edits = _source.over_axis(place, -1)
+    change = x.edited(loss_softmax_axis, place, _source.over_axis(place, -1))
     over, one = ("sequences of the batch", "sequence") if out.ndim == 2 else ("tokens", "token")
     if wrong and out.ndim + wrong[0] == x.sequence_axis(out):
         over = "sequences of the batch"
@@ -158,9 +151,8 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
         "loss_softmax_axis",
         f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
         f"class, and no {one} has to choose one.",
-        _source.said(place, edits)
-        if place is not None and edits
-        else "Take the softmax of the loss over the last axis (dim=-1), or use torch.nn.functional.cross_entropy",
+        change or "Take the softmax of the loss over the last axis, or use torch.nn.functional.cross_entropy",
+        tried=bool(change),
         measured=f"change of the loss when 3 is added to all classes of one {one}",
         before=before,
         after=after,
@@ -209,6 +201,11 @@ def _entropy_gradient(out: torch.Tensor, labels: torch.Tensor, axis: int) -> tor
 def _entropy(out: torch.Tensor, labels: torch.Tensor) -> float:
     known = labels.flatten() >= 0
     return float(torch.nn.functional.cross_entropy(out.flatten(0, -2).double()[known], labels.flatten()[known]))
+
+
+def _is_over_classes(gradient: torch.Tensor) -> bool:
+    """Whether a loss has a softmax over the last axis: it does not change if one number is added to all entries."""
+    return float(gradient.sum(-1).norm()) <= 1e-3 * float(gradient.norm())
 
 
 def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -270,9 +267,8 @@ def outputs_too_small(x: Examination) -> Iterator[Finding]:
     out = x.result
     if _classes(x) is None or out is None or not 0 < _between_classes(out) < SMALL:
         return
-    own = _gradient(x, out).double()
-    if float(own.sum(-1).norm()) > 1e-3 * float(own.norm()):
-        return  # the loss has no softmax over the classes
+    if not _is_over_classes(_gradient(x, out).double()):
+        return
     heads = [call for call in x.base if call.is_leaf and call.output is not None and call.output.shape == out.shape]
     head = heads[-1] if heads else None
     if head is None or head.output is None or SMALL * _between_classes(head.output) < _between_classes(out):
@@ -290,13 +286,14 @@ def outputs_too_small(x: Examination) -> Iterator[Finding]:
     factor, now = (_between_classes(a) / _between_classes(b) for a, b in ((out, head.output), (last, moved[0])))
     if before > 1e-3 or after < 100 * before or after < 1e-4 or abs(now / factor - 1) > 0.5:
         return  # the loss makes up for it, or a weight is the factor, which grows
-    where, change = shrinking_operation(x)
+    where, change = shrinking_operation(x, outputs_too_small)
     yield Finding(
         "outputs_too_small",
         f"The outputs are too small for the loss to move: {head.name or type(head.module).__name__} returns values "
         f"that differ by {told(_between_classes(head.output))} between classes, and the model values that "
         f"differ by {told(_between_classes(out))}." + (f" {where} makes them so small." if where else ""),
         change or f"Return what {head.name or 'the last module'} returns, without a small factor on it",
+        tried=bool(change),
         measured=f"change of the loss when every weight moves by {STEP:g} along its gradient",
         before=before,
         after=after,
@@ -335,10 +332,8 @@ def labels_are_inputs(x: Examination) -> Iterator[Finding]:
         "labels_are_inputs",
         f"The labels are the inputs: {share:.0%} of the tokens to predict are the token that the model reads at the "
         "same place, so it only has to copy them.",
-        "Hide what is to be predicted. Run `hidden = torch.rand(labels.shape) < 0.15; inputs = "
-        "labels.masked_fill(hidden, mask_id); labels = labels.masked_fill(~hidden, -100)` on each batch, with the id "
-        "of the mask token as mask_id. For a causal model shift the labels by one token instead; for an autoencoder "
-        "this is meant",
+        "Hide what is to be predicted, or shift the labels by one token for a causal model; for an autoencoder this is "
+        "meant",
         certainty="possible",
         measured="share of the labels that are the input at the same token",
         before=share,

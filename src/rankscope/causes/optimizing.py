@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
+from rankscope.causes._tensors import few
 
 
 @cause(
@@ -20,6 +21,16 @@ def optimizer_misses(x: Examination) -> Iterator[Finding]:
     held = {id(parameter) for group in x.optimizer.param_groups for parameter in group["params"]}
     wanted = {name: p for name, p in x.model.named_parameters() if p.requires_grad}
     missing = [name for name, parameter in wanted.items() if id(parameter) not in held]
+    if not wanted and not any(id(parameter) in held for parameter in x.model.parameters()):
+        yield Finding(
+            "optimizer_misses",
+            f"No parameter of the model requires a gradient, and the optimizer holds {len(held)} other tensors: no "
+            "step changes the model.",
+            "Set requires_grad of what is to be trained, and make the optimizer from these parameters",
+            certainty="possible",  # a prompt or an input may be what is trained
+            measured="parameters of the model that require a gradient",
+            before=0.0,
+        )
     if not missing:
         return
     used = [name for name in missing if x.gradients.get(name) is not None]
@@ -29,19 +40,48 @@ def optimizer_misses(x: Examination) -> Iterator[Finding]:
     what = "none of the model's parameters" if whole else f"{len(wanted) - len(missing)} of {len(wanted)} parameters"
     why = (
         " It was made from another model, or before the model was copied, wrapped or moved." if whole else
-        f" Missing: {', '.join(used[:3])}{' ...' if len(used) > 3 else ''}."
+        f" Missing: {few(used)}."
     )  # fmt: skip
     name, rate = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
+    line = f"optimizer = torch.optim.{name}(model.parameters(), lr={rate:g})"
+    after = x.after_line(line) if whole else None  # a new optimizer has none of the groups of the old one
+    helps = after is not None and x.mends(optimizer_misses, after[0], after[1]["optimizer"])
     yield Finding(
         "optimizer_misses",
         f"The optimizer holds {what}: the others get gradients and never move.{why}",
-        f"Run `optimizer = torch.optim.{name}(model.parameters(), lr={rate:g})` after the model was built, copied and "
-        "moved",
-        certainty="shown" if whole or 2 * len(missing) > len(wanted) else "possible",
+        f"Run `{line}` after the model was built, copied and moved"
+        if helps
+        else "Give the others to the optimizer, or set requires_grad to False if they are not to be trained",
+        certainty="shown" if whole else "possible",  # some may be left out on purpose
+        tried=helps,
         measured="parameters with a gradient that a step moves",
         before=float(len(wanted) - len(missing)),
         after=float(len(wanted)),
         intervention="with an optimizer of model.parameters()",
+    )
+
+
+@cause(
+    proof="requires_grad of every parameter is read",
+    change="nothing, if they are meant to be frozen",
+    order=25,
+)
+def frozen_parameters(x: Examination) -> Iterator[Finding]:
+    """Most parameters do not require a gradient."""
+    learns = {name: p.requires_grad for name, p in x.model.named_parameters()}
+    trained = [name for name, required in learns.items() if required]
+    if (x.loss is None and x.optimizer is None) or 2 * len(trained) >= len(learns):
+        return
+    if not trained and x.optimizer is not None:
+        return  # what the optimizer holds says more
+    places = list(dict.fromkeys(name.rpartition(".")[0] or name for name in trained))
+    which = f", those of {few(places)}" if places else ""
+    yield Finding(
+        "frozen_parameters",
+        f"{len(trained)} of {len(learns)} parameters require a gradient{which}; all others stay as they are.",
+        kind="note",
+        measured="parameters that require a gradient",
+        before=float(len(trained)),
     )
 
 
@@ -58,8 +98,8 @@ def learning_rate_zero(x: Examination) -> Iterator[Finding]:
     if rates and max(rates) == 0.0:
         yield Finding(
             "learning_rate_zero",
-            "The learning rate of every group is 0: no step moves anything. A scheduler may have set it.",
-            "Set lr, or call scheduler.step() once per step, after optimizer.step().",
+            "The learning rate of every group is 0: no step moves anything.",
+            "Look at the scheduler: it may end at 0, or begin there",
             measured="largest learning rate",
             before=0.0,
         )

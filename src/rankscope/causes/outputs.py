@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._source import path
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import main_output, redrawn
+from rankscope.causes._tensors import redrawn
 
 LOST = 1e-3
 """Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
@@ -46,7 +45,7 @@ def begins_at_zero(x: Examination) -> bool:
 @cause(
     proof="the first module is found whose input depends on the input of the model and whose output does not; with new "
     "weights for it, or for the one before, the output depends on the input again",
-    change="new weights for that module, and why they went there: bias, learning rate, initialisation",
+    change="why the weights went there: bias, learning rate, initialisation",
     order=40,
 )
 def lost_in_module(x: Examination) -> Iterator[Finding]:
@@ -98,61 +97,10 @@ def _finding(x: Examination, call: ModuleCall, suspect: ModuleCall, before: floa
     return Finding(
         "lost_in_module",
         f"The input is lost in {call.name} ({name}): {how}. The weights of {suspect.name} are the reason.",
-        f"Run `{path(x.model, suspect.name or '')}.reset_parameters()`, and train with a smaller learning rate or "
-        "without the large bias that put it there",
+        f"Look at how the weights and the bias of {suspect.name} came to be what they are",
         measured=OUTPUTS,
         before=before,
         after=after,
         intervention=f"with new weights for {suspect.name}",
         where=suspect.name or "",
-    )
-
-
-def _rate(x: Examination) -> str:
-    """A learning rate that is smaller than that of the optimizer, if there is one."""
-    if x.optimizer is None:
-        return "with Adam, lr=1e-3 or less, and warmup"
-    kind, now = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
-    usual = 1e-3 if kind.startswith("Adam") and now > 1e-3 else now / 10
-    return f"pass `lr={usual:g}` to `torch.optim.{kind}`, and warm up"
-
-
-@cause(
-    proof="with newly drawn weights the outputs differ again, and the loss is not below that of one constant output",
-    change="restart from a checkpoint before the collapse, with a smaller learning rate",
-    order=42,
-)
-def collapsed_weights(x: Examination) -> Iterator[Finding]:
-    """Weights that training drove to one output for all inputs."""
-    if x.result is None or x.sequences < 3:
-        return
-    before, raw = x.inputs_apart(x.result), raw_apart(x)
-    axis = x.sequence_axis(x.result)
-    if before is None or axis is None or before > 0.25 or raw == 0.0:
-        return
-    if x.loss is not None:
-        mean = x.result.mean(axis, keepdim=True).expand_as(x.result)
-        try:
-            now, constant = float(x.loss_of(x.result)), float(x.loss_of(mean))
-        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-            return  # the loss reads more than the main output
-        if now < 0.8 * constant:
-            return
-    elif before > 0.01:
-        return
-    if before <= LOST * raw and begins_at_zero(x):
-        return
-    output = main_output(x.run(replaced=redrawn([("", x.model)])))
-    after = None if output is None else x.inputs_apart(output)
-    if after is None or after < 3 * before or after < 0.05:
-        return
-    yield Finding(
-        "collapsed_weights",
-        "The weights map all inputs to nearly the same output; the architecture does not: with newly drawn weights the "
-        "outputs differ. Training did this, usually by a learning rate that is too high.",
-        f"Train again from new weights, or from a checkpoint from before, with a smaller learning rate: {_rate(x)}",
-        measured=OUTPUTS,
-        before=before,
-        after=after,
-        intervention="with newly drawn weights",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -12,8 +13,7 @@ from rankscope._citations import Cite
 from rankscope.causes import _source
 from rankscope.causes._examination import Examination
 from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import cloned, shuffled
-from rankscope.errors import RankscopeError
+from rankscope.causes._tensors import cloned, is_trained, norm_gains, shuffled
 from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
 from rankscope.stream.viewing import undisturbed, with_proven_cuts
@@ -56,6 +56,7 @@ def no_skips(x: Examination) -> Iterator[Finding]:
     if not after or not after[-1] > max(BETTER * x.last, LOW / 2):
         return
     kind = type(dict(x.blocks)[bare[0]])
+    change = _edited(x, bare, _source.with_skips)
     yield Finding(
         "no_skips",
         f"{len(bare)} of {len(x.blocks)} blocks ({_pattern(bare)}) "
@@ -64,8 +65,9 @@ def no_skips(x: Examination) -> Iterator[Finding]:
             if some
             else "have no skip connection: what leaves them is only what they compute, and tokens become alike."
         ),
-        _edited(x, bare, _source.with_skips)
+        change
         or f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
+        tried=bool(change),
         measured=RESIDUAL,
         before=x.last,
         after=after[-1],
@@ -95,17 +97,15 @@ def _edited(
     """An edit of the blocks' forward as a sentence, if tokens stay apart with it; empty otherwise."""
     named = dict(x.blocks)
     block = named[names[0]]
-    place = _source.place_of(type(block).forward)
-    edits = [] if place is None else edit(place, block)
-    if place is None or not edits or any(type(named[name]) is not type(block) for name in names):
+    place = _source.place_of(type(block).forward) if x.edits else None
+    if place is None or any(type(named[name]) is not type(block) for name in names):
         return ""
-    try:
-        with _source.rewritten(place, edits, type(block)) as possible:
-            after = x.residuals(x.block_states()) if possible else []
-    except (RuntimeError, ValueError, TypeError, NameError, AttributeError):
-        return ""  # the sum has another shape, or the source has changed since it was imported
-    helps = bool(after) and after[-1] > max(BETTER * x.last, LOW / 2)
-    return _source.said(place, edits) if helps else ""
+
+    def helps() -> bool:
+        after = x.residuals(x.block_states())
+        return bool(after) and after[-1] > max(BETTER * x.last, LOW / 2)
+
+    return _source.tried(place, edit(place, block), helps)
 
 
 def _pattern(names: list[str]) -> str:
@@ -135,12 +135,13 @@ def weak_skips(x: Examination) -> Iterator[Finding]:
         after = x.residuals(x.block_states())
     if after[-1] < max(BETTER * x.last, LOW / 2):
         return
+    change = _edited(x, [name for name, _ in x.blocks], lambda place, _: _source.with_whole_skips(place))
     yield Finding(
         "weak_skips",
         f"The skips carry {gain:.2g} of the stream in {len(weak)} of {len(gains)} blocks: after {len(gains)} blocks "
         f"{abs(gain) ** (2 * len(gains)):.1g} of it is left, and tokens become alike.",
-        _edited(x, [name for name, _ in x.blocks], lambda place, _: _source.with_whole_skips(place))
-        or f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
+        change or f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
+        tried=bool(change),
         measured=RESIDUAL,
         before=x.last,
         after=after[-1],
@@ -231,18 +232,24 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
         )
         return
     line = (
-        f"Initialise each layer anew: run `for m in {_source.path(x.model, owner)}.modules(): "
-        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()`"
+        f"for m in {_source.path(x.model, owner)}.modules(): "
+        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()"
     )
+    # Copies of a layer that was trained are not drawn again: the norms show whether anything was.
+    as_made = bool(norm_gains(x.model)) and not is_trained(x.model)
+    copied = x.after_line(line) if as_made else None
+    helps = copied is not None and replace(x, model=copied[0]).last > BETTER * x.last
+    change = f"Initialise each layer anew: run `{line}`" if helps else "Give each layer an initialisation of its own"
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after
     if both > 1.5 * after:
-        line += f". Also pass `norm_first=True` to `nn.{name}`, which raises it further, to {both:.2g}"
+        change += f". Also pass `norm_first=True` to `nn.{name}`, which raises it further, to {both:.2g}"
     yield Finding(
         "cloned_layers",
         f"{len(same) + 1} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
         "one layer (nn.TransformerEncoder and copy.deepcopy make them so).",
-        line,
+        change,
+        tried=helps,
         measured=RESIDUAL,
         before=x.last,
         after=after,
@@ -279,9 +286,10 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
         return
     with ExitStack() as opened:
         if opened.enter_context(_norms_first(x)):
-            line = f"Pass `norm_first=True` to `nn.{type(x.blocks[0][1]).__name__}`"
+            line, is_tried = f"Pass `norm_first=True` to `nn.{type(x.blocks[0][1]).__name__}`", True
         else:
             opened.enter_context(applied(x.model, "pre_norm", view=with_proven_cuts(x.view)))
+            is_tried = False
             line = (
                 f"In {type(x.blocks[0][1]).__name__}: x = x + f(norm(x)) instead of x = norm(x + f(x)) (pre-norm), "
                 "with one norm after the last block"
@@ -293,59 +301,18 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
     if not line.startswith("Pass"):
         written = _edited(x, [name for name, _ in x.blocks], _source.with_norms_first)
         line = f"{written} (pre-norm), with one norm after the last block" if written else line
+        is_tried = bool(written)
     yield Finding(
         "deep_post_norm",
         f"{x.stack.depth} blocks with norms after their sums (post-norm) are too deep at these weights: each block "
         "halves what is left of the stream, and tokens become alike.",
         line,
+        tried=is_tried,
         measured=RESIDUAL,
         before=x.last,
         after=after,
         intervention="with the norms before the branches",
         curves=(tuple(x.curve), tuple(moved)),
-    )
-
-
-@cause(
-    proof="attention or the MLPs are switched off in all blocks",
-    change="the remedy that raises it most here",
-    order=45,
-    needs={"structure"},
-    cites=(Cite("dong2021attention"),),
-)
-def oversmoothing(x: Examination) -> Iterator[Finding]:
-    """Attention that makes tokens alike."""
-    if not _fell(x) or x.view is None:
-        return
-    view = with_proven_cuts(x.view)
-    best: tuple[list[float], str] | None = None
-    for name in ("pre_norm", "skipinit", "residual_scale", "stronger_skip"):
-        try:
-            with applied(x.model, name, view=view):
-                after = x.residuals(x.block_states())
-        except RankscopeError:
-            continue  # a remedy that does not fit this model
-        if best is None or after[-1] > best[0][-1]:
-            best = after, name
-    if best is None or best[0][-1] < max(BETTER * x.last, LOW / 2):
-        yield Finding(
-            "oversmoothing",
-            "Tokens become alike with depth, and no remedy that was tried keeps them apart.",
-            "rankscope ablate shows which part of the blocks does it",
-            certainty="possible",
-            measured=RESIDUAL,
-            before=x.last,
-        )
-        return
-    yield Finding(
-        "oversmoothing",
-        "Tokens become alike with depth.",
-        f'with rankscope.remedies.applied(model, "{best[1]}"): ...',
-        measured=RESIDUAL,
-        before=x.last,
-        after=best[0][-1],
-        intervention=f"with {best[1]}",
-        curves=(tuple(x.curve), tuple(best[0])),
     )
 
 
@@ -380,8 +347,7 @@ def exploding_stream(x: Examination) -> Iterator[Finding]:
         "exploding_stream",
         f"The stream grows by a factor of {growth ** (1 / (len(sizes) - 1)):.2g} per block: the branches add more than "
         "there is, and nothing normalises what they read.",
-        f"Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth): run "
-        f"`{_source.for_each(x.model, last, f'{{}}.data.mul_({factor:.2g})')}`; or put a norm before each branch",
+        "Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth), or put a norm before each branch",
         measured="size of the stream after the last block, over that after the first",
         before=growth,
         after=ratio,

@@ -332,7 +332,7 @@ class Prober:
             return ()
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view), before=before).findings
+            return find(examine(self.model, prepared[0], view=view, edits=False), before=before).findings
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics.

@@ -38,7 +38,8 @@ def doctor_chapter(report: DoctorReport) -> Chapter:
 
 def _told(one: AnyFinding) -> list[str]:
     how = "Shown by" if one.certainty == "shown" else "Measured"
-    return [f"Change: {one.change}"] * bool(one.change) + [f"{how}: {one.evidence}"] * bool(one.evidence)
+    advice = f"{'Change' if one.tried else 'Hint'}: {one.change}"
+    return [advice] * bool(one.change) + [f"{how}: {one.evidence}"] * bool(one.evidence)
 
 
 def _sections(report: DoctorReport) -> Iterator[Section]:
@@ -57,7 +58,7 @@ def _others(findings: list[AnyFinding]) -> Table:
     kinds = {"shown": "also", "possible": "possibly"}
     rows: list[Row] = [
         [
-            "harmless" if one.kind == "harmless" else kinds[one.certainty],
+            kinds[one.certainty] if one.kind == "fault" else one.kind,
             visible(f"{one.sentence} {one.change}".strip()),
             visible(one.evidence),
         ]

@@ -44,8 +44,12 @@ class AnyFinding(Protocol):
         """Whether an experiment proves it."""
 
     @property
-    def kind(self) -> Literal["fault", "harmless"]:
+    def kind(self) -> Literal["fault", "note", "harmless"]:
         """Whether it is wrong at all."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether the change was carried out on a copy, and the fault was gone."""
 
     @property
     def evidence(self) -> str:
@@ -100,7 +104,8 @@ class DoctorReport:
         stacks: the residual stacks found; may be empty.
         checks: in the order in which they ran.
         claims: what is claimed about its structure, and what each claim rests on.
-        findings: faults that are shown, then possible ones, then what looks like a fault and is harmless.
+        findings: what is found of the inputs, faults that are shown, then possible ones, then notes and what looks like
+            a fault and is harmless.
         not_examined: causes that were not looked for, and why.
         passes: forward and backward passes of the checks, the examination and its experiments.
         structure_passes: forward passes that found the structure before; 0 if it was remembered.
@@ -146,8 +151,10 @@ class DoctorReport:
 
     @property
     def brief(self) -> str:
-        """The answer with what to change, then the checks that failed, one per line."""
-        lines = [self.answer, f"Change: {self.faults[0].change}"] if self.faults else []
+        """The answer with what to change or to look at, then the checks that failed, one per line."""
+        lines = [self.answer] if self.faults else []
+        if self.faults and self.faults[0].change:
+            lines.append(f"{'Change' if self.faults[0].tried else 'Hint'}: {self.faults[0].change}")
         failed = [f"{check.name}: {check.detail}" for check in self.checks if check.status == "fail"]
         return "\n".join([*lines, *failed])
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from rankscope._types import kind_of
 from rankscope.causes._examination import Loss
@@ -30,12 +31,12 @@ class Reached(NamedTuple):
 
     Attributes:
         batch: at most 16 sequences.
-        labels: those that belong to it, if there are any.
+        labels: those that belong to it, if there are any; a tuple or a dictionary as it is, with its tensors cut.
         unclear: why ``measure`` would refuse these inputs, although the model runs on them; empty if it would not.
     """
 
     batch: Batch
-    labels: Tensor | None
+    labels: Any
     unclear: str
 
 
@@ -62,7 +63,10 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
             "'train.py:batch[1]' --loss train.py:loss. If the model takes both, pass a dictionary of its arguments."
         )
     given = replace(given, data=data)
-    told = None if labels is None else torch.as_tensor(labels)
+    # A tuple or a dictionary is for the loss alone: what its parts mean is not known.
+    parts = isinstance(labels, Mapping) or any(isinstance(one, Tensor) for one in pytree.tree_leaves(labels)[:1])
+    apart = labels if parts and not isinstance(labels, Tensor) else None
+    told = None if labels is None or apart is not None else torch.as_tensor(labels)
     if told is not None and plan.axes is None and _counts(given.data, 0) == len(told) != _counts(given.data, 1):
         plan = replace(plan, axes="batch tokens")  # the labels say which axis counts sequences
     try:
@@ -73,7 +77,13 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
     except (InputError, RuntimeError, IndexError, ValueError, TypeError) as error:
         batch, unclear = _whole(subject, data, error), ""
     if told is None:
-        return Reached(batch, None, unclear)
+        given_count = _counts(given.data, batch.axis) or batch.sequences
+
+        def cut(one: Any) -> Any:
+            belongs = isinstance(one, Tensor) and one.ndim > 0 and len(one) == given_count
+            return one[: batch.sequences].to(subject.loaded.inputs_device) if belongs else one
+
+        return Reached(batch, None if apart is None else pytree.tree_map(cut, apart), unclear)
     if len(told) < batch.sequences:
         raise InputError(f"labels has {len(told)} entries for {batch.sequences} sequences.")
     return Reached(batch, told[: batch.sequences], unclear)
@@ -99,6 +109,11 @@ def loss_for(loss: Any) -> Loss | None:
     if not callable(loss):
         raise InputError(f"loss is {kind_of(loss)}; expected a function of the output and the labels, or 'own'.")
     return cast("Loss", loss)
+
+
+def bound(loss: Loss, labels: Any) -> Loss:
+    """The loss of an output, with labels that only the loss can read."""
+    return lambda output: loss(output, labels)
 
 
 def optimizer_for(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer | None:

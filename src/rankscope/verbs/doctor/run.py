@@ -49,7 +49,7 @@ from rankscope.surgery.surgery import SurgeryLike, as_surgery
 from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
-from rankscope.verbs.doctor.reaching import batch_for, loss_for, named_value, optimizer_for
+from rankscope.verbs.doctor.reaching import batch_for, bound, loss_for, named_value, optimizer_for
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -124,7 +124,7 @@ def doctor(
     if unclear:
         checks = (*checks, Check("inputs", "fail", f"measure refuses them: {unclear}"))
     report = DoctorReport(
-        loaded.spec,
+        subject.spec or name,
         name,
         () if view is None else tuple(map(_facts, view.stacks)),
         checks,
@@ -133,9 +133,10 @@ def doctor(
     )
     if not cut.changes_nothing:
         return report
-    examination = Examination(
-        loaded.model, batch, view, why, loss_for(loss), told, optimizer_for(optimizer, loaded.model)
-    )
+    measure, labelled = loss_for(loss), told
+    if measure is not None and told is not None and not isinstance(told, Tensor):
+        measure, labelled = bound(measure, told), None
+    examination = Examination(loaded.model, batch, view, why, measure, labelled, optimizer_for(optimizer, loaded.model))
     with quiet_transformers(), _telling(shown=progress) as tell:
         diagnosis = find(examination, tell)
     return replace(

@@ -38,13 +38,14 @@ def _findings(report: DoctorReport) -> Iterator[str]:
         else:
             yield _paragraph("", one)
     for one in report.findings:
-        if one.kind == "harmless":
-            yield _paragraph(f"Harmless: {one.sentence}", one, change=False)
+        if one.kind != "fault":
+            yield _paragraph(f"{one.kind.capitalize()}: {one.sentence}", one, change=False)
 
 
 def _paragraph(lead: str, one: AnyFinding, *, change: bool = True) -> str:
     shown = "Shown by" if one.certainty == "shown" else "Measured"
-    lines = [lead, f"Change:   {one.change}" if change and one.change else "", f"{shown}: {one.evidence}"]
+    label = "Change:   " if one.tried else "Hint:     "
+    lines = [lead, f"{label}{one.change}" if change and one.change else "", f"{shown}: {one.evidence}"]
     return "\n".join(line for line in lines if line and not line.endswith(": "))
 
 

@@ -1,0 +1,426 @@
+"""``doctor`` does no harm: no false claim, and no change that was not carried out on a copy and helped."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rankscope as rs
+
+
+class Block(nn.Module):
+    """A pre-norm block written by hand."""
+
+    def __init__(self, d: int = 32, *, drop: float = 0.0, always: bool = False) -> None:
+        super().__init__()
+        self.n1, self.n2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.q, self.k, self.v, self.o = (nn.Linear(d, d) for _ in range(4))
+        self.up, self.down, self.drop, self.always = nn.Linear(d, 2 * d), nn.Linear(2 * d, d), nn.Dropout(drop), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        h = self.n1(x)
+        q, k, v = (f(h).view(b, t, 4, d // 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = (q @ k.transpose(-1, -2) / (d // 4) ** 0.5).softmax(-1) @ v
+        out = self.o(mixed.transpose(1, 2).reshape(b, t, d))
+        x = x + (F.dropout(out, 0.3) if self.always else self.drop(out))
+        return x + self.down(F.gelu(self.up(self.n2(x))))
+
+
+class Net(nn.Module):
+    """A classifier of token ids."""
+
+    def __init__(self, depth: int = 3, **options: Any) -> None:
+        super().__init__()
+        self.e, self.p = nn.Embedding(50, 32), nn.Parameter(0.02 * torch.randn(12, 32))
+        self.blocks, self.head = nn.ModuleList(Block(**options) for _ in range(depth)), nn.Linear(32, 3)
+
+    def states(self, ids: Tensor) -> Tensor:
+        x = self.e(ids) + self.p
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.states(ids).mean(1))
+
+
+class Adapted(nn.Module):
+    """A linear layer that is frozen, and an adapter that is trained."""
+
+    def __init__(self, base: nn.Linear, *, both: bool = False) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter((0 if both else 0.02) * torch.randn(4, base.in_features))
+        self.b = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+IDS = torch.randint(0, 50, (16, 12), generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 3, (16,), generator=torch.Generator().manual_seed(1))
+
+
+def asked(model: nn.Module, inputs: Any = IDS, labels: Any = LABELS, **given: Any) -> Any:
+    return rs.doctor(model, inputs, labels=labels, loss=given.pop("loss", F.cross_entropy), **given)
+
+
+def seeded(make: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def lines_of(report: Any) -> list[str]:
+    """The lines of Python that are printed to be run."""
+    return [line for one in report.findings for line in re.findall(r"[Rr]un `([^`]+)`", one.change)]
+
+
+def faults(report: Any) -> list[str]:
+    return [one["sentence"] for one in report.to_json()["findings"] if one["kind"] == "fault"]
+
+
+# Parts that are not used.
+
+
+class Pooled(nn.Module):
+    """The mean of the tokens, of a library's encoder that also has a pooler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert, self.head = rs.Model("init:tiny-bert").loaded.model, nn.Linear(32, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.bert(input_ids=ids).last_hidden_state.mean(1))
+
+
+class TwoHeads(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(32, 5)
+
+    def forward(self, ids: Tensor, task: int = 0) -> Tensor:
+        return (self.other if task else self.head)(self.states(ids).mean(1))
+
+
+@pytest.mark.parametrize(("make", "unused"), [(Pooled, "bert.pooler.dense"), (TwoHeads, "other")])
+def test_what_another_pass_uses_is_a_note_that_names_the_part_itself(make: Any, unused: str) -> None:
+    report = asked(seeded(make))
+    assert not faults(report)
+    assert report.answer == "Nothing wrong was found."
+    (note,) = [one for one in report.findings if "not used in this pass" in one.sentence]
+    assert unused in note.sentence
+    assert "not used in this pass" in str(report)
+    assert not re.search(r"\bdel |[Rr]emove|find_unused", str(report) + note.change)
+
+
+class Dropped(Net):
+    """The result of the last block is computed and not kept."""
+
+    def states(self, ids: Tensor) -> Tensor:
+        x = self.e(ids) + self.p
+        for block in self.blocks[:-1]:
+            x = block(x)
+        self.blocks[-1](x)
+        return x
+
+
+class Forgotten(Net):
+    """An encoder runs, and nothing reads what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(Block(), Block())
+
+    def states(self, ids: Tensor) -> Tensor:
+        x = self.e(ids) + self.p
+        _memory = self.encoder(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(("make", "part"), [(Dropped, "blocks.2"), (Forgotten, "encoder")])
+def test_a_result_that_is_computed_and_dropped_is_the_finding(make: Any, part: str) -> None:
+    report = asked(seeded(make))
+    assert part in report.answer
+    assert "dropped" in report.answer
+    assert not re.search(r"\bdel |[Rr]emove", str(report))
+
+
+# Gradients in training mode.
+
+
+class Checkpointed(Net):
+    def __init__(self, *, reentrant: bool, trained_head: bool) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.reentrant = reentrant
+        for block in self.blocks:
+            block.q, block.v = Adapted(block.q), Adapted(block.v)
+        self.head.requires_grad_(trained_head)
+
+    def states(self, ids: Tensor) -> Tensor:
+        x = self.e(ids) + self.p
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if self.reentrant and self.training else block(x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.parametrize("trained_head", [True, False])
+def test_gradients_are_read_in_training_mode(trained_head: bool) -> None:
+    model = seeded(lambda: Checkpointed(reentrant=True, trained_head=trained_head))
+    before = {name: one.clone() for name, one in model.named_parameters()}
+    report = asked(model)
+    assert "12 parameters" in report.answer
+    assert "no gradient in training mode" in report.answer
+    assert "reentrant" in report.answer
+    assert "reset" not in str(report)
+    assert model.training
+    assert all(one.grad is None and torch.equal(one, before[name]) for name, one in model.named_parameters())
+
+
+def test_an_adapter_that_begins_at_zero_is_healthy() -> None:
+    report = asked(seeded(lambda: Checkpointed(reentrant=False, trained_head=True)))
+    assert not faults(report)
+
+
+# What is claimed of training.
+
+
+class Vision(nn.Module):
+    """Class token and positions as many implementations have them: normal numbers."""
+
+    def __init__(self, d: int = 64) -> None:
+        super().__init__()
+        self.patches = nn.Linear(64, d)
+        self.cls, self.pos = nn.Parameter(torch.randn(1, 1, d)), nn.Parameter(torch.randn(1, 17, d))
+        self.blocks = nn.ModuleList(Block(d) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.unflatten(1, (4, 8)).unflatten(3, (4, 8)).transpose(2, 3).reshape(len(images), 16, 64)
+        x = self.patches(x)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.pos
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nothing_is_said_of_training_to_an_untrained_model(seed: int) -> None:
+    model = seeded(Vision, seed)
+    images = torch.randn(16, 32, 32)
+    report = asked(model, rs.Inputs(images, axes="batch tokens"), torch.randint(0, 10, (16,)))
+    assert not faults(report)
+    assert "raining" not in str(report)
+
+
+# Lines that are printed.
+
+
+def healed(report: Any, model: nn.Module) -> Any:
+    """The report of a copy on which every printed line ran."""
+    names = {"model": copy.deepcopy(model), "torch": torch, "nn": nn, "copy": copy}
+    for line in lines_of(report):
+        exec(compile(line, "<printed line>", "exec"), names)
+    return asked(names["model"])
+
+
+def adapters() -> Net:
+    model = Net()
+    for block in model.blocks:
+        block.q, block.v = Adapted(block.q, both=True), Adapted(block.v, both=True)
+    return model
+
+
+@pytest.mark.parametrize("make", [adapters, lambda: Net(5, drop=0.99)])
+def test_a_printed_line_runs_and_mends_all_places(make: Any) -> None:
+    model = seeded(make)
+    report = asked(model)
+    assert faults(report)
+    assert lines_of(report)
+    assert report.findings[0].tried
+    assert not faults(healed(report, model))
+
+
+def test_what_was_not_tried_is_no_change() -> None:
+    class Rows(Net):
+        """A module normalises over the sequences of the batch, through a name that cannot be edited."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Softmax(0)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.states(ids)
+            return self.head((self.weights(x) * x).mean(1))
+
+    report = asked(seeded(Rows))
+    assert faults(report)
+    assert not report.findings[0].tried
+    assert "Change:" not in str(report)
+
+
+def test_the_next_step_is_a_command_or_python() -> None:
+    report = asked(seeded(Forgotten))
+    next_steps = [line for line in str(report).splitlines() if line.startswith("Next:")]
+    assert next_steps == ["Next: print(rankscope.measure(model, inputs))"]
+
+    class Mine(Net):
+        pass
+
+    text = str(asked(seeded(Mine)))
+    assert "<locals>" not in text
+    assert "Next: print(rankscope.measure(model, inputs))" in text
+
+
+# The inputs come first, and classes need no other objective.
+
+
+class Language(Net):
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = torch.ones(12, 12, dtype=torch.bool).triu(1)
+        x = self.e(ids) + self.p
+        return nn.functional.linear(x.cumsum(1) * (~hidden).float().mean() + self.states_of(x), self.e.weight)
+
+    def states_of(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block.down(F.gelu(block.up(block.n2(x))))
+        return x
+
+
+def test_unknown_ids_come_first_and_no_objective_is_proposed() -> None:
+    ids = torch.ones(16, 13, dtype=torch.long)
+    ids[0, 3], ids[5, 7] = 4, 9
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output.reshape(-1, 50), labels.reshape(-1))
+
+    report = asked(seeded(Language), ids[:, :-1], ids[:, 1:], loss=loss)
+    assert "of the tokens are the id 1" in report.answer
+    assert "std(0)" not in json.dumps(report.to_json())
+    assert "objective" not in str(report)
+
+
+# Two equal passes.
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_in_evaluation_mode_is_the_finding(training: bool) -> None:
+    report = asked(seeded(lambda: Net(always=True)).train(training))
+    assert len(faults(report)) == 1
+    assert "not deterministic in evaluation mode" in report.answer
+    assert "dropout" in report.answer
+    assert "position" not in str(report)
+    assert any("two equal passes differ" in why for why in report.not_examined.values())
+
+
+class Sampling(Net):
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.states(ids).mean(1)
+        return self.head(states + 0.1 * torch.randn_like(states))
+
+
+def test_random_numbers_that_may_be_meant_are_a_note() -> None:
+    report = asked(seeded(Sampling))
+    assert not faults(report)
+    assert any("not deterministic" in one.sentence for one in report.findings)
+
+
+# Facts at hand.
+
+
+def test_an_optimizer_of_other_tensors_and_nothing_that_learns() -> None:
+    model = seeded(Net).requires_grad_(False)
+    report = asked(model, optimizer=torch.optim.AdamW([nn.Parameter(torch.zeros(1))]))
+    assert "No parameter of the model requires a gradient" in report.answer
+
+
+def trained() -> Net:
+    model = seeded(Net)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(3):
+        F.cross_entropy(model(IDS), LABELS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("name", ["q", "v", "up"])
+def test_a_matrix_of_one_value_in_a_trained_block_is_said(name: str) -> None:
+    model = trained()
+    assert not faults(asked(model))
+    nn.init.constant_(getattr(model.blocks[1], name).weight, 0.0)
+    assert f"blocks.1.{name}.weight" in asked(model).answer
+
+
+class Padded(nn.Module):
+    """Marks with True the tokens to keep, or to hide."""
+
+    def __init__(self, *, inverted: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True)
+        self.e, self.p = nn.Embedding(50, 32), nn.Parameter(0.02 * torch.randn(12, 32))
+        self.body, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 3)
+        self.inverted = inverted
+
+    def forward(self, ids: Tensor) -> Tensor:
+        keep = ids != 0
+        states = self.body(self.e(ids) + self.p, src_key_padding_mask=keep if self.inverted else ~keep)
+        return self.head((states * keep[..., None]).sum(1) / keep.sum(1, keepdim=True))
+
+
+def test_padding_that_alone_is_seen() -> None:
+    ids = IDS.clamp_min(1).masked_fill(torch.arange(12) >= torch.arange(16)[:, None] % 6 + 4, 0)
+    report = asked(seeded(lambda: Padded(inverted=True)), ids)
+    assert "Padding is all that attention sees" in report.answer
+    assert not faults(asked(seeded(lambda: Padded(inverted=False)), ids))
+
+
+def test_one_block_object_many_times_and_a_head_alone_are_notes() -> None:
+    model = seeded(Net)
+    model.blocks = nn.ModuleList([Block()] * 12)
+    report = asked(model)
+    assert not faults(report)
+    assert "12 entries of blocks are one Block object" in str(report)
+    model = seeded(Net).requires_grad_(False)
+    model.head.requires_grad_(True)
+    report = asked(model, optimizer=torch.optim.AdamW(model.head.parameters()))
+    assert not faults(report)
+    assert "2 of 52 parameters require a gradient, those of head" in str(report)
+
+
+def test_leaving_parameters_out_of_the_optimizer_may_be_meant() -> None:
+    model = seeded(Net)
+    report = asked(model, optimizer=torch.optim.AdamW(model.head.parameters()))
+    assert report.answer.startswith("Possibly: The optimizer holds 2 of")
+    assert not lines_of(report)
+
+
+# Labels of any form.
+
+
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_labels_in_parts_are_given_to_the_loss_as_they_are(kind: type) -> None:
+    seen: list[type] = []
+    labels: Any = {"a": LABELS, "b": LABELS} if kind is dict else (LABELS, LABELS)
+
+    def loss(output: Tensor, labels: Any) -> Tensor:
+        seen.append(type(labels))
+        one, two = labels.values() if isinstance(labels, dict) else labels
+        return F.cross_entropy(output, one) + F.cross_entropy(output, two)
+
+    report = asked(seeded(Net), labels=labels, loss=loss)
+    assert seen
+    assert set(seen) == {kind}
+    assert not faults(report)
