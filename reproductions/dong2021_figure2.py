@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,26 @@ from rankscope.models import sample_text
 
 METRIC = "relative_composite_residual"
 FAMILIES = {"BERT": "bert", "ALBERT": "albert", "XLNet": "xlnet"}
+# What differs from the library's configuration of each family: at base size, and at tiny size.
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_TINY = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BASE: dict[str, dict[str, Any]] = {
+    "bert": _BASE,
+    "albert": {**_BASE, "embedding_size": 128, "hidden_act": "gelu_new", **_NO_DROPOUT},
+    "xlnet": {"vocab_size": 32000, "d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072},
+}
+TINY: dict[str, dict[str, Any]] = {
+    "bert": _TINY,
+    "albert": {**_TINY, "embedding_size": 16, "bos_token_id": 2, "eos_token_id": 3},
+    "xlnet": {"vocab_size": 100, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 64, "pad_token_id": 5},
+}
 SEEDS, THEOREM_SEEDS = 6, 2
 CURVES = ("SAN", "SAN+MLP", "SAN+skip", "transformer")
 NO_SKIP = {"skip": 0.0}
@@ -67,6 +88,15 @@ def mlp_taken_out(model: nn.Module, family: str) -> Iterator[None]:
                     restoring.callback(setattr, layer, name, getattr(layer, name))
                     setattr(layer, name, replacement())
         yield
+
+
+def initialised(family: str, seed: int, *, small: bool) -> rs.Model:
+    """A random initialisation of the family."""
+    with tempfile.TemporaryDirectory() as folder:
+        facts = {"model_type": family, **(TINY if small else BASE)[family]}
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps(facts), encoding="utf-8")
+        return rs.load(f"init:{path}", seed=seed)
 
 
 def texts(family: str, sequences: int, tokens: int) -> list[str]:
@@ -166,7 +196,7 @@ def main() -> None:
         inputs = rs.Inputs(texts(family, sequences, tokens), tokens=tokens)
         by_seed = []
         for seed in range(seeds):
-            model = rs.load(f"init:tiny-{family}" if given.small else f"init:{family}-base", seed=seed)
+            model = initialised(family, seed, small=given.small)
             readings = {"authors", "theorem"} if seed < THEOREM_SEEDS else {"authors"}
             by_seed.append(curves(model, inputs, family, readings))
         found[name] = {key: summary([one[key] for one in by_seed if key in one]) for key in by_seed[0]}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 
 import rankscope as rs
 from rankscope.masks import parse_mask
-from rankscope.remedies import REMEDIES, applied
+from rankscope.remedies import REMEDIES
 
 NO_REMEDY = "none"
 RANGES: dict[str, tuple[float, float]] = {
@@ -185,7 +183,7 @@ class Picture:
         exact: log10 of the relative residual after each block, in exact arithmetic.
         order: of each block: 3 cubes a small difference between tokens, 1 multiplies it, 0 keeps it away from zero.
         floats: log10 of the relative residual as float formats show it, by format.
-        remedied: as ``exact``, under the remedy; None without one.
+        remedied: the same in float64, under the remedy; None without one.
         states: tokens before the first block and after each, in float64: (blocks + 1, tokens, width).
         words: the verdict, and why a remedy was refused.
     """
@@ -204,14 +202,10 @@ def given(tokens: Tensor) -> rs.Inputs:
     return rs.Inputs(tokens, padding="none", axes="batch tokens")
 
 
-@contextmanager
-def operated(model: nn.Module, chosen: Choices, tokens: Tensor, remedy: str = NO_REMEDY) -> Iterator[None]:
-    """Run the model with the chosen gain on its skips, and with a remedy."""
-    with ExitStack() as open_:
-        open_.enter_context(rs.operate(model, {"skip": chosen.skip_gain}, inputs=given(tokens)))
-        if remedy != NO_REMEDY:
-            open_.enter_context(applied(model, remedy))
-        yield
+def logarithms(values: np.ndarray) -> np.ndarray:
+    """Decimal logarithms; minus infinity where tokens are equal."""
+    with np.errstate(divide="ignore"):
+        return np.log10(values)
 
 
 def exactly(model: nn.Module, tokens: Tensor) -> tuple[np.ndarray, np.ndarray, str]:
@@ -231,7 +225,7 @@ def simulate(chosen: Choices) -> Picture:
     generator = torch.Generator().manual_seed(chosen.seed + 1)
     tokens = torch.randn(1, chosen.tokens, chosen.width, dtype=torch.float64, generator=generator)
     words, remedied = [], None
-    with operated(model, chosen, tokens):
+    with rs.operate(model, {"skip": chosen.skip_gain}, inputs=given(tokens)):
         exact, order, verdict = exactly(model, tokens)
         words.append(verdict)
         states = [tokens]
@@ -241,17 +235,16 @@ def simulate(chosen: Choices) -> Picture:
             handle.remove()
     if chosen.remedy != NO_REMEDY:
         try:
-            with operated(model, chosen, tokens, chosen.remedy):
-                remedied, _, _ = exactly(model, tokens)
+            run = rs.remedy(model, given(tokens), {"skip": chosen.skip_gain}, remedies=[chosen.remedy], gradients=False)
+            remedied = logarithms(run.curve("relative_residual", remedy=chosen.remedy).mean)
         except rs.RankscopeError as error:
             words.append(f"{chosen.remedy}: {error}")
     floats = {}
     for name, dtype in FORMATS.items():
         low = tokens.to(dtype)
-        with operated(model.to(dtype), chosen, low):
+        with rs.operate(model.to(dtype), {"skip": chosen.skip_gain}, inputs=given(low)):
             run = rs.measure(model, given(low), metrics=["relative_residual"], sites=["block.out"])
-        with np.errstate(divide="ignore"):
-            floats[name] = np.log10(run.curve("relative_residual").mean)
+        floats[name] = logarithms(run.curve("relative_residual").mean)
     return Picture(chosen, exact, order, floats, remedied, torch.cat(states).numpy(), tuple(words))
 
 
@@ -284,7 +277,7 @@ def draw_curves(axes: Any, picture: Picture) -> None:
     lines = {"exact": picture.exact, **picture.floats}
     if picture.remedied is not None:
         lines["remedy"] = picture.remedied
-    labels = {"exact": "exact arithmetic", "remedy": f"exact, under {picture.chosen.remedy}"}
+    labels = {"exact": "exact arithmetic", "remedy": f"float64, under {picture.chosen.remedy}"}
     for name, values in lines.items():
         known = np.isfinite(values)
         axes.plot(

@@ -301,7 +301,7 @@ SPECTRA = Option(
     name="spectra",
     choices=("exact", "estimated"),
     in_plans=True,
-    help="Ranks from all singular values, or estimated with intervals; default: exact up to min(tokens, width) 1024.",
+    help="Ranks of all tokens, or of 1,024 evenly spaced ones; default: exact up to min(tokens, width) 1024.",
 )
 
 WEIGHTS_ONLY = Option(
@@ -473,7 +473,10 @@ JSON = Option(
     help="Print one JSON object to stdout.",
 )
 OUT = Option(
-    name="out", kind=Path, metavar="DIR", in_python=False, help="Save the run (Parquet and run.json) in this folder."
+    name="out",
+    metavar="DIR",
+    in_python=False,
+    help="Save the run (Parquet and run.json) in this folder, or at an address such as s3://bucket/run.",
 )
 QUIET = Option(
     name="quiet",

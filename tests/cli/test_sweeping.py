@@ -37,15 +37,22 @@ def broken(tmp_path: Path) -> Path:
 def test_every_option_is_handed_over(cli, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = Fake(status_of(folder))
     monkeypatch.setitem(vars(rankscope), "sweep", fake)
-    outcome = cli("sweep", "plan.yaml", "--address", "auto", "--workers", "3", "--out", "o", "--quiet")
-    assert fake.given[0] == (Path("plan.yaml"), Path("o"))
-    assert fake.given[1] == {"serial": False, "address": "auto", "workers": 3, "shard": None, "progress": False}
+    outcome = cli("sweep", "plan.yaml", "--address", "auto", "--workers", "3", "--chunk", "7", "--out", "o", "--quiet")
+    assert fake.given[0] == (Path("plan.yaml"), "o")
+    assert fake.given[1] == {
+        "serial": False,
+        "address": "auto",
+        "workers": 3,
+        "shard": None,
+        "progress": False,
+        "chunk": 7,
+    }
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     cli("sweep", "--no-ray", "dir.a/plan.yaml")
-    assert fake.given[0] == (Path("dir.a/plan.yaml"), Path("dir.a/plan"))
+    assert fake.given[0] == (Path("dir.a/plan.yaml"), str(Path("dir.a/plan")))
     assert fake.given[1]["serial"] is True
     cli("sweep", "run", "plan")
-    assert fake.given[0][1] == Path("plan.sweep"), "a plan is never its own folder"
+    assert fake.given[0][1] == "plan.sweep", "a plan is never its own folder"
 
 
 def test_failures_are_listed_and_leave_with_one(cli, broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:

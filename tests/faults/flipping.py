@@ -15,17 +15,12 @@ import pytest
 
 import rankscope as rs
 from rankscope.errors import RankscopeError
-from rankscope.ext.sweeps.status import status_of
 from rankscope.monitor import read_record
 from rankscope.monitor.outlets import RecordWriter
 from rankscope.runs.run import load_run
 from tests.ext.offload.folders import saved
-from tests.ext.sweeps.folders import made, rows, task
 from tests.monitor.test_recording import reading
 from tests.runs.builders import make_run, profile
-
-ROWS = "SELECT * FROM rows ORDER BY ALL"
-TASKS = "SELECT * FROM tasks ORDER BY ALL"
 
 
 @dataclass(frozen=True)
@@ -54,22 +49,6 @@ def _run(home: Path) -> None:
 
 def _loaded(home: Path) -> str:
     return repr(load_run(home).to_json())
-
-
-def _sweep(home: Path) -> None:
-    tasks = [task(number, seed=number, model=f"model {number % 3}") for number in range(6)]
-    course = {"relative_residual": [0.9, 0.5, 0.125], "stable_rank": [1.5, 15.0, 3.0]}
-    made(home, [(one, rows(one, course)) for one in tasks], failed={"lost": "no weights"}, missing=1)
-
-
-def _packed(home: Path) -> None:
-    _sweep(home)
-    rs.compact(home)
-
-
-def _queried(home: Path) -> str:
-    parts = [rs.query(home, sql).to_pylist() for sql in (ROWS, TASKS)]
-    return repr((parts, status_of(home).to_json(), rs.atlas(home, home.parent / "atlas.html").read_text()))
 
 
 def _record(home: Path) -> None:
@@ -127,13 +106,6 @@ def _stopped(home: Path) -> None:
 KINDS = (
     Kind("run: sidecar", "run.json", _run, _loaded),
     Kind("run: rows", "rows-*.parquet", _run, _loaded),
-    Kind("sweep: rows of a task", "rows/**/*.parquet", _sweep, _queried),
-    Kind("sweep: record of a task", "tasks/*.json", _sweep, _queried),
-    Kind("sweep: record of a failure", "failures/*.json", _sweep, _queried),
-    Kind("sweep: list of tasks", "expected.jsonl", _sweep, _queried),
-    Kind("sweep: rows of a pack", "packs/*.rows.parquet", _packed, _queried),
-    Kind("sweep: tasks of a pack", "packs/*.tasks.parquet", _packed, _queried),
-    Kind("sweep: manifest of a pack", "packs/*.json", _packed, _queried),
     Kind("gauge: record", "readings-*.jsonl", _record, _recorded),
     Kind("checkpoint: results of a block", "*/block-*.arrow", _stopped, _measured),
     Kind("checkpoint: states", "*/state-*.safetensors", _stopped, _measured),

@@ -30,18 +30,18 @@ def signal_in_batch(number: int, which: str) -> None:
 
 def signal_in_task(number: int, which: str) -> None:
     """The same within the nth task of a sweep."""
-    from rankscope.ext.sweeps import running
+    from rankscope.ext.sweeps import working
 
     tasks = [0]
-    do = running.do
+    do = working.do
 
-    def doing(task: Any) -> Any:
+    def doing(task: Any, models: Any) -> Any:
         tasks[0] += 1
         if tasks[0] == number:
             os.kill(os.getpid(), getattr(signal, which))
-        return do(task)
+        return do(task, models)
 
-    running.do = doing
+    working.do = doing
 
 
 def save_in_a_loop(source: str, place: str, times: int) -> None:
@@ -58,7 +58,7 @@ def killed_at(moment: int, source: str, place: str) -> None:
 
     Moments lie before and behind each call: make a file, write (half and all), flush, sync, rename, remove.
     """
-    from rankscope.runs import storage
+    from rankscope.runs import places as storage
     from rankscope.runs.run import load_run
 
     run = load_run(source)

@@ -12,12 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import rankscope as rs
 from rankscope.monitor import read_record
 from rankscope.monitor.outlets import RecordWriter
 from rankscope.runs.run import load_run
-from tests.ext.sweeps.folders import made, rows, task
-from tests.faults.flipping import ROWS, TASKS
 from tests.monitor.test_recording import reading
 from tests.runs.builders import make_run, profile
 
@@ -51,36 +48,6 @@ def _whole_run(home: Path) -> None:
     load_run(home)
 
 
-def _sweep(home: Path) -> None:
-    tasks = [task(number, seed=number, model=f"model {number % 7}") for number in range(60)]
-    made(home, [(one, rows(one, {"stable_rank": [1.5, 15.0, 3.0]})) for one in tasks])
-
-
-def _compacts(home: Path) -> None:
-    for size in (40, 90, 200, 360, 1000):
-        rs.compact(home, rows=size)
-
-
-def _answers(home: Path) -> list[object]:
-    return [rs.query(home, sql).to_pylist() for sql in (ROWS, TASKS)]
-
-
-class _SameAnswers:
-    """The answers of the whole folder are computed once."""
-
-    answers: list[object] | None = None
-
-    def make(self, home: Path) -> None:
-        _sweep(home)
-        if self.answers is None:
-            self.answers = _answers(home)
-
-    def check(self, home: Path) -> None:
-        assert _answers(home) == self.answers
-        rs.compact(home)
-        assert _answers(home) == self.answers
-
-
 def _records(home: Path) -> None:
     writer = RecordWriter(home, {"model": "Tiny"}, segment_bytes=20_000)
     for step in range(100_000):
@@ -99,11 +66,9 @@ def _steps_without_a_gap(home: Path) -> None:
     assert len(read_record(home).readings) == len(steps) + 1
 
 
-_COMPACTED = _SameAnswers()
 WRITERS = (
     Writer("a save", lambda home: make_run(profile({"relative_residual": [0.5]}).table()).save(home), _saves,
            _whole_run),
-    Writer("a compaction", _COMPACTED.make, _compacts, _COMPACTED.check),
     Writer("a gauge record", lambda home: RecordWriter(home, {"model": "Tiny"}), _records, _steps_without_a_gap),
 )  # fmt: skip
 

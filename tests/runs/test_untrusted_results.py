@@ -97,13 +97,14 @@ def test_an_edited_record_of_a_sweep_is_shown_or_refused(tmp_path: Path) -> None
     one = task(1)
     for _ in range(12):
         shutil.rmtree(home, ignore_errors=True)
-        record = made(home, [(one, rows(one, {"mu": [1.0]}))]).record_file(one.key)
-        write_sealed(record, edited(json.loads(record.read_text()), dice))
+        (path,) = (made(home, [(one, rows(one, {"mu": [1.0]}))]) / "rows").iterdir()
+        table = pq.read_table(path)
+        records = [json.dumps(edited(json.loads(table["record"][0].as_py()), dice)), None]
+        pq.write_table(table.set_column(table.schema.get_field_index("record"), "record", pa.array(records)), path)
         reads: tuple[Callable[[], object], ...] = (
             lambda: rs.query(home, "SELECT * FROM tasks"),
             lambda: str(status_of(home)),
             lambda: rs.atlas(home, tmp_path / "atlas.html"),
-            lambda: rs.compact(home),
         )
         for read in reads:
             with suppress(RankscopeError):
@@ -130,13 +131,11 @@ def test_text_of_a_run_moves_no_cursor(tmp_path: Path) -> None:
 def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
     one = task(1)
     folder = made(tmp_path / "sweep", [(one, rows(one, {"mu": [1.0]}))])
-    record, table, listed = folder.record_file(one.key), folder.home / one.rows_file, folder.home / "expected.jsonl"
     run = make_run(profile({"m": [0.1]}).table()).save(tmp_path / "run")
     (tmp_path / "gauge").mkdir()
     cases: list[tuple[Path, Callable[[], object]]] = [
-        (record, lambda: status_of(folder.home)),
-        (table, lambda: rs.query(folder.home, "SELECT * FROM rows")),
-        (listed, lambda: status_of(folder.home)),
+        (folder / "tasks.parquet", lambda: status_of(folder)),
+        (folder / "sweep.json", lambda: rs.sweep({"models": ["init:tiny-bert"], "verbs": ["measure"]}, folder)),
         (run / "run.json", lambda: load_run(run)),
         (next(run.glob("*.parquet")), lambda: load_run(run)),
         (tmp_path / "gauge" / "readings-00000.jsonl", lambda: read_record(tmp_path / "gauge")),
@@ -199,13 +198,14 @@ def test_a_read_only_folder_is_read_and_its_writers_are_refused(as_anybody: Path
     tmp_path = as_anybody
     home = make_run(profile({"m": [0.1]}).table()).save(tmp_path / "run")
     one = task(1)
-    sweep = made(tmp_path / "sweep", [(one, rows(one, {"mu": [1.0]}))]).home
+    sweep = made(tmp_path / "sweep", [(one, rows(one, {"mu": [1.0]}))])
     for place in (home, sweep, *(path for path in sweep.rglob("*") if path.is_dir())):
         place.chmod(0o555)
     try:
         assert load_run(home).table.num_rows == 3
         assert rs.query(sweep, "SELECT count(*) AS n FROM rows").to_pylist() == [{"n": 2}]
-        for write in (lambda: load_run(home).save(home), lambda: rs.compact(sweep)):
+        plan = {"models": ["init:tiny-bert"], "verbs": ["measure"]}
+        for write in (lambda: load_run(home).save(home), lambda: rs.sweep(plan, sweep, serial=True)):
             with pytest.raises(ResultError):
                 write()
     finally:
@@ -216,13 +216,11 @@ def test_a_read_only_folder_is_read_and_its_writers_are_refused(as_anybody: Path
 def test_a_clock_set_back_changes_no_result(tmp_path: Path) -> None:
     home = make_run(profile({"m": [0.1, 0.2]}).table()).save(tmp_path / "run")
     one, other = task(1), task(2)
-    sweep = made(tmp_path / "sweep", [(one, rows(one, {"mu": [1.0]})), (other, rows(other, {"mu": [2.0]}))]).home
+    sweep = made(tmp_path / "sweep", [(one, rows(one, {"mu": [1.0]})), (other, rows(other, {"mu": [2.0]}))])
     before = rs.query(sweep, "SELECT * FROM rows ORDER BY ALL").to_pylist()
     for path in (*home.iterdir(), *sweep.rglob("*")):
         os.utime(path, (0, 0))  # as if everything had been written in 1970, or the clock had been set back since
     assert load_run(home).table.num_rows == 6
     make_run(profile({"m": [0.3]}).table()).save(home)
     assert load_run(home).table.num_rows == 3
-    assert rs.query(sweep, "SELECT * FROM rows ORDER BY ALL").to_pylist() == before
-    rs.compact(sweep)
     assert rs.query(sweep, "SELECT * FROM rows ORDER BY ALL").to_pylist() == before

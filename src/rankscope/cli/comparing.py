@@ -14,8 +14,8 @@ from rankscope.cli.verb_commands import split_names
 
 
 def compare_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run, written with --out.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run to compare it with.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="Folder or address of a run, written with --out.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Folder of the run to compare it with.")],
     metrics: parameters.Metrics = None,
     site: Annotated[str | None, typer.Option("--site", help="Compare this site only.")] = None,
     paired: Annotated[

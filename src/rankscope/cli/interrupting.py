@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import typer
@@ -53,7 +52,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def keeping(out: Path | None = None, otherwise: Callable[[], str] = lambda: "Nothing was saved.") -> Iterator[None]:
+def keeping(out: str | None = None, otherwise: Callable[[], str] = lambda: "Nothing was saved.") -> Iterator[None]:
     """Save the partial run that an interrupted verb returns.
 
     Args:
@@ -89,7 +88,7 @@ def is_untold(left: SystemExit) -> bool:
     return isinstance(context, typer.Exit) and isinstance(context.__cause__, KeyboardInterrupt)
 
 
-def _told(stopped: KeyboardInterrupt, out: Path | None) -> str | None:
+def _told(stopped: KeyboardInterrupt, out: str | None) -> str | None:
     """A message about what was saved; None if there is no partial run."""
     from rankscope.runs.interrupted import Interrupted
 

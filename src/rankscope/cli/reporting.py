@@ -10,7 +10,7 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="One or more folders written with --out or by a Gauge.")
+    list[str], typer.Argument(metavar="RUN", help="One or more folders or addresses written with --out or by a Gauge.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Page = Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
+from rankscope.runs.places import is_address
 from rankscope.verbs._spec import Answer, Verb
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
     return not (quiet or no_progress) and sys.stderr.isatty()
 
 
-def work_of(offload: bool, work: Path | None, out: Path | None) -> Path | None:
+def work_of(offload: bool, work: Path | None, out: str | None) -> Path | None:
     """The work folder the user chose; by default, one next to the folder of the run.
 
     Example:
-        >>> work_of(True, None, Path("runs/llama")).name
+        >>> work_of(True, None, "runs/llama").name
         'llama.work'
     """
-    if work is not None or not offload or out is None:
+    if work is not None or not offload or out is None or is_address(out):
         return work
-    return out.with_name(f"{out.name}.work")
+    return Path(out).with_name(f"{Path(out).name}.work")
 
 
-def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: Path | None = None) -> None:
+def show_run(run: Run, *, as_json: bool, quiet: bool, out: str | None, figure: Path | None = None) -> None:
     """Save, print and plot a run; the result is printed even if saving or plotting fails."""
     remarks = remarks_console()
     unsaved = None if out is None else _saved(run, out)
@@ -95,7 +96,7 @@ def show_answer(verb: Verb, answer: Answer, outputs: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _saved(run: Run, out: Path) -> ResultError | None:
+def _saved(run: Run, out: str) -> ResultError | None:
     """Save a run; returns the error if that fails, to be raised after printing."""
     try:
         run.save(out)

@@ -19,6 +19,7 @@ from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progr
 from rankscope.cli.streams import remarks_console
 from rankscope.errors import InputError
 from rankscope.options import Option
+from rankscope.runs.places import place_of
 from rankscope.verbs._spec import Verb
 from rankscope.verbs.calling import call_flat
 
@@ -110,6 +111,8 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
 
     conditions = [parse_condition(words) for words in values.get("fail_if") or ()]
     out, quiet = values["out"], values["quiet"]
+    if out is not None:
+        place_of(out, "--out", "a folder")  # before the work: a missing package would be found only after it
     shown = {option.name for option in verb.outputs} | {"fail_if"}
     arguments = {name: value for name, value in values.items() if name not in shown}
     arguments["progress"] = wants_progress(quiet=quiet, no_progress=values["no_progress"])

@@ -27,7 +27,7 @@ class Shown(Protocol):
         """The name of its verb."""
 
     @property
-    def source(self) -> Path | None:
+    def source(self) -> Path | str | None:
         """The folder it was read from."""
 
 

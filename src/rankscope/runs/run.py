@@ -17,6 +17,7 @@ from rankscope.errors import MissingExtraError, ResultError
 from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
+from rankscope.runs.places import is_address
 from rankscope.runs.presenting import figure_of, notebook_of, showing, text_of
 from rankscope.runs.provenance import SCHEMA, Provenance
 from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
@@ -44,7 +45,7 @@ class Run:
         code: the state the verdict names, such as ``"collapsed"``; None if the verb names none, and in runs of
             versions that did not store it.
         next_steps: one or two commands worth running next.
-        source: the folder it was read from; None for a run made in this process.
+        source: the folder or address it was read from; None for a run made in this process.
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Run:
     extra: Mapping[str, Any] = field(default_factory=dict)
     code: str | None = None
     next_steps: tuple[str, ...] = ()
-    source: Path | None = None
+    source: Path | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("floor", "evidence", "null", "notes", "extra", "next_steps"):
@@ -82,10 +83,10 @@ class Run:
             "extra": thaw(self.extra),
         }
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(self, folder: str | os.PathLike[str]) -> Path | str:
         """Write the rows as Parquet and everything else as ``run.json`` into ``folder``; atomic.
 
-        An existing run in the folder is replaced.
+        An existing run in the folder is replaced. ``folder`` may be an address (``s3://bucket/run``).
         """
         return storage.write_run(folder, self._facts(), self.table)
 
@@ -96,7 +97,10 @@ class Run:
         Raises:
             ResultError: the folder holds no run, or an incomplete one.
         """
-        return replace(_from_parts(*storage.read_run(folder)), source=Path(folder))
+        return replace(
+            _from_parts(*storage.read_run(folder)),
+            source=folder if isinstance(folder, str) and is_address(folder) else Path(folder),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; a value that is not finite is null and its status says why."""

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankscope._files import read_regular
-from rankscope._types import path_of
 from rankscope.errors import ResultError
 from rankscope.runs.locks import taking_turns
+from rankscope.runs.places import Place, place_of, replace_file, settle, write_page
 from rankscope.runs.plain_json import parse_sealed, sealed_json, visible
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL, NAMES, STATUSES
+
+__all__ = ["read_run", "replace_file", "settle", "write_page", "write_run"]
 
 SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
@@ -32,18 +33,21 @@ LARGEST_DECODED = 4 * 2**30
 MOST_LOOKS = 100
 
 
-def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path:
-    """Write the rows, then the sidecar with their name and hash; renaming the sidecar commits the run.
+def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path | str:
+    """Write the rows, then the sidecar with their name and hash; replacing the sidecar commits the run.
 
     A run already in the folder stays intact until then; its rows are removed afterwards. Several processes that write
-    to one folder take turns.
+    to one local folder take turns.
+
+    Returns:
+        The path of the folder, or the address.
 
     Raises:
         ResultError: the folder cannot be created or written to; its previous contents are unchanged.
     """
-    home = Path(folder)
+    home = place_of(folder, "folder", "a folder for the run")
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home.make()
     except OSError as error:
         raise ResultError(f"{home} cannot be made a folder ({error.strerror}). Give --out a folder.") from error
     if table.num_rows > LARGEST_TABLE:
@@ -54,36 +58,36 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     try:
-        with taking_turns(home):
+        with taking_turns(Path(home.root)) if home.is_local else nullcontext():
             _write(home, facts, sink.getvalue().to_pybytes(), table)
     except OSError as error:
         raise ResultError(
             f"The run could not be written to {home} ({error.strerror}). An existing run there is unchanged. Free "
             "some space, or give --out another folder."
         ) from error
-    return home
+    return Path(home.name) if home.is_local else home.name
 
 
-def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table) -> None:
+def _write(home: Place, facts: Mapping[str, Any], content: bytes, table: pa.Table) -> None:
     digest = hashlib.sha256(content).hexdigest()
     name = f"rows-{digest[:12]}.parquet"
     before = _named_rows(home)
     # The name contains the hash, so new rows never overwrite those that the current sidecar names.
-    replace_file(home / name, content)
+    home.write(name, content)
     entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
-    replace_file(home / SIDECAR, sealed_json({**facts, "table": entry}, indent=1))
+    home.write(SIDECAR, sealed_json({**facts, "table": entry}, indent=1))
     # Only now does no sidecar name the old rows. A process killed before this line leaves an unused file.
     if before is not None and before != name:
-        (home / before).unlink(missing_ok=True)
+        home.remove(before)
 
 
 def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
-    """Read and check a folder written by :func:`write_run`; the files are not trusted.
+    """Read and check a folder or address written by :func:`write_run`; the files are not trusted.
 
     Raises:
         ResultError: a file is missing, of another schema, modified since it was written, or malformed.
     """
-    home = path_of(folder, "run", "a run, or the folder it was saved in")
+    home = place_of(folder, "run", "a run, or the folder it was saved in")
     facts = _read_sidecar(home)
     # A failure counts only if the sidecar did not change meanwhile; otherwise the rows belong to a newer run.
     for _ in range(MOST_LOOKS):
@@ -97,26 +101,30 @@ def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
     raise ResultError(f"The run in {home} was replaced {MOST_LOOKS} times while it was read. Read it again later.")
 
 
-def _with_rows(home: Path, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Table]:
+def _with_rows(home: Place, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Table]:
     entry = facts.pop("table", None)
     name = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(name, str) or not ROWS_NAME.fullmatch(name):
-        raise ResultError(f"{home / SIDECAR} does not name its rows; it was not written by rankscope, or was edited.")
-    content = _read_bytes(home / name, LARGEST_ROWS_FILE)
+        raise ResultError(f"{home}/{SIDECAR} does not name its rows; it was not written by rankscope, or was edited.")
+    content = _read_bytes(home, name, LARGEST_ROWS_FILE)
     if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
-        raise ResultError(f"{home / name} is not the file that {SIDECAR} was written for: its hash differs. Run again.")
-    table = _read_rows(content, home / name)
+        raise ResultError(f"{home}/{name} is not the file that {SIDECAR} was written for: its hash differs. Run again.")
+    table = _read_rows(content, f"{home}/{name}")
     if table.num_rows != entry.get("rows") or table.column_names != entry.get("columns"):
-        raise ResultError(f"{home / name} does not have the rows and columns that {SIDECAR} lists.")
+        raise ResultError(f"{home}/{name} does not have the rows and columns that {SIDECAR} lists.")
     return facts, table
 
 
-def _read_sidecar(home: Path) -> dict[str, Any]:
-    path = home / SIDECAR
-    if not path.exists():
-        raise ResultError(f"There is no run in {home}: {SIDECAR} is missing. Give a folder written with save or --out.")
+def _read_sidecar(home: Place) -> dict[str, Any]:
+    path = f"{home}/{SIDECAR}"
     try:
-        facts = parse_sealed(_read_bytes(path, LARGEST_SIDECAR))
+        facts = parse_sealed(home.read(SIDECAR, LARGEST_SIDECAR))
+    except FileNotFoundError as error:
+        raise ResultError(
+            f"There is no run in {home}: {SIDECAR} is missing. Give a folder or address written with save or --out."
+        ) from error
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
     except ValueError as error:
         raise ResultError(f"{path} cannot be read: {error}. Run again, or restore it from a copy.") from error
     if facts.get("schema") != SCHEMA:
@@ -127,7 +135,7 @@ def _read_sidecar(home: Path) -> dict[str, Any]:
     return facts
 
 
-def _read_rows(content: bytes, path: Path) -> pa.Table:
+def _read_rows(content: bytes, path: str) -> pa.Table:
     try:
         source = pq.ParquetFile(pa.BufferReader(content))
         refuse_large(source.metadata, path)
@@ -143,7 +151,7 @@ def _read_rows(content: bytes, path: Path) -> pa.Table:
     return table
 
 
-def refuse_large(facts: pq.FileMetaData, path: Path) -> None:
+def refuse_large(facts: pq.FileMetaData, path: object) -> None:
     """Refuse a Parquet file, by its metadata and before anything is decoded, that would take much memory.
 
     Raises:
@@ -157,7 +165,7 @@ def refuse_large(facts: pq.FileMetaData, path: Path) -> None:
         )
 
 
-def _as_written(table: pa.Table, path: Path) -> pa.Table:
+def _as_written(table: pa.Table, path: str) -> pa.Table:
     """The table with unified dictionaries; unexpected column types are refused."""
     missing = [name for name in FIXED_COLUMNS if name not in table.column_names]
     if missing or len(set(table.column_names)) != len(table.column_names):
@@ -189,10 +197,8 @@ def _visible_names(table: pa.Table) -> pa.Table:
     return table
 
 
-def _named_rows(home: Path) -> str | None:
+def _named_rows(home: Place) -> str | None:
     """File name of the rows that the folder's current sidecar points to, if rankscope wrote it."""
-    if not (home / SIDECAR).is_file():
-        return None
     try:
         name = _read_sidecar(home).get("table", {}).get("file")
     except (ResultError, AttributeError):
@@ -200,50 +206,8 @@ def _named_rows(home: Path) -> str | None:
     return name if isinstance(name, str) and ROWS_NAME.fullmatch(name) else None
 
 
-def _read_bytes(path: Path, limit: int) -> bytes:
+def _read_bytes(home: Place, name: str, limit: int) -> bytes:
     try:
-        return read_regular(path, limit)
+        return home.read(name, limit)
     except OSError as error:
-        raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
-
-
-def write_page(path: Path, page: str) -> None:
-    """Replace a text file atomically; a device or a pipe is written to directly."""
-    content = page.encode("utf-8", "replace")
-    place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():
-        place.write_bytes(content)
-    else:
-        replace_file(place, content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write to a temporary file in the same folder, flush to disk, rename: atomic."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp creates files that only the owner can read; give it the permissions of an ordinary new file.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def settle(folder: Path) -> None:
-    """Make the names in a folder durable, so that nothing is deleted before its replacement is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    # The umask can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        raise ResultError(f"{home}/{name} cannot be read ({error.strerror}).") from error

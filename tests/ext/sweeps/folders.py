@@ -1,4 +1,4 @@
-"""Folders of sweeps made by hand, so that tests of reading need no model."""
+"""Sweeps whose tasks are not run, so that tests of storing and reading need no model."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope.ext.sweeps.folder import Expected, SweepFolder
+from rankscope.errors import LoadError
+from rankscope.ext.sweeps.results import Results
+from rankscope.ext.sweeps.tasks import Task
+from rankscope.ext.sweeps.working import Limits, Outcome, failed, run_chunk
 
-FACTS = {"state": "done", "verdict": "No collapse: all is well.", "evidence": [{"code": "healthy"}], "seconds": 0.5}
+FACTS = {"verdict": "No collapse: all is well.", "evidence": [{"code": "healthy"}], "seconds": 0.5}
 FACTS |= {"provenance": {"parameters": 1000, "weights_dtype": "float32"}, "peak_bytes": 7}
 
 
-def task(number: int, **facts: Any) -> Expected:
+def task(number: int, **facts: Any) -> Task:
     """A task with a key of its own."""
     described = {"verb": "measure", "model": "one", "checkpoint": None, "step": None, "variant": "full", "seed": 0}
-    return Expected(f"{number:024x}", {**described, **facts})
+    return Task({**described, "number": number, **facts}, "nowhere", memory=2**20)
 
 
-def rows(one: Expected, values: Mapping[str, list[float]], **columns: str) -> pa.Table:
+def rows(one: Task, values: Mapping[str, list[float]], **columns: str) -> pa.Table:
     """Values of each metric by layer, two sequences."""
     found: dict[str, list[Any]] = {"metric": [], "layer": [], "sequence": [], "value": []}
     for metric, course in values.items():
@@ -29,26 +32,30 @@ def rows(one: Expected, values: Mapping[str, list[float]], **columns: str) -> pa
                 for name, entry in zip(found, (metric, layer, sequence, value + 0.01 * sequence), strict=True):
                     found[name].append(entry)
     count = len(found["value"])
-    constant = {name: one.task[name] for name in ("model", "checkpoint", "step", "variant", "seed")}
-    table = {"task": one.key, **constant, "site": "block.out", "status": "ok", **columns}
-    kinds = {"step": pa.int64(), "seed": pa.int64()}
-    arrays = {name: pa.array([value] * count, kinds.get(name, pa.string())) for name, value in table.items()}
+    table = {"site": "block.out", "status": "ok", **columns}
+    arrays = {name: pa.array([value] * count, pa.string()) for name, value in table.items()}
     arrays |= {"metric": pa.array(found["metric"]), "layer": pa.array(found["layer"], pa.int32())}
     arrays |= {"sequence": pa.array(found["sequence"], pa.int64()), "value": pa.array(found["value"], pa.float64())}
     arrays |= {"stack": pa.nulls(count, pa.string()), "head": pa.nulls(count, pa.int32())}
     return pa.table(arrays)
 
 
-def made(home: Path, finished: Mapping[Expected, pa.Table] | list[tuple[Expected, pa.Table]],
-         failed: Mapping[str, str] | None = None, missing: int = 0, **facts: Any) -> SweepFolder:  # fmt: skip
+def made(home: Path, finished: Mapping[Task, pa.Table] | list[tuple[Task, pa.Table]],
+         failed_models: Mapping[str, str] | None = None, missing: int = 0, **facts: Any) -> Path:  # fmt: skip
     """A folder with finished, failed and missing tasks."""
     pairs = list(finished.items()) if isinstance(finished, Mapping) else finished
-    lost = [(task(1000 + i, model=name), why) for i, (name, why) in enumerate((failed or {}).items())]
+    lost = [task(1000 + i, model=name) for i, name in enumerate(failed_models or {})]
     waiting = [task(2000 + i, model="later") for i in range(missing)]
-    folder = SweepFolder(home)
-    folder.begin([*(one for one, _ in pairs), *(one for one, _ in lost), *waiting])
-    for one, table in pairs:
-        folder.keep_rows(one, table, {**FACTS, **facts})
-    for one, why in lost:
-        folder.keep_failure(one, {"state": "failed", "reason": why, "type": "LoadError"})
-    return folder
+    tables = {one.key: table for one, table in pairs}
+    results = Results.at(home)
+
+    def work(one: Task, models: Any, **_: Any) -> Outcome:
+        if one.key not in tables:
+            return failed(one, LoadError((failed_models or {})[one.facts["model"]]))
+        record = {**FACTS, "rows": tables[one.key].num_rows, **facts}
+        return Outcome(one, tables[one.key], record)
+
+    for chunk in results.begin([*(one for one, _ in pairs), *lost, *waiting], 1):
+        if chunk.tasks[0] not in waiting:
+            run_chunk(chunk, results, Limits(), work=work)
+    return home

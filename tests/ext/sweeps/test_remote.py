@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import rankscope as rs
 from rankscope.errors import InputError
-from rankscope.ext.sweeps.folder import SweepFolder
+from rankscope.ext.sweeps.results import Results
 from tests.ext.offload.folders import saved
 from tests.hub_server import Served, serving
 from tests.models.weight_files.test_http import connect
@@ -44,8 +44,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def records(folder: Path) -> dict[str, Any]:
-    home = SweepFolder(folder)
-    return {one.task["model"]: home.contents().record(one.key) for one in home.expected()}
+    contents = Results.at(folder).contents()
+    tasks = zip(contents.tasks["task"].to_pylist(), contents.tasks["model"].to_pylist(), strict=True)
+    return {model: contents.records[key] for key, model in tasks}
 
 
 def test_the_rows_of_each_model_and_what_was_read(hub: Served, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_checkpoints_come_in_order_and_a_prediction_once(tmp_path: Path) -> None
     places = [str(model_folder(tmp_path / f"checkpoint-{step}")) for step in (0, 50, 100)]
     found = tasks(models=[{"name": "run", "checkpoints": places}], verbs=["measure", "predict"])
     assert [(task.facts["verb"], task.facts["step"]) for task in found] == [
-        ("measure", 0), ("measure", 50), ("measure", 100), ("predict", 0),
+        ("measure", 0), ("predict", 0), ("measure", 50), ("measure", 100),
     ]  # fmt: skip
 
 

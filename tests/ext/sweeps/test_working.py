@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import rankscope as rs
 from rankscope.errors import InputError
 from rankscope.ext.sweeps import working
 from rankscope.ext.sweeps.plan import plan_of
-from rankscope.ext.sweeps.querying import COORDINATES
-from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import do
+from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, tasks_of
+from rankscope.ext.sweeps.working import Outcome, outcome_of, rows_of
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.verbs._spec import VERBS
 
 SMALL = {"sequences": 2, "tokens": 12}
+
+
+def do(task: Task, **how: Any) -> Outcome:
+    return outcome_of(task, {}, **how)
 
 
 def one_task(**given: Any) -> Task:
@@ -54,10 +58,14 @@ def test_rows_are_those_of_the_verb(verb: str, options: dict[str, Any]) -> None:
     assert outcome.table is not None, outcome.facts
     assert values(outcome.table) == values(run.table)
     assert outcome.facts["verdict"] == run.verdict
-    known = {*FIXED_COLUMNS, *COORDINATES, *VERBS[verb].columns}
-    assert set(outcome.table.column_names) <= known, "query must know every column"
-    assert set(outcome.table["seed"].to_pylist()) == {3}
-    assert set(outcome.table["task"].to_pylist()) == {outcome.task.key}
+    known = {*FIXED_COLUMNS, *COORDINATES, *VERBS[verb].columns, RECORD}
+    stored = rows_of(outcome)
+    assert values(stored) == values(run.table)
+    assert set(stored.column_names) <= known, "query must know every column"
+    assert set(stored["seed"].to_pylist()) == {3}
+    assert set(stored["task"].to_pylist()) == {outcome.task.key}
+    assert stored[RECORD].null_count == stored.num_rows - 1
+    assert stored[RECORD][0].as_py() is not None
 
 
 def test_surgery_is_around_the_verb() -> None:
@@ -68,7 +76,7 @@ def test_surgery_is_around_the_verb() -> None:
     assert values(outcome.table) == values(pure.table)
     with rs.operate(loaded := rs.load("init:tiny-bert").model, rs.Surgery(skip=0.0, mlp="drop", norm="identity")):
         run = rs.measure(loaded, rs.Inputs(list_of_ids(), batch=4))
-    assert set(outcome.table["variant"].to_pylist()) == {"cut"}
+    assert set(rows_of(outcome)["variant"].to_pylist()) == {"cut"}
     assert outcome.facts["provenance"]["operations"] == run.provenance.to_json()["operations"]
 
 
@@ -98,7 +106,7 @@ def test_a_failure_is_an_outcome_with_its_reason() -> None:
 
 
 def test_a_defect_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(task: Task) -> None:
+    def broken(task: Task, models: Any) -> None:
         raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr(working, "_run", broken)
@@ -107,14 +115,61 @@ def test_a_defect_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in broken" in outcome.facts["trace"]
 
 
-@pytest.mark.parametrize("error", [OSError("disk"), MemoryError()])
-def test_what_may_heal_is_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def broken(task: Task) -> None:
-        raise error
+@pytest.mark.parametrize("error", [OSError("the disk was away"), MemoryError("too large")])
+def test_what_may_heal_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    tries: list[int] = []
+    run = working._run
 
-    monkeypatch.setattr(working, "_run", broken)
-    with pytest.raises(type(error)):
-        do(one_task())
+    def failing(task: Task, models: Any) -> Any:
+        tries.append(1)
+        if len(tries) < 3:
+            raise error
+        return run(task, models)
+
+    monkeypatch.setattr(working, "_run", failing)
+    assert do(one_task(), retries=2).table is not None
+    tries.clear()
+    assert do(one_task(), retries=1).facts["reason"] == str(error)
+    assert len(tries) == 2
+
+
+def test_a_task_that_never_ends_fails_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(task: Task, models: Any) -> None:
+        while True:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(working, "_run", endless)
+    outcome = do(one_task(), timeout=0.2, retries=3)
+    assert outcome.facts["reason"] == "It took longer than 0.2 s, the timeout of the plan."
+    monkeypatch.undo()
+    assert do(one_task(), timeout=100).table is not None
+
+
+def test_neighbours_share_a_model_that_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.models import loading
+
+    loads: list[str] = []
+    load = loading.load
+    monkeypatch.setattr(loading, "load", lambda spec, **how: loads.append(spec) or load(spec, **how))
+    plan = plan_of({"models": ["init:tiny-bert", "init:tiny-gpt2"], "verbs": ["measure", "exact"], "inputs": SMALL,
+                    "variants": ["full", "pure"], "seeds": [0, 1]})  # fmt: skip
+    models: dict[Any, Any] = {}
+    together = [outcome_of(task, models) for task in tasks_of(plan)]
+    assert len(loads) == 4, "two models from two seeds each"
+    for outcome in together:
+        assert outcome.table is not None, outcome.facts
+        alone = do(outcome.task)
+        assert alone.table is not None
+        assert values(outcome.table) == values(alone.table), "what ran before on the same model left nothing behind"
+
+
+def test_a_task_without_rows_is_stored_as_done() -> None:
+    outcome = do(one_task())
+    assert outcome.table is not None
+    stored = rows_of(Outcome(outcome.task, outcome.table.slice(0, 0), outcome.facts))
+    assert stored.num_rows == 1
+    assert stored["task"].to_pylist() == [outcome.task.key]
+    assert stored["metric"].to_pylist() == [None]
 
 
 def test_other_weights_on_the_worker_are_refused(tmp_path: Path) -> None:
@@ -152,7 +207,7 @@ def test_stored_states_are_models_of_a_sweep(tmp_path: Path) -> None:
     assert outcome.facts["verdict"] == run.verdict
     assert outcome.table is not None
     assert set(outcome.table["sequence"].to_pylist()) == set(range(6))
-    assert set(outcome.table["step"].to_pylist()) == {20}
+    assert set(rows_of(outcome)["step"].to_pylist()) == {20}
     assert outcome.table["value"].to_pylist() == pytest.approx(run.table["value"].to_pylist(), rel=0, nan_ok=True)
     np.savez(tmp_path / "step-20.npz", x=x[:2].numpy())
     assert "other files here" in do(tasks[2]).facts["reason"]

@@ -228,7 +228,7 @@ def test_a_hub_id_is_downloaded_once_and_read_as_a_folder(
     assert not hub.ranges, "all files were in the cache"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load("owner/tiny").revision == COMMIT
-    with pytest.raises(LoadError, match=r"hub cannot be reached or does not have it.*its cache has no owner/other"):
+    with pytest.raises(LoadError, match=r"hub cannot be reached or does not have it.*the cache has no owner/other"):
         load("owner/other")
 
 

@@ -21,12 +21,6 @@ def _query() -> object:
     return query
 
 
-def _compact() -> object:
-    from rankscope.ext.sweeps.compacting import compact
-
-    return compact
-
-
 def _atlas() -> object:
     from rankscope.ext.sweeps.atlas_page import atlas
 
@@ -37,5 +31,5 @@ EXTENSION = Extension(
     name="sweeps",
     summary="sweep, query and atlas: many models, checkpoints and seeds in one data set.",
     adds={"command": _commands},
-    names={"sweep": _sweep, "query": _query, "compact": _compact, "atlas": _atlas},
+    names={"sweep": _sweep, "query": _query, "atlas": _atlas},
 )

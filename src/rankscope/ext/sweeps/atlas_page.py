@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope._types import path_of
 from rankscope.errors import InputError, ResultError
-from rankscope.ext.sweeps.folder import SweepFolder
 from rankscope.ext.sweeps.profiles import Profile, profiles_in
-from rankscope.ext.sweeps.status import SweepStatus, status_of
+from rankscope.ext.sweeps.results import Results
+from rankscope.ext.sweeps.status import SweepStatus, status_in
 from rankscope.reporting.page.charts import Chart, Views, plain, series_of
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter, render
@@ -32,7 +31,7 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
     with several checkpoints. It shows rows of the verb ``measure``; read those of others with :func:`rankscope.query`.
 
     Args:
-        folder: folder of the sweep, which may be incomplete.
+        folder: folder or address of the sweep, which may be incomplete.
         path: the file to write; an existing file is replaced.
         title: title of the page; by default the name of the folder.
 
@@ -44,12 +43,13 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         ResultError: there is no sweep in the folder, or the file cannot be written.
         MissingExtraError: without Jinja2 (extra ``report``).
     """
-    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
-    expected = home.expected()
-    profiles = home.read(lambda contents: list(profiles_in(contents, expected)))
+    contents = Results.at(folder).contents()
+    place = contents.results.place
+    profiles = list(profiles_in(contents))
     if not profiles:
-        raise InputError(f"No task of the verb measure is done in {home.home}, and the atlas is drawn from these.")
-    status = status_of(home.home)
+        raise InputError(f"No task of the verb measure is done in {place}, and the atlas is drawn from these.")
+    status = status_in(contents)
+    name = place.root.rpartition("/")[2]
     sections = (
         multiples_section(profiles),
         trajectory_section(profiles),
@@ -59,7 +59,7 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
     models = len({one.model for one in profiles})
     states = ", ".join(f"{count} {words}" for words, count in states_of(profiles).items())
     chapter = Chapter(
-        title=f"sweep · {clipped(home.home.resolve().name)}",
+        title=f"sweep · {clipped(name)}",
         question="How does each model behave?",
         state="plain" if status.complete else "care",
         headline=f"{models} model{'s' if models > 1 else ''} side by side",
@@ -69,7 +69,7 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         notes=[] if status.complete else [f"The sweep is not complete: {_left(status)}."],
     )
     words = ["rankscope", "sweep", "atlas", str(folder), "--out", Path(path).name]
-    page = render(title or home.home.resolve().name, [chapter], [], visible(shlex.join(words)))
+    page = render(title or name, [chapter], [], visible(shlex.join(words)))
     return _written(Path(path), page)
 
 

@@ -1,4 +1,4 @@
-"""``rankscope sweep`` and its commands ``example``, ``status``, ``compact`` and ``atlas``."""
+"""``rankscope sweep`` and its commands ``example``, ``status`` and ``atlas``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "run"
 HELP = "How do many models, checkpoints and seeds compare? Runs a plan on Ray into one Parquet data set; can resume."
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Folder or address of a sweep.")]
 NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures; no progress bar.")]
 
 
@@ -49,7 +49,7 @@ class PlanGroup(TyperGroup):
 sweep_app = typer.Typer(
     cls=PlanGroup,
     help=HELP,
-    subcommand_metavar="PLAN | example | status FOLDER | compact FOLDER | atlas FOLDER",
+    subcommand_metavar="PLAN | example | status FOLDER | atlas FOLDER",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -60,7 +60,16 @@ sweep_app = typer.Typer(
 def run_command(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="YAML file with the plan.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results; default: PLAN without .yaml.")
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder or address (s3://bucket/name) for the results; default: PLAN without .yaml.",
+        ),
+    ] = None,
+    chunk: Annotated[
+        int | None,
+        typer.Option("--chunk", min=1, help="Tasks that share a file; default: as few as make 10,000 files."),
     ] = None,
     serial: Annotated[
         bool, typer.Option("--serial", "--no-ray", help="Run the tasks one by one in this process, without Ray.")
@@ -76,7 +85,7 @@ def run_command(
         typer.Option(
             "--shard",
             metavar="I/N",
-            help="Share the folder with other processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
+            help="Run one share, beside other processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
             "array or a Kubernetes indexed job.",
         ),
     ] = None,
@@ -91,11 +100,11 @@ def run_command(
     if dry_run:
         _list_tasks(plan, as_json=as_json)
         return
-    place = out or (plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
+    place = out or str(plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
     progress = wants_progress(quiet=quiet, no_progress=no_progress)
     with keeping(otherwise=lambda: _so_far(place)):
         status = rankscope.sweep(
-            plan, place, serial=serial, address=address, workers=workers, shard=shard, progress=progress
+            plan, place, chunk=chunk, serial=serial, address=address, workers=workers, shard=shard, progress=progress
         )
     _show(status, as_json=as_json, quiet=quiet)
     if not quiet:
@@ -152,22 +161,6 @@ def status_command(
     _show(status, as_json=as_json, quiet=quiet)
 
 
-@sweep_app.command("compact")
-def compact_command(
-    folder: Folder,
-    quiet: NoWords = False,
-    no_progress: parameters.NoProgress = False,
-) -> None:
-    """How do I keep a large sweep fast? Moves its many small files into a few large ones; can be killed and resumed."""
-    import rankscope
-
-    done = rankscope.compact(folder, progress=wants_progress(quiet=quiet, no_progress=no_progress))
-    if not quiet or done.left:
-        typer.echo(str(done))
-    if done.left:
-        raise typer.Exit(1)
-
-
 @sweep_app.command("atlas")
 def atlas_command(
     folder: Folder,
@@ -185,13 +178,14 @@ def atlas_command(
         remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)
 
 
-def _so_far(place: Path) -> str:
-    from rankscope.ext.sweeps.folder import EXPECTED
+def _so_far(place: str) -> str:
+    from rankscope.errors import ResultError
     from rankscope.ext.sweeps.status import status_of
 
-    if not (place / EXPECTED).is_file():
+    try:
+        counts = status_of(place).counts
+    except ResultError:
         return "No task was started."
-    counts = status_of(place).counts
     finished = f"{counts['done']} of {sum(counts.values())} tasks"
     return f"{finished} are complete in {place}. The same command runs the rest."
 
@@ -207,15 +201,14 @@ def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
 
 def _list_tasks(plan: Path, *, as_json: bool) -> None:
     from rankscope.ext.sweeps.plan import plan_of
-    from rankscope.ext.sweeps.status import name_of
     from rankscope.ext.sweeps.tasks import tasks_of
 
-    expected = [task.expected for task in tasks_of(plan_of(plan))]
+    tasks = list(tasks_of(plan_of(plan)))
     if as_json:
-        print_json({"kind": "tasks", "tasks": [{"key": one.key, **one.task} for one in expected]})
+        print_json({"kind": "tasks", "tasks": [{"key": task.key, **task.facts} for task in tasks]})
         return
-    for one in expected:
-        typer.echo(f"{one.key}  {name_of(one)}")
+    for task in tasks:
+        typer.echo(f"{task.key}  {task.title}")
 
 
 COMMANDS.add(

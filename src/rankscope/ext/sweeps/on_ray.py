@@ -1,27 +1,27 @@
-"""Runs tasks on Ray: as many at a time as cores and memory allow, retried if a worker or a node is lost."""
+"""Runs chunks on Ray: as many at a time as cores and memory allow, again if a worker or a node is lost."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from rankscope._version import __version__
 from rankscope.errors import InputError, MissingExtraError, RankscopeError
+from rankscope.ext.sweeps.results import Chunk, Results
 from rankscope.ext.sweeps.sizing import TaskSize, memory_for, size_from_headers, size_on_meta
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import TRANSIENT, Outcome, do, failed
+from rankscope.ext.sweeps.working import Limits, Work, failed, run_chunk
 
 OBJECT_STORE = 128 * 2**20
 KNOCK_SECONDS = 10.0
 AHEAD = 4
-"""Tasks handed to Ray per core; more would only wait there."""
+"""Chunks handed to Ray per core; more would only wait there."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -97,48 +97,66 @@ def _knock(address: str) -> None:
         ) from error
 
 
-def outcomes_on_ray(ray: Any, tasks: Sequence[Task], cpus: float, retries: int) -> Iterator[Outcome]:
-    """Yield outcomes as tasks finish; memory and cores are reserved for each task, and lost tasks are retried."""
-    work = ray.remote(_work)
-    largest = _largest_node(ray, cpus)
-    # Submit only a few tasks per core ahead of time: a plan can have many thousands.
-    ahead = max(2, int(AHEAD * ray.cluster_resources().get("CPU", 1) / cpus))
-    pending: dict[Any, Task] = {}
+def on_ray(
+    ray: Any, waiting: Sequence[tuple[Chunk, bool]], results: Results, limits: Limits, work: Work
+) -> Iterator[Counter[str]]:
+    """Yield what came of each chunk; the workers store the rows themselves.
+
+    What a lost worker or node had is run again by Ray. A chunk whose workers keep dying is run task by task, so that a
+    task that ends its process costs only itself.
+    """
+    remote = ray.remote(_work)
+    largest = _largest_node(ray, limits.cpus)
+    # Submit only a few chunks per core ahead of time: a plan can have many thousands.
+    ahead = max(2, int(AHEAD * ray.cluster_resources().get("CPU", 1) / limits.cpus))
     sizes, texts = _Sizes(ray), _Texts(ray)
-    waiting = iter(tasks)
-    while True:
-        for task in waiting:
-            memory = task.memory or memory_for(sizes.of(task), task.facts)
-            if memory > largest:
-                yield failed(task, RankscopeError(_too_large(memory, largest)))
-                continue
-            sized = work.options(num_cpus=cpus, memory=memory, max_retries=retries, retry_exceptions=list(TRANSIENT))
-            # The text is passed by reference; inside the task it would be copied for every task.
-            pending[sized.remote(replace(task, text=None), texts.of(task), __version__, memory)] = task
-            if len(pending) >= ahead:
-                break
-        if not pending:
-            return
+    queue = deque(waiting)
+    pending: dict[Any, Chunk] = {}
+    while queue or pending:
+        while queue and len(pending) < ahead:
+            chunk, again = queue.popleft()
+            needed = {task.key: task.memory or memory_for(sizes.of(task), task.facts) for task in chunk.tasks}
+            refused = {key: _too_large(memory, largest) for key, memory in needed.items() if memory > largest}
+            memory = max((memory for key, memory in needed.items() if key not in refused), default=0)
+            sized = remote.options(num_cpus=limits.cpus, memory=memory or None, max_retries=limits.retries)
+            # Texts are passed by reference; inside the tasks they would be copied for every chunk.
+            bare = Chunk(tuple(replace(task, text=None) if task.text else task for task in chunk.tasks))
+            digests = sorted({_digest(task) for task in chunk.tasks} - {""})
+            place = results.place.root if results.place.is_local else results.place.name
+            job = (bare, digests, place, limits, again, refused, memory, __version__, work)
+            pending[sized.remote(job, *(texts.of(digest, chunk) for digest in digests))] = chunk
         for ready in ray.wait(list(pending), num_returns=1)[0]:
-            yield _received(ray, ready, pending.pop(ready))
+            chunk = pending.pop(ready)
+            try:
+                yield ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, RankscopeError):
+                    raise error.cause from None
+                raise RankscopeError(f"A worker failed: {' '.join(str(error.cause).split())[:500]}") from error
+            except ray.exceptions.RayError as error:  # its worker died, again and again
+                if len(chunk.tasks) > 1:
+                    queue.extendleft((one, False) for one in reversed(chunk.singles()))
+                    continue
+                words = f"Its worker died {limits.retries + 1} times. {' '.join(str(error).split())}"
+                results.keep(chunk.name, [], [failed(chunk.tasks[0], RankscopeError(words)).facts], again=False)
+                yield Counter(failed=1)
 
 
-def _received(ray: Any, ready: Any, task: Task) -> Outcome:
-    try:
-        return Outcome(task, *ray.get(ready))
-    except ray.exceptions.RayTaskError as error:
-        return failed(task, error.cause if isinstance(error.cause, Exception) else error)
-    except ray.exceptions.RayError as error:
-        return failed(task, error)
-
-
-def _work(task: Task, text: str | None, version: str, memory: int) -> tuple[pa.Table | None, dict[str, Any]]:
+def _work(job: tuple[Any, ...], *texts: str) -> Counter[str]:
     """Runs in a worker, which imports it; both sides must have the same version of rankscope."""
+    bare, digests, place, limits, again, refused, memory, version, work = job
     if version != __version__:
-        reason = f"The worker has rankscope {__version__}, the sweep was started with {version}. Install one version."
-        return None, failed(task, RankscopeError(reason)).facts
-    outcome = do(replace(task, text=text))
-    return outcome.table, {**outcome.facts, "asked_bytes": memory}
+        raise RankscopeError(
+            f"A worker has rankscope {__version__}, the sweep was started with {version}. Install one version."
+        )
+    known = dict(zip(digests, texts, strict=True))
+    tasks = tuple(replace(task, text=known[digest]) if (digest := _digest(task)) else task for task in bare.tasks)
+    return run_chunk(Chunk(tasks), Results.at(place), limits, again=again, refused=refused, asked=memory, work=work)
+
+
+def _digest(task: Task) -> str:
+    """Hash of the text of a task; empty if it has none."""
+    return str(task.facts.get("inputs", {}).get("text_sha256", ""))
 
 
 class _Texts:
@@ -148,13 +166,10 @@ class _Texts:
         self._ray = ray
         self._known: dict[str, Any] = {}
 
-    def of(self, task: Task) -> Any:
-        """Reference to the text of a task; None if it has no text."""
-        if task.text is None:
-            return None
-        digest = task.facts["inputs"]["text_sha256"]
+    def of(self, digest: str, chunk: Chunk) -> Any:
+        """Reference to the text with this hash, which a task of the chunk has."""
         if digest not in self._known:
-            self._known[digest] = self._ray.put(task.text)
+            self._known[digest] = self._ray.put(next(task.text for task in chunk.tasks if _digest(task) == digest))
         return self._known[digest]
 
 

@@ -330,6 +330,7 @@ class Plan(Part):
     inputs: PlanInputs = PlanInputs()
     dtype: str | None = None
     retries: Annotated[int, Field(ge=0, le=100)] = 3
+    timeout: Annotated[float, Field(gt=0)] | None = None
     cpus: Annotated[float, Field(gt=0, le=1024)] = 1
     memory: int | None = None
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from rankscope.errors import ResultError
-from rankscope.ext.sweeps.folder import Contents, Expected
-from rankscope.ext.sweeps.packs import Pack
+from rankscope.ext.sweeps.results import Contents
 from rankscope.runs.curves import Curve, curve, names_in
-from rankscope.runs.rows import at_longest, of_stack, only
-from rankscope.runs.storage import refuse_large
+from rankscope.runs.rows import FIXED_COLUMNS, at_longest, of_stack, only
+from rankscope.runs.storage import LARGEST_TABLE
 from rankscope.runs.summary import HEADLINE, MAIN_SITES, stacks_of
 
 VERB = "measure"
@@ -46,66 +45,48 @@ class Profile:
     facts: Mapping[str, Any]
 
 
-def profiles_in(contents: Contents, expected: list[Expected]) -> Iterator[Profile]:
-    """Profiles in the order of the plan; holds the rows of one profile, or of one pack, in memory at a time.
+def profiles_in(contents: Contents) -> Iterator[Profile]:
+    """Profiles in the order of the plan.
 
     Raises:
-        ResultError: a file of rows cannot be read.
+        ResultError: a file of rows cannot be read, or there are too many rows for one page.
     """
-    rows = _TaskRows(contents)
-    groups: dict[tuple[Any, ...], list[Expected]] = {}
-    for one in expected:
-        if one.key in contents.done and one.task.get("verb") == VERB:
-            place = tuple(one.task.get(name) for name in ("model", "checkpoint", "step", "variant"))
-            groups.setdefault(place, []).append(one)
-    for (model, checkpoint, step, variant), members in groups.items():
-        table = pa.concat_tables([rows.of(one) for one in members]).unify_dictionaries()
-        yield Profile(
-            model=str(model),
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            step=step if isinstance(step, int) else None,
-            variant=str(variant),
-            seeds=len(members),
-            curves=dict(_curves(table)),
-            facts=contents.record(members[0].key),
-        )
+    tables = _measured(contents)
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    wanted = ("task", "verb", "model", "checkpoint", "step", "variant")
+    for key, verb, *place in zip(*(contents.tasks[name].to_pylist() for name in wanted), strict=True):
+        if verb == VERB and key in tables:
+            groups.setdefault(tuple(place), []).append(key)
+    for (model, checkpoint, step, variant), keys in groups.items():
+        table = pa.concat_tables([tables[key] for key in keys]).unify_dictionaries()
+        facts = contents.records.get(keys[0], {})
+        yield Profile(str(model), checkpoint, step, str(variant), len(keys), dict(_curves(table)), facts)
 
 
-class _TaskRows:
-    """The rows of finished tasks; those of the pack read last are kept, because compaction follows the plan."""
-
-    def __init__(self, contents: Contents) -> None:
-        self._contents = contents
-        self._pack: Pack | None = None
-        self._tables: Mapping[str, pa.Table] = {}
-
-    def of(self, one: Expected) -> pa.Table:
-        """The rows of one task."""
-        if one.key in self._contents.loose:
-            return read_rows(self._contents.checked_rows(one))
-        if self._pack is None or one.key not in self._pack.keys:
-            self._pack = next(pack for pack in self._contents.packs if one.key in pack.keys)
-            self._tables = {key: _with_length(table) for key, table in self._pack.tables(COLUMNS).items()}
-        return self._tables[one.key]
-
-
-def read_rows(path: Path) -> pa.Table:
-    """The rows of one task, with only the columns that curves need."""
-    try:
-        source = pq.ParquetFile(path)
-        refuse_large(source.metadata, path)
-        known = source.schema_arrow.names
-        table = source.read(columns=[name for name in COLUMNS if name != LENGTH or name in known])
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise ResultError(f"{path} cannot be read ({error}). Remove its record and sweep again.") from error
-    return _with_length(table)
-
-
-def _with_length(table: pa.Table) -> pa.Table:
-    """The rows with a column for their length, which is empty in a run at one length."""
-    if LENGTH in table.column_names:
-        return table
-    return table.append_column(LENGTH, pa.nulls(table.num_rows, pa.int64()))
+def _measured(contents: Contents) -> dict[str, pa.Table]:
+    """The rows of each finished task of ``measure``, with the columns that curves need."""
+    names = pa.dictionary(pa.int32(), pa.string())
+    schema = {name: kind for name, kind in FIXED_COLUMNS.items() if name in COLUMNS}
+    schema |= {LENGTH: pa.int64(), "task": names, "verb": names}
+    tables: dict[str, pa.Table] = {}
+    count = 0
+    for rows, wanted in contents.rows(schema):
+        asked = (ds.field("verb") == VERB) & ds.field("metric").is_valid()
+        try:
+            count += rows.count_rows(filter=asked)
+            if count > LARGEST_TABLE:
+                raise ResultError(f"The atlas is drawn from {LARGEST_TABLE:,} rows at most. Query the rest.")
+            table = rows.to_table(filter=asked, columns=[*COLUMNS, "task"]).unify_dictionaries()
+        except (pa.ArrowException, OSError) as error:
+            raise ResultError(f"The rows in {contents.results.place} cannot be read ({error}).") from error
+        # The rows of a task are neighbours in its file.
+        runs = pc.run_end_encode(table["task"].cast(pa.string()).combine_chunks())
+        start = 0
+        for key, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            if wanted is None or key in wanted:
+                tables[key] = table.slice(start, end - start).select(COLUMNS)
+            start = end
+    return tables
 
 
 def _curves(table: pa.Table) -> Iterator[tuple[tuple[str, str | None], Curve]]:

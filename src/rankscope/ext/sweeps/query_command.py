@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ MOST_LINES = 200
 
 
 def query_command(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder or address of a sweep.")],
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the tables rows and tasks.")],
     as_json: parameters.AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values to stdout.")] = False,

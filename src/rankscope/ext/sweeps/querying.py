@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
-from rankscope._types import path_of
-from rankscope.errors import InputError, MissingExtraError
-from rankscope.ext.sweeps.folder import ROWS, Contents, Expected, SweepFolder
-from rankscope.ext.sweeps.packs import NAMES, SUMMARY
+from rankscope.errors import InputError, MissingExtraError, ResultError
+from rankscope.ext.sweeps.results import Contents, Results
+from rankscope.ext.sweeps.tasks import COORDINATES
 from rankscope.runs.rows import FIXED_COLUMNS
 
-COORDINATES: Mapping[str, pa.DataType] = {
-    "task": pa.string(),
-    "model": pa.string(),
-    "checkpoint": pa.string(),
-    "step": pa.int64(),
-    "variant": pa.string(),
-    "seed": pa.int64(),
-}
-PARTITIONS = pa.schema([("verb", pa.string()), ("model_key", pa.string())])
+NAMES = ("metric", "site", "stack", "status", "variant", "model", "checkpoint", "task", "verb")
+"""Columns of names, which are read as dictionaries: most rows repeat a few."""
+RESULT: Mapping[str, pa.DataType] = {
+    "verdict": pa.string(), "inputs": pa.string(), "seconds": pa.float64(), "rows": pa.int64(),
+    "parameters": pa.int64(), "weights_dtype": pa.string(), "asked_bytes": pa.int64(), "peak_bytes": pa.int64(),
+    "finished": pa.string(),
+}  # fmt: skip
+"""What ``tasks`` says of a finished task."""
 CLOSED = (
     "SET python_enable_replacements = false",
     # DuckDB allows its temporary directory, by default .tmp in the current folder, even without external access.
@@ -44,11 +40,11 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
     ``rows`` has the rows of every finished task of the present plan: ``verb``, ``model``, ``checkpoint``, ``step``,
     ``variant``, ``seed``, ``metric``, ``site``, ``stack``, ``layer``, ``head``, ``sequence``, ``value``, ``status``,
     the columns that single verbs add, and ``task``, the key of the task. ``tasks`` has one row per task: its state,
-    verdict or reason, inputs, seconds, bytes. The SQL is not trusted: it can read no other file, write none, and load
+    verdict or reason, inputs, seconds, memory. The SQL is not trusted: it can read no other file, write none, and load
     no extension.
 
     Args:
-        folder: of the sweep.
+        folder: folder or address of the sweep.
         sql: one SELECT in DuckDB's dialect.
 
     Raises:
@@ -70,17 +66,12 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
         raise MissingExtraError("rankscope query", "duckdb", "sweep") from error
     if len(sql) > LARGEST_QUERY:
         raise InputError(f"The query has {len(sql)} characters; more than {LARGEST_QUERY} are not read.")
-    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
-    expected = home.expected()
-    return home.read(lambda contents: _answer(duckdb, contents, expected, sql))
-
-
-def _answer(duckdb: Any, contents: Contents, expected: list[Expected], sql: str) -> pa.Table:
+    contents = Results.at(folder).contents()
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     with duckdb.connect(":memory:", config=closed) as database:
-        _register_rows(database, contents, expected)
+        _register_rows(database, contents)
         if "tasks" in sql.lower():  # this table has one row per task, so it is built only if the query mentions it
-            database.register("tasks", tasks_table(contents, expected))
+            database.register("tasks", tasks_table(contents))
         # Both tables are registered as objects, so file access can be closed before the SQL runs.
         for setting in CLOSED:
             database.execute(setting)
@@ -88,80 +79,75 @@ def _answer(duckdb: Any, contents: Contents, expected: list[Expected], sql: str)
             _only_select(duckdb, database, sql)
             answer: pa.Table = database.sql(sql).to_arrow_table()
         except duckdb.Error as error:
+            if "stream registered as" in str(error) or "arrow_scan" in str(error):  # Arrow could not read a file
+                raise ResultError(f"The rows in {folder} cannot be read: {_last_line(error)}") from error
             raise InputError(f"The query was refused: {' '.join(str(error).split())}") from error
+        except (pa.ArrowException, OSError) as error:
+            raise ResultError(f"The rows in {folder} cannot be read: {_last_line(error)}") from error
     return answer
 
 
-def _register_rows(database: Any, contents: Contents, expected: list[Expected]) -> None:
-    """Make ``rows`` of the tasks with files of their own and of the packs."""
-    loose = loose_dataset(contents, expected)
-    if not contents.packs:
-        database.register("rows", loose)
-        return
-    names = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_columns=list(NAMES)))
-    schema = pa.schema([
-        field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in NAMES else field
-        for field in rows_schema()
-    ])  # fmt: skip
-    database.register("loose", loose)
-    for pack in contents.packs:
-        pack.check("rows")
-    packed = ds.dataset([str(pack.rows_file) for pack in contents.packs], schema=schema, format=names)
-    database.register("packed", packed)
-    planned = {one.key for one in expected}
-    where = ""
-    if any(not pack.keys <= planned for pack in contents.packs):
-        database.register("planned", pa.table({"task": sorted(planned)}))
-        where = " WHERE task IN (SELECT task FROM planned)"
-    columns = ", ".join(f'"{name}"' for name in schema.names)
-    database.execute(f"CREATE VIEW rows AS SELECT {columns} FROM loose UNION ALL SELECT {columns} FROM packed{where}")
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1][:500]
 
 
-def rows_schema() -> pa.Schema:
-    """The columns of ``rows``: those of every verb, and those that name a task."""
-    fixed = {name: pa.string() if pa.types.is_dictionary(kind) else kind for name, kind in FIXED_COLUMNS.items()}
+def rows_schema() -> dict[str, pa.DataType]:
+    """The columns of ``rows``: those that name a task, and those of every verb; null where a verb lacks one."""
     from rankscope.verbs._spec import VERBS
 
-    own = {name: kind for verb in VERBS.values() for name, kind in verb.columns.items()}
-    further = {name: getattr(pa, kind)() for name, kind in own.items() if name not in COORDINATES}
-    return pa.schema({**COORDINATES, **fixed, **further, **{field.name: field.type for field in PARTITIONS}})
+    fixed = {name: pa.string() if pa.types.is_dictionary(kind) else kind for name, kind in FIXED_COLUMNS.items()}
+    own = {name: getattr(pa, kind)() for verb in VERBS.values() for name, kind in verb.columns.items()}
+    columns = {**COORDINATES, **fixed, **{name: kind for name, kind in own.items() if name not in COORDINATES}}
+    names = pa.dictionary(pa.int32(), pa.string())
+    return {name: names if name in NAMES else kind for name, kind in columns.items()}
 
 
-def loose_dataset(contents: Contents, expected: list[Expected]) -> ds.Dataset:
-    """The rows of tasks with files of their own, read file by file; columns that a verb does not have are null."""
-    home, schema = contents.folder.home, rows_schema()
-    files = [str(contents.checked_rows(one)) for one in expected if one.key in contents.loose]
-    if not files:
-        return ds.dataset(schema.empty_table())
-    return ds.dataset(
-        files,
-        schema=schema,
-        format="parquet",
-        partitioning=ds.partitioning(PARTITIONS, flavor="hive"),
-        partition_base_dir=str(home / ROWS),
-    )
+def _register_rows(database: Any, contents: Contents) -> None:
+    """Make the view ``rows`` over all files; Arrow reads them, as DuckDB's own readers do not know every store."""
+    schema = rows_schema()
+    columns = ", ".join(f'"{name}"' for name in schema)
+    parts = []
+    for number, (rows, wanted) in enumerate(contents.rows(schema)):
+        database.register(f"rows_{number}", rows)
+        # A task without rows has one that says so, without a metric.
+        where = "metric IS NOT NULL"
+        if wanted is not None:
+            database.register(f"wanted_{number}", pa.table({"task": sorted(wanted)}))
+            where += f" AND task IN (SELECT task FROM wanted_{number})"
+        parts.append(f"SELECT {columns} FROM rows_{number} WHERE {where}")
+    database.execute(f"CREATE VIEW rows AS {' UNION ALL '.join(parts)}")
 
 
-def tasks_table(contents: Contents, expected: list[Expected]) -> pa.Table:
+def tasks_table(contents: Contents) -> pa.Table:
     """One row per task of the plan, with its state and result."""
-    known = {field.name: field.type for field in SUMMARY if field.name != "key"}
-    schema = pa.schema({
-        "verb": pa.string(), **COORDINATES, "state": pa.string(), **known, "reason": pa.string(),
-        "description": pa.string(),
-    })  # fmt: skip
-    summaries = contents.summaries({one.key for one in expected})
-    empty = dict.fromkeys(known)
     rows = []
-    for one in expected:
-        row = {**empty, **summaries.get(one.key, {}), "reason": None, "state": "missing"}
-        if one.key in summaries:
-            row["state"] = "done"
-        elif one.key in contents.failed:
-            failure = contents.folder.failure(one.key)
+    for task in contents.tasks.drop_columns(["chunk"]).to_pylist():
+        key = task["task"]
+        row = {**task, **dict.fromkeys(RESULT), "reason": None, "state": "missing"}
+        if key in contents.done:
+            record = contents.records.get(key, {})
+            provenance = record.get("provenance")
+            facts = {**(provenance if isinstance(provenance, dict) else {}), **record}
+            row |= {"state": "done", **{name: _typed(facts.get(name), kind) for name, kind in RESULT.items()}}
+        elif key in contents.failures:
+            failure = contents.failures[key]
             row |= {name: failure.get(name) for name in ("reason", "seconds", "finished")} | {"state": "failed"}
-        row |= {name: one.task.get(name) for name in ("verb", "model", "checkpoint", "step", "variant", "seed")}
-        rows.append({**row, "task": one.key, "description": json.dumps(dict(one.task), ensure_ascii=False)})
+        rows.append(row)
+    schema = pa.schema({
+        **COORDINATES, "state": pa.string(), **RESULT, "reason": pa.string(), "description": pa.string()
+    })  # fmt: skip
     return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _typed(value: Any, kind: pa.DataType) -> Any:
+    """A value of a record, which may be edited, if it has the expected type."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else None
+    if pa.types.is_floating(kind):
+        return float(value) if isinstance(value, (int, float)) else None
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
 
 
 def _only_select(duckdb: Any, database: Any, sql: str) -> None:

@@ -3,57 +3,62 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from rankscope._types import path_of
-from rankscope.errors import InputError, ResultError
-from rankscope.ext.sweeps.claims import Claims, shard_of
-from rankscope.ext.sweeps.folder import SweepFolder
+from rankscope.errors import InputError
 from rankscope.ext.sweeps.plan import Plan, plan_of
-from rankscope.ext.sweeps.status import SweepStatus, status_of
+from rankscope.ext.sweeps.results import FAILURES, ROWS, Chunk, Results
+from rankscope.ext.sweeps.status import SweepStatus, status_in
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import TRAFFIC, TRANSIENT, Outcome, do, failed
+from rankscope.ext.sweeps.working import TRAFFIC, Limits, Work, outcome_of, run_chunk
+
+_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
 def sweep(
     plan: Plan | Mapping[str, Any] | str | Path,
     folder: str | os.PathLike[str],
     *,
+    chunk: int | None = None,
     serial: bool = False,
     address: str | None = None,
     workers: int | None = None,
     shard: str | None = None,
     progress: bool = False,
 ) -> SweepStatus:
-    """Run every task of a plan that has no result in ``folder`` yet, and save each result as soon as it is finished.
+    """Run every task of a plan that has no result in ``folder`` yet, and save results as soon as they are there.
 
     It can be killed at any time. Run it again with the same arguments to resume: finished tasks are skipped, failed and
     lost ones are rerun. A task is identified by a hash of its description, the identity of its weights and the version
-    of rankscope; a task that runs twice leaves one file.
+    of rankscope; a task that runs twice leaves its rows once.
 
     Args:
         plan: a YAML file, or the same content as a mapping.
-        folder: folder of the data set; created if necessary.
+        folder: folder of the data set, created if necessary, or an address (``s3://bucket/name``, ``gs://``, ``az://``).
+        chunk: tasks whose rows share a file. A kill costs the chunks at work. By default 1, or as many as are needed
+            for at most 10,000 files; the number of the first start is kept.
         serial: run one task after the other in this process, without Ray.
         address: address of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
         workers: number of cores of a cluster started here; None for all.
-        shard: share the folder with other processes that run the same plan, on this machine or others, without Ray:
-            ``"0/8"`` for the first of eight, ``"auto"`` for the place in a Slurm job array or a Kubernetes indexed
-            job. Each task is claimed by one process; the tasks of a process that was killed are taken by those that
-            come after, or by itself when it is started again.
+        shard: run a share of the tasks in this process, beside other processes with the same plan and folder, without
+            Ray: ``"0/8"`` for the first of eight, ``"auto"`` for the place in a Slurm job array or a Kubernetes indexed
+            job. A process that has done its share does what the others have not finished yet.
         progress: show a progress bar.
 
     Returns:
         Which tasks are done, which failed, and why.
 
     Raises:
-        InputError: the plan cannot be read, or ``shard`` is combined with another way to run.
+        InputError: the plan cannot be read, ``shard`` is combined with another way to run, or ``chunk`` is not that of
+            the first start.
+        ResultError: nothing can be written to the folder.
         MissingExtraError: without the packages of the extra ``sweep``.
 
     Example:
@@ -64,67 +69,127 @@ def sweep(
     """
     if shard is not None and (serial or address is not None or workers is not None):
         raise InputError("shard runs the tasks in this process; leave out serial, address and workers.")
-    place = None if shard is None else shard_of(shard)
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise InputError(f"chunk={chunk!r}: expected a whole number, 1 or more.")
+    part = None if shard is None else shard_of(shard)
     read = plan_of(plan)
-    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
-    tasks = {task.key: task for task in tasks_of(read)}
-    home.begin(task.expected for task in tasks.values())
-    done = home.read(lambda contents: contents.done)
-    waiting = [task for key, task in tasks.items() if key not in done]
+    results = Results.at(folder)
+    tasks = list({task.key: task for task in tasks_of(read)}.values())
+    limits = Limits(read.retries, read.timeout, read.cpus)
+    run_tasks(tasks, results, limits, chunk=chunk, serial=serial, address=address, workers=workers, shard=part,
+              progress=progress)  # fmt: skip
+    return status_in(results.contents())
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    results: Results,
+    limits: Limits,
+    *,
+    chunk: int | None = None,
+    serial: bool = False,
+    address: str | None = None,
+    workers: int | None = None,
+    shard: tuple[int, int] | None = None,
+    progress: bool = False,
+    work: Work = outcome_of,
+) -> Counter[str]:
+    """Run the tasks that are left, in the way that was asked for; returns how many were done and failed."""
+    chunks = results.begin(tasks, chunk)
+    waiting = results.waiting(chunks)
+    left = sum(len(one.tasks) for one, _ in waiting)
+    found: Counter[str] = Counter()
     with ExitStack() as stack:
         bar = stack.enter_context(
-            tqdm(total=len(tasks), initial=len(tasks) - len(waiting), desc="sweep", unit="task", disable=not progress)
+            tqdm(total=len(tasks), initial=len(tasks) - left, desc="sweep", unit="task", disable=not progress)
         )
         if not waiting:
-            arriving: Iterator[Outcome] = iter(())
+            arriving: Iterator[Counter[str]] = iter(())
+        elif shard is not None:
+            places = {one.name: number for number, one in enumerate(chunks)}
+            shares: list[list[tuple[Chunk, bool]]] = [[] for _ in range(shard[1])]
+            for number, one in enumerate(waiting):  # by place in the plan, which is the same whenever a process starts
+                shares[places.get(one[0].name, number) % shard[1]].append(one)
+            arriving = in_shares(shares, shard[0], results, limits, work)
         elif serial:
-            arriving = outcomes_here(waiting, read.retries)
-        elif place is not None:
-            arriving = outcomes_here(Claims(home).waiting(place.order(waiting)), read.retries)
+            arriving = (run_chunk(one, results, limits, again=again, work=work) for one, again in waiting)
         else:
-            from rankscope.ext.sweeps.on_ray import cluster, outcomes_on_ray
+            from rankscope.ext.sweeps.on_ray import cluster, on_ray
 
-            ray = stack.enter_context(cluster(address, workers))
-            arriving = outcomes_on_ray(ray, waiting, read.cpus, read.retries)
-        shown: Counter[str] = Counter(failed=0)
-        for outcome in arriving:
-            shown["failed"] += _kept(home, outcome)
-            shown.update({name: outcome.facts[name] for name in TRAFFIC if name in outcome.facts})
-            bar.set_postfix(
-                {name: bar.format_sizeof(count) if name in TRAFFIC else count for name, count in shown.items()},
-                refresh=False,
-            )
-            bar.update()
-    return status_of(home.home)
+            arriving = on_ray(stack.enter_context(cluster(address, workers)), waiting, results, limits, work)
+        for counts in arriving:
+            bar.update(counts["done"] + counts["failed"])
+            found += counts
+            shown = {
+                "failed": found["failed"],
+                **{name: bar.format_sizeof(found[name]) for name in TRAFFIC if found[name]},
+            }
+            bar.set_postfix(shown, refresh=False)
+    return found
 
 
-def outcomes_here(tasks: Iterable[Task], retries: int) -> Iterator[Outcome]:
-    """Yield the outcomes of the tasks, run one after the other in this process."""
-    for task in tasks:
-        yield _tried(task, retries)
+def in_shares(
+    shares: Sequence[Sequence[tuple[Chunk, bool]]], index: int, results: Results, limits: Limits, work: Work
+) -> Iterator[Counter[str]]:
+    """Run the chunks of one of several processes, then those that nobody has finished yet.
+
+    Nobody waits and nothing is locked: at worst two processes do the same chunk, and write equal rows.
+    """
+    for chunk, again in shares[index]:
+        yield run_chunk(chunk, results, limits, again=again, work=work)
+    # From the end of the next one's share: a process that is at work is probably near its beginning.
+    others = [one for share in (*shares[index + 1 :], *shares[:index]) for one in reversed(share)]
+    for chunk, again in others:
+        name = f"{chunk.name}.parquet"
+        if not again and not any(results.place.holds(f"{folder}/{name}") for folder in (ROWS, FAILURES)):
+            yield run_chunk(chunk, results, limits, work=work)
 
 
-def _tried(task: Task, retries: int) -> Outcome:
-    for left in range(retries, -1, -1):
-        try:
-            return do(task)
-        except TRANSIENT as error:
-            last = error
-            if not left:
-                break
-    return failed(task, last)
+def shard_of(word: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Read ``"2/8"``, or ``"auto"`` for the place in a Slurm job array or a Kubernetes indexed job.
+
+    Returns:
+        The number of this process, from 0, and how many there are.
+
+    Raises:
+        InputError: neither, or ``"auto"`` outside of such a job.
+
+    Example:
+        >>> shard_of("2/8")
+        (2, 8)
+        >>> slurm = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_MAX": "9"}
+        >>> shard_of("auto", {**slurm, "SLURM_ARRAY_TASK_STEP": "2"})
+        (3, 5)
+    """
+    if word == "auto":
+        index, count = _from_scheduler(environment)
+    else:
+        match = _SHARD.fullmatch(word)
+        if not match:
+            raise InputError(f"shard={word!r}: expected INDEX/COUNT, such as 0/8, or auto in a job array.")
+        index, count = int(match[1]), int(match[2])
+    if not 0 <= index < count:
+        raise InputError(
+            f"shard {index}/{count}: shards are numbered from 0, so the last of {count} is {max(count - 1, 0)}/{count}."
+        )
+    return index, count
 
 
-def _kept(home: SweepFolder, outcome: Outcome) -> int:
-    """Save an outcome; returns 1 for a failure, else 0."""
-    try:
-        if outcome.table is None:
-            home.keep_failure(outcome.task.expected, outcome.facts)
-            return 1
-        home.keep_rows(outcome.task.expected, outcome.table, outcome.facts)
-    except OSError as error:
-        raise ResultError(
-            f"A result could not be written to {home.home} ({error.strerror}). The results already there are "
-            "complete: free some space and start the sweep again."
-        ) from error
-    return 0
+def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
+    def number(name: str, default: str | None = None) -> int:
+        text = environment.get(name, default)
+        if text is None or not text.isdecimal():
+            raise InputError(f"shard=auto: the variable {name} is {text!r}, and a number is needed.")
+        return int(text)
+
+    if "SLURM_ARRAY_TASK_ID" in environment:
+        first, step = number("SLURM_ARRAY_TASK_MIN", "0"), number("SLURM_ARRAY_TASK_STEP", "1") or 1
+        last = number("SLURM_ARRAY_TASK_MAX")
+        # Not SLURM_ARRAY_TASK_COUNT: of an array such as 0,3,7 it is 3, and the numbers run to 7.
+        return (number("SLURM_ARRAY_TASK_ID") - first) // step, (last - first) // step + 1
+    if "JOB_COMPLETION_INDEX" in environment:
+        return number("JOB_COMPLETION_INDEX"), number("JOB_COMPLETIONS")
+    raise InputError(
+        "shard=auto needs the variables of a Slurm job array (SLURM_ARRAY_TASK_ID) or of a Kubernetes indexed job "
+        "(JOB_COMPLETION_INDEX, and JOB_COMPLETIONS set in its manifest). Elsewhere, give --shard INDEX/COUNT."
+    )

@@ -6,15 +6,16 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal
 
-from rankscope._types import path_of
-from rankscope.ext.sweeps.folder import Contents, Expected, SweepFolder
+from rankscope.ext.sweeps.results import Contents, Results
+from rankscope.runs.plain_json import visible
 
 State = Literal["done", "failed", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "missing")
 MOST_SHOWN = 50
+Group = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,50 @@ class Failure:
 class SweepStatus:
     """Counts and failures of one sweep.
 
+    The counts come from the names of files. What is read from the files themselves (``rows``, ``seconds``, ``inputs``)
+    is read when it is first asked for.
+
     Attributes:
-        folder: folder of the sweep.
+        folder: folder or address of the sweep.
         counts: tasks by state.
         groups: the same by ``(model, verb)``, in the order of the plan.
         failures: in the order of the plan.
-        earlier: number of results in the folder that are not part of the current plan; they are kept but not shown.
-        seconds: total duration of the finished tasks.
-        rows: total number of rows.
-        inputs: descriptions of the inputs of the finished tasks of each ``(model, verb)``, with the number of tasks.
+        earlier: number of results that are not part of the current plan; they are kept but not shown.
     """
 
-    folder: Path
+    folder: str
     counts: Mapping[State, int]
-    groups: Mapping[tuple[str, str], Mapping[State, int]]
+    groups: Mapping[Group, Mapping[State, int]]
     failures: tuple[Failure, ...]
     earlier: int
-    seconds: float
-    rows: int
-    inputs: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+    contents: Contents = field(repr=False, compare=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has its rows."""
+        return not (self.counts["failed"] or self.counts["missing"])
+
+    @cached_property
+    def rows(self) -> int:
+        """Total number of rows."""
+        return int(sum(_number(record.get("rows")) for record in self.contents.records.values()))
+
+    @cached_property
+    def seconds(self) -> float:
+        """Total duration of the finished tasks."""
+        return float(sum(_number(record.get("seconds")) for record in self.contents.records.values()))
+
+    @cached_property
+    def inputs(self) -> Mapping[Group, Mapping[str, int]]:
+        """Descriptions of the inputs of the finished tasks of each ``(model, verb)``, with the number of tasks."""
+        found: dict[Group, dict[str, int]] = {}
+        columns = (self.contents.tasks[name].to_pylist() for name in ("task", "model", "verb"))
+        for key, model, verb in zip(*columns, strict=True):
+            words = what_was_read(self.contents.records.get(key, {}))
+            if words is not None:
+                counts = found.setdefault((visible(model), visible(verb)), {})
+                counts[words] = counts.get(words, 0) + 1
+        return found
 
     @property
     def read(self) -> dict[str, int]:
@@ -59,11 +85,6 @@ class SweepStatus:
             for words, count in counts.items():
                 by_kind[words] = by_kind.get(words, 0) + count
         return by_kind
-
-    @property
-    def complete(self) -> bool:
-        """Whether every task has its rows."""
-        return not (self.counts["failed"] or self.counts["missing"])
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object."""
@@ -83,15 +104,12 @@ class SweepStatus:
         }
 
     def __str__(self) -> str:
-        total = sum(self.counts.values())
-        words = [f"{self.counts['done']} of {total} tasks done, {self.rows} rows, {self.seconds:.0f} s of work"]
+        words = [f"{self.counts['done']} of {sum(self.counts.values())} tasks done"]
         if self.counts["failed"]:
             words.append(f"{self.counts['failed']} failed")
         if self.counts["missing"]:
             words.append(f"{self.counts['missing']} not run yet")
         lines = [", ".join(words) + "."]
-        if self.read:
-            lines.append("  Read: " + "; ".join(f"{what} ({count})" for what, count in self.read.items()) + ".")
         lines += [f"  failed: {one.what}: {one.reason}" for one in self.failures[:MOST_SHOWN]]
         if len(self.failures) > MOST_SHOWN:
             lines.append(f"  and {len(self.failures) - MOST_SHOWN} more")
@@ -101,61 +119,44 @@ class SweepStatus:
 
 
 def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
-    """Read the progress of the sweep in a folder.
+    """Read the progress of the sweep in a folder or at an address.
 
     Raises:
-        ResultError: no sweep was started there.
+        ResultError: no sweep was started there, or it cannot be read.
     """
-    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
-    expected = home.expected()
-    return home.read(lambda contents: _status(contents, expected))
+    return status_in(Results.at(folder).contents())
 
 
-def _status(contents: Contents, expected: list[Expected]) -> SweepStatus:
-    home, done, failed = contents.folder, contents.done, contents.failed
-    summaries = contents.summaries({one.key for one in expected})
-    groups: dict[tuple[str, str], dict[State, int]] = {}
+def status_in(contents: Contents) -> SweepStatus:
+    """The progress of a sweep with these contents."""
+    groups: dict[Group, dict[State, int]] = {}
     counts: dict[State, int] = dict.fromkeys(STATES, 0)
     failures: list[Failure] = []
-    seconds, rows = 0.0, 0
-    inputs: dict[tuple[str, str], dict[str, int]] = {}
-    for one in expected:
-        state: State = "done" if one.key in done else "failed" if one.key in failed else "missing"
-        group = (str(one.task.get("model")), str(one.task.get("verb")))
-        groups.setdefault(group, dict.fromkeys(STATES, 0))[state] += 1
+    names = ("task", "model", "verb", "checkpoint", "variant", "seed")
+    for key, *where in zip(*(contents.tasks[name].to_pylist() for name in names), strict=True):
+        model, verb = visible(where[0]), visible(where[1])
+        state: State = "done" if key in contents.done else "failed" if key in contents.failures else "missing"
+        groups.setdefault((model, verb), dict.fromkeys(STATES, 0))[state] += 1
         counts[state] += 1
         if state == "failed":
-            facts = home.failure(one.key)
-            failures.append(Failure(one.key, name_of(one), str(facts.get("reason")), str(facts.get("type"))))
-        elif state == "done":
-            summary = summaries[one.key]
-            read = what_was_read(summary)
-            if read is not None:
-                inputs.setdefault(group, {})[read] = inputs.get(group, {}).get(read, 0) + 1
-            seconds += summary["seconds"] or 0.0
-            rows += summary["rows"] or 0
-    earlier = len(done - {one.key for one in expected})
-    return SweepStatus(home.home, counts, groups, tuple(failures), earlier, seconds, rows, inputs)
+            facts = contents.failures[key]
+            named = [f"{name} {value}" for name, value in zip(names[3:], where[2:], strict=True) if value is not None]
+            what = visible(", ".join([f"{verb} {model}", *named]))
+            failures.append(Failure(key, what, visible(facts.get("reason")), visible(facts.get("type"))))
+    return SweepStatus(str(contents.results.place), counts, groups, tuple(failures), contents.earlier, contents)
 
 
-def what_was_read(summary: Mapping[str, Any]) -> str | None:
-    """Description of a finished task's inputs, without the seed; None if it has none, or for earlier versions.
+def _number(value: Any) -> float:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+
+
+def what_was_read(record: Mapping[str, Any]) -> str | None:
+    """Description of a finished task's inputs, without the seed; None if it has none.
 
     Example:
-        >>> what_was_read({"inputs": "random tokens, seed 3"})
+        >>> what_was_read({"provenance": {"inputs": "random tokens, seed 3"}})
         'random tokens'
     """
-    inputs = summary["inputs"]
-    return None if inputs is None else re.sub(r", seed \d+", "", inputs)
-
-
-def name_of(one: Expected) -> str:
-    """A task in a few words.
-
-    Example:
-        >>> name_of(Expected("0" * 24, {"verb": "measure", "model": "bert", "variant": "pure", "seed": 1}))
-        'measure bert, variant pure, seed 1'
-    """
-    task = one.task
-    named = [f"{name} {task[name]}" for name in ("checkpoint", "variant", "seed") if task.get(name) is not None]
-    return ", ".join([f"{task.get('verb')} {task.get('model')}", *named])
+    provenance = record.get("provenance")
+    inputs = provenance.get("inputs") if isinstance(provenance, Mapping) else None
+    return visible(re.sub(r", seed \d+", "", inputs)) if isinstance(inputs, str) else None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rankscope._files import read_regular, sha256_of
 from rankscope._version import __version__
 from rankscope.errors import InputError, LoadError
-from rankscope.ext.sweeps.folder import Expected
 from rankscope.ext.sweeps.plan import (
     WHOLE,
     Checkpoint,
@@ -26,6 +27,7 @@ from rankscope.ext.sweeps.plan import (
 )
 from rankscope.models.weight_files.files import is_remote
 from rankscope.options import OFFLOAD, WEIGHTS_ONLY
+from rankscope.verbs._spec import Verb
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
 OTHERS = ("config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
@@ -131,6 +133,18 @@ def _facts(path: Path) -> list[Any]:
 
 
 KEY_LENGTH = 24
+RECORD = "record"
+NAMED = ("checkpoint", "variant", "seed")
+COORDINATES: Mapping[str, pa.DataType] = {
+    "task": pa.string(),
+    "verb": pa.string(),
+    "model": pa.string(),
+    "checkpoint": pa.string(),
+    "step": pa.int64(),
+    "variant": pa.string(),
+    "seed": pa.int64(),
+}
+"""The columns of every row that say which task it is of."""
 
 
 @dataclass(frozen=True)
@@ -149,15 +163,16 @@ class Task:
     text: str | None = field(default=None, repr=False)
     memory: int | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Hash of the description, the weights' identity and the version of rankscope."""
         return hash_of([__version__, self.facts])[:KEY_LENGTH]
 
     @property
-    def expected(self) -> Expected:
-        """The task as stored in the folder of the sweep."""
-        return Expected(self.key, self.facts)
+    def title(self) -> str:
+        """The task in a few words."""
+        named = [f"{name} {self.facts[name]}" for name in NAMED if self.facts.get(name) is not None]
+        return ", ".join([f"{self.facts['verb']} {self.facts['model']}", *named])
 
 
 def tasks_of(plan: Plan) -> Iterator[Task]:
@@ -171,8 +186,9 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
         >>> from rankscope.ext.sweeps.plan import plan_of
         >>> plan = plan_of({"models": ["init:tiny-bert"], "verbs": ["measure", "predict"], "seeds": [0, 1]})
         >>> [(task.facts["verb"], task.facts["seed"]) for task in tasks_of(plan)]
-        [('measure', 0), ('measure', 1), ('predict', 0), ('predict', 1)]
+        [('measure', 0), ('predict', 0), ('measure', 1), ('predict', 1)]
     """
+    verbs = sweep_verbs()
     operations = {variant.name: _operation(variant) for variant in plan.variants}
     identified = lru_cache(maxsize=None)(identity_of)
     read = lru_cache(maxsize=64)(text_of)
@@ -182,25 +198,29 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
             continue
         inputs = model.inputs or plan.inputs
         text = None if inputs.text is None else read(inputs.text)
-        for verb in plan.verbs:
-            if model.verbs is not None and verb.verb not in model.verbs:
-                continue
-            for moment in _moments(model, verb):
-                place, revision = _place(model, moment)
-                common = {
-                    **_coordinates(model, moment),
-                    "verb": verb.verb,
-                    "options": verb.model_dump(mode="json", exclude_none=True, exclude={"verb"}),
-                    "inputs": _described(inputs, text),
-                    "dtype": model.dtype or plan.dtype,
-                    "weights": identified(place, revision),
-                }
-                if common["options"].get(OFFLOAD.name):
-                    _check_offload(plan, model)
-                for name, operation in _variants(plan, verb, operations):
-                    for seed in model.seeds or plan.seeds:
-                        facts = {**common, "variant": name, "operation": operation, "seed": seed}
-                        yield Task(facts, _absolute(place), text, model.memory or plan.memory)
+        described = _described(inputs, text)
+        uses = [use for use in plan.verbs if model.verbs is None or use.verb in model.verbs]
+        options = {use.verb: use.model_dump(mode="json", exclude_none=True, exclude={"verb"}) for use in uses}
+        if any(one.get(OFFLOAD.name) for one in options.values()):
+            _check_offload(plan, model)
+        # Tasks that share a model are neighbours, so that a chunk of them loads it once.
+        for number, moment in enumerate(model.moments):
+            place, revision = _place(model, moment)
+            common = {
+                **_coordinates(model, moment),
+                "inputs": described,
+                "dtype": model.dtype or plan.dtype,
+                "weights": identified(place, revision),
+            }
+            spec = _absolute(place)
+            for seed in model.seeds or plan.seeds:
+                for use in uses:
+                    if number and verbs[use.verb].subject == "design":
+                        continue  # the checkpoints of one training run share their design
+                    asked = {"verb": use.verb, "options": options[use.verb], "seed": seed}
+                    for name, operation in _variants(verbs[use.verb], use, operations):
+                        facts = {**common, **asked, "variant": name, "operation": operation}
+                        yield Task(facts, spec, text, model.memory or plan.memory)
 
 
 def _tasks_of_states(plan: Plan, model: PlanModel) -> Iterator[Task]:
@@ -230,11 +250,6 @@ def _tasks_of_states(plan: Plan, model: PlanModel) -> Iterator[Task]:
             yield Task(facts, str(Path(place).expanduser().resolve()), None, model.memory or plan.memory)
 
 
-def _moments(model: PlanModel, use: VerbUse) -> tuple[Checkpoint | None, ...]:
-    """Checkpoints of one training run share their design."""
-    return model.moments[:1] if sweep_verbs()[use.verb].subject == "design" else model.moments
-
-
 def _place(model: PlanModel, moment: Checkpoint | None) -> tuple[str, str | None]:
     if moment is None or moment.path is None:
         return str(model.model), None if moment is None else moment.revision
@@ -262,8 +277,8 @@ def _check_offload(plan: Plan, model: PlanModel) -> None:
         raise InputError(f"model {model.label!r}: model_class is not read with offload. Leave one out.")
 
 
-def _variants(plan: Plan, use: VerbUse, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    if sweep_verbs()[use.verb].under_variants and not getattr(use, WEIGHTS_ONLY.name, False):
+def _variants(verb: Verb, use: VerbUse, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    if verb.under_variants and not getattr(use, WEIGHTS_ONLY.name, False):
         yield from operations.items()
     else:
         yield None, None

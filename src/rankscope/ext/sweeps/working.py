@@ -1,12 +1,16 @@
-"""Runs one task: loads the model, runs the verb, and adds the columns that identify the task to its rows."""
+"""Runs tasks: loads the model, runs the verb, and stores the rows of a chunk with columns that say whose they are."""
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -16,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rankscope.errors import RankscopeError
-from rankscope.ext.sweeps.tasks import Task, differs, identity_of, identity_of_states
+from rankscope.ext.sweeps.results import ROWS, Chunk, Results
+from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
 from rankscope.options import OFFLOAD, WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
 from rankscope.verbs._spec import VERBS
@@ -37,7 +42,7 @@ class Outcome:
 
     Attributes:
         task: the task.
-        table: its rows; None if it failed.
+        table: rows of its run; None if it failed.
         facts: verdict, provenance and cost, or the reason for the failure.
     """
 
@@ -46,35 +51,142 @@ class Outcome:
     facts: dict[str, Any] = field(repr=False)
 
 
-def do(task: Task) -> Outcome:
-    """Run a task in this process. A failure that a retry could fix is raised; any other is returned as an outcome.
+class TaskTimeoutError(RankscopeError):
+    """A task took longer than the plan allows."""
 
-    Raises:
-        OSError, MemoryError: passed on unchanged.
+
+def outcome_of(task: Task, models: dict[Any, Any], *, retries: int = 0, timeout: float | None = None) -> Outcome:
+    """Run a task in this process; whatever it raises is in the outcome, after as many retries as may help.
+
+    Args:
+        task: the task.
+        models: the model of the task before, which is used again if it is the same.
+        retries: after an error of the disk, the network or memory.
+        timeout: seconds after which the task fails.
     """
     started = time.perf_counter()
+    for left in range(retries, -1, -1):
+        try:
+            with _at_most(timeout):
+                return do(task, models)
+        except TRANSIENT as error:
+            models.clear()
+            if not left:
+                return failed(task, error, time.perf_counter() - started)
+        except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
+            models.clear()  # it may be in the middle of a change
+            return failed(task, error, time.perf_counter() - started)
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[None]:
+    """Raise TaskTimeoutError in the block after so many seconds; it cannot end a call into C that never returns."""
+    if seconds is None or threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        yield
+        return
+
+    def late(number: int, frame: object) -> None:
+        raise TaskTimeoutError(f"It took longer than {seconds:g} s, the timeout of the plan.")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        _same_weights(task)
-        run = _run(task)
-        table = rows_of(run, task)
-    except TRANSIENT:
-        raise
-    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
-        return failed(task, error, time.perf_counter() - started)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def do(task: Task, models: dict[Any, Any] | None = None) -> Outcome:
+    """Run a task in this process; see :func:`outcome_of`, which also catches what this raises."""
+    started = time.perf_counter()
+    _same_weights(task)
+    run = _run(task, {} if models is None else models)
     facts = {
-        "state": "done",
         "verdict": run.verdict,
         "code": run.code,
         "evidence": _plain(thaw(run.evidence)),
         "floor": _plain(thaw(run.floor)),
         "notes": list(run.notes),
         "provenance": run.provenance.to_json(),
+        "rows": run.table.num_rows,
         **_traffic(run),
         "seconds": round(time.perf_counter() - started, 4),
         "peak_bytes": _peak(),
         "finished": _now(),
     }
-    return Outcome(task, table, facts)
+    return Outcome(task, run.table, facts)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How the tasks of a plan are run.
+
+    Attributes:
+        retries: after an error that may pass, and after the loss of a worker.
+        timeout: seconds that a task may take; None for any.
+        cpus: cores of a task, on Ray.
+    """
+
+    retries: int = 3
+    timeout: float | None = None
+    cpus: float = 1
+
+
+Work = Callable[..., Outcome]
+
+
+def run_chunk(
+    chunk: Chunk,
+    results: Results,
+    limits: Limits,
+    *,
+    again: bool = False,
+    refused: Mapping[str, str] | None = None,
+    asked: int | None = None,
+    work: Work = outcome_of,
+) -> Counter[str]:
+    """Run the tasks of a chunk in this process and store what came of them.
+
+    Args:
+        chunk: the tasks.
+        results: where to.
+        limits: of each task.
+        again: whether files of an earlier run of the chunk are there; its finished tasks are kept.
+        refused: why a task is not run, by key.
+        asked: bytes that were reserved.
+        work: runs a task.
+
+    Raises:
+        ResultError: the results could not be stored.
+    """
+    tables: list[pa.Table] = []
+    finished: set[str] = set()
+    if again and chunk.name in results.listed(ROWS):
+        tables.append(results.table(ROWS, chunk.name))
+        finished = set(tables[0]["task"].unique().to_pylist())
+    models: dict[Any, Any] = {}
+    failures: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter(done=len(finished))
+    for task in chunk.tasks:
+        if task.key in finished:
+            continue
+        if refused and task.key in refused:
+            outcome = failed(task, RankscopeError(refused[task.key]))
+        else:
+            outcome = work(task, models, retries=limits.retries, timeout=limits.timeout)
+        if outcome.table is None:
+            failures.append(outcome.facts)
+            counts["failed"] += 1
+            continue
+        if asked is not None:
+            outcome.facts["asked_bytes"] = asked
+        tables.append(rows_of(outcome))
+        counts["done"] += 1
+        counts.update({name: outcome.facts[name] for name in TRAFFIC if name in outcome.facts})
+    results.keep(chunk.name, tables, failures, again=again)
+    return counts
 
 
 def _traffic(run: Run) -> dict[str, int]:
@@ -87,30 +199,32 @@ def failed(task: Task, error: BaseException, seconds: float | None = None) -> Ou
     """The outcome of a task that raised ``error``."""
     words = " ".join(str(error).split()) or type(error).__name__
     trace = "" if isinstance(error, RankscopeError) else "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
-    facts = {"state": "failed", "reason": words[:2000], "type": type(error).__name__, "trace": trace}
+    facts = {"task": task.key, "reason": words[:2000], "type": type(error).__name__, "trace": trace}
     return Outcome(task, None, {**facts, "seconds": seconds, "finished": _now()})
 
 
-def rows_of(run: Run, task: Task) -> pa.Table:
-    """The rows of a run with the task's columns; names as plain strings, which every Parquet reader supports."""
-    table = run.table
+def rows_of(outcome: Outcome) -> pa.Table:
+    """The rows of a finished task as they are stored: with the task's columns, and its record in the first row.
+
+    A task without rows has one without a metric, which tells that it is done.
+    """
+    task, table = outcome.task, outcome.table
+    assert table is not None
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     for name, column in columns.items():
-        if pa.types.is_dictionary(column.type):
+        if pa.types.is_dictionary(column.type):  # plain strings, which every Parquet reader supports
             columns[name] = column.cast(pa.string())
     count = table.num_rows
-    coordinates: dict[str, pa.DataType] = {"task": pa.string(), "model": pa.string(), "checkpoint": pa.string(),
-                                           "step": pa.int64(), "variant": pa.string(), "seed": pa.int64()}  # fmt: skip
-    values = {**task.facts, "task": task.key}
-    for name, kind in coordinates.items():
+    if not count:
+        columns, count = {name: pa.nulls(1, column.type) for name, column in columns.items()}, 1
+    for name, kind in COORDINATES.items():
         if name not in columns:  # ablate has its own variants
-            columns[name] = pa.nulls(count, kind) if values[name] is None else _constant(values[name], kind, count)
-    order = [*coordinates, *(name for name in columns if name not in coordinates)]
+            value = task.key if name == "task" else task.facts.get(name)
+            columns[name] = pa.repeat(pa.scalar(value, kind), count)
+    record = json.dumps(outcome.facts, separators=(",", ":"))
+    columns[RECORD] = pa.array([record] + [None] * (count - 1), pa.string())
+    order = [*COORDINATES, *(name for name in columns if name not in COORDINATES)]
     return pa.table({name: columns[name] for name in order})
-
-
-def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.array([value], kind).take(pa.array([0] * count, pa.int32()))
 
 
 def _same_weights(task: Task) -> None:
@@ -123,7 +237,7 @@ def _same_weights(task: Task) -> None:
         )
 
 
-def _run(task: Task) -> Run:
+def _run(task: Task, models: dict[Any, Any]) -> Run:
     facts = task.facts
     verb = VERBS[facts["verb"]]
     settings = facts["inputs"]
@@ -145,12 +259,17 @@ def _run(task: Task) -> Run:
     from rankscope.models.model import Model
 
     how = {"blocks": facts["blocks"], "seed": facts["seed"], "dtype": facts["dtype"]}
-    offload = own.pop(OFFLOAD.name, False)
-    if offload:
+    if own.pop(OFFLOAD.name, False):
         place = f"{task.spec}@{facts['revision']}" if facts["revision"] else task.spec
-        model = Model(place, offload=True, **how)
+        how |= {"offload": True}
     else:
-        model = Model(task.spec, revision=facts["revision"], model_class=facts["model_class"], **how)
+        place, how = task.spec, {**how, "revision": facts["revision"], "model_class": facts["model_class"]}
+    # Neighbours in a plan share their model, so the last one is enough; it loads its weights once.
+    which = json.dumps([place, how, facts["weights"]], sort_keys=True)
+    if which not in models:
+        models.clear()
+        models[which] = Model(place, **how)
+    model = models[which]
     taken = {name: value for name, value in settings.items() if name != "texts" and verb.takes(name)}
     with _inputs(task) as given:
         surgery = {"surgery": facts["operation"]} if facts["operation"] else {}

@@ -28,7 +28,7 @@ def hub_snapshot(name: str, revision: str | None, *, weights: bool, allow_pickle
         LoadError: neither the hub nor the cache has it, or it cannot be downloaded.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import HfHubHTTPError  # type: ignore[attr-defined]
 
     where = f"hub:{name}"
     try:
@@ -39,7 +39,7 @@ def hub_snapshot(name: str, revision: str | None, *, weights: bool, allow_pickle
     except LoadError:
         raise
     except Exception as error:  # noqa: BLE001  (no answer, for which each version of the client has its own errors)
-        missing = f"the hub is not reachable ({in_a_line(error)}), and its cache has no {name}"
+        missing = f"the hub gives no list of its files ({in_a_line(error)}), and the cache has no {name}"
         with refusing(LoadError, missing, ""):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
     small = [one for one in ("config.json", *TOKENIZER_FILES, *BESIDE, *([INDEX] if weights else [])) if one in sizes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,26 +64,18 @@ def _heads(run: Run, stack: str | None) -> Table | None:
 
 
 def plot(run: Run) -> Plot:
-    """Share of the output, relative residual and number of paths by length, one line per stack."""
-    return plot_side_by_side({"": run})
-
-
-def plot_side_by_side(runs: Mapping[str, Run]) -> Plot:
-    """Several runs in the same three panels, by name; bands are over sequences."""
-    first = next(iter(runs.values()))
+    """Share of the output, relative residual and number of paths by length: a line per stack, bands over sequences."""
     shares: list[Line] = []
     residuals: list[Line] = []
     counts: list[Line] = []
-    for number, (name, run) in enumerate(runs.items()):
-        for order, stack in enumerate(stacks_of(run.table)):
-            style = Style(SERIES[(number + order) % 4], "o", "-" if number == 0 else "--")
-            label = " ".join(part for part in (name, stack) if part)
-            for lines, metric in ((shares, SHARE), (residuals, "relative_residual")):
-                line = by_length(run.table, metric, stack)
-                lines.append(Line(label, line.lengths, line.mean, line.low, line.high, style=style))
-            many = [float(np.float64(int(count))) for count in run.extra["path_counts"][str(stack or "")]]
-            known = [length for length, count in enumerate(many) if count]
-            counts.append(Line(label, known, [many[length] for length in known], style=style))
+    for number, stack in enumerate(stacks_of(run.table)):
+        style, label = Style(SERIES[number % 4], "o"), stack or ""
+        for lines, metric in ((shares, SHARE), (residuals, "relative_residual")):
+            line = by_length(run.table, metric, stack)
+            lines.append(Line(label, line.lengths, line.mean, line.low, line.high, style=style))
+        many = [float(np.float64(int(count))) for count in run.extra["path_counts"][label]]
+        known = [length for length, count in enumerate(many) if count]
+        counts.append(Line(label, known, [many[length] for length in known], style=style))
     charts = {"share of the output": shares, "relative residual": residuals, "number of paths": counts}
     panels = tuple(
         LineChart(
@@ -97,6 +88,4 @@ def plot_side_by_side(runs: Mapping[str, Run]) -> Plot:
         )
         for title, lines in charts.items()
     )
-    alone = len(runs) == 1
-    title, subtitle = (facts_line(first), first.verdict) if alone else (", ".join(runs), "")
-    return Plot(title, subtitle, panels, columns=3, panel_size=(3.2, 2.9))
+    return Plot(facts_line(run), run.verdict, panels, columns=3, panel_size=(3.2, 2.9))

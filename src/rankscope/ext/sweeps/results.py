@@ -1,0 +1,355 @@
+"""What a sweep keeps in its folder, or at its address.
+
+::
+
+    sweep.json              how many tasks share a file; created once, by whoever comes first
+    tasks.parquet           the tasks of the plan that was started last
+    rows/NAME.parquet       the rows of the finished tasks of one chunk
+    failures/NAME.parquet   the tasks of a chunk that failed, and why
+
+A chunk is a few tasks that are neighbours in the plan. The name of its file is the hash of the keys of its tasks, so a
+chunk that runs twice overwrites its own file with equal rows, and one listing of names tells what is finished. A file
+is written in one step, by the process that computed it: nothing is locked, and no other process has to know.
+
+The facts about a task (verdict, provenance, cost) are JSON in the column ``record``, filled in its first row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from rankscope.errors import InputError, RankscopeError, ResultError
+from rankscope.ext.sweeps.tasks import COORDINATES, KEY_LENGTH, RECORD, Task
+from rankscope.runs.places import Place, place_of
+from rankscope.runs.plain_json import parse_json
+
+SWEEP, TASKS, ROWS, FAILURES = "sweep.json", "tasks.parquet", "rows", "failures"
+SCHEMA = 2
+MOST_FILES = 10_000
+"""By default, chunks are so long that a plan has no more files: a listing takes ten requests, a query a minute."""
+READERS = 16
+LARGEST_FILE = 2**31
+EXPECTED = "the folder of a sweep, or its address"
+KINDS: Mapping[str, Any] = {"verdict": str, "code": (str, type(None)), "evidence": list, "provenance": dict}
+"""What readers rely on in a record, which somebody may have edited."""
+TASK_COLUMNS = pa.schema({**COORDINATES, "chunk": pa.string(), "description": pa.string()})
+FAILURE_COLUMNS = pa.schema({
+    "task": pa.string(), "reason": pa.string(), "type": pa.string(), "trace": pa.string(), "seconds": pa.float64(),
+    "finished": pa.string(),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tasks whose rows are one file."""
+
+    tasks: tuple[Task, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """Hash of the keys of its tasks."""
+        return hashlib.sha256("".join(task.key for task in self.tasks).encode()).hexdigest()[:KEY_LENGTH]
+
+    def singles(self) -> list[Chunk]:
+        """Its tasks, each as a chunk of its own."""
+        return [Chunk((task,)) for task in self.tasks]
+
+
+def chunks_of(tasks: Sequence[Task], size: int) -> list[Chunk]:
+    """Neighbours in groups of ``size``."""
+    return [Chunk(tuple(tasks[start : start + size])) for start in range(0, len(tasks), size)]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The place where a sweep keeps its results."""
+
+    place: Place
+
+    @classmethod
+    def at(cls, given: object) -> Results:
+        """The results in a folder or at an address."""
+        return cls(place_of(given, "folder", EXPECTED))
+
+    def begin(self, tasks: Sequence[Task], chunk: int | None) -> list[Chunk]:
+        """Cut the tasks into chunks and store what they are; the chunk length of the first start is kept.
+
+        Raises:
+            InputError: another chunk length was asked for.
+            ResultError: nothing can be written there.
+        """
+        size = chunk or max(1, -(-len(tasks) // MOST_FILES))
+        facts = json.dumps({"schema": SCHEMA, "chunk": size}).encode()
+        try:
+            self.place.make(ROWS, FAILURES)
+            is_first = not self.place.holds(SWEEP) and self.place.create(SWEEP, facts)
+            known = size if is_first else self._chunk_length()
+            if chunk is not None and chunk != known:
+                raise InputError(
+                    f"{self.place} was begun with chunks of {known} tasks, and its files are named by them. Leave out "
+                    "--chunk, or give another --out."
+                )
+            chunks = chunks_of(tasks, known)
+            self.place.write(TASKS, _parquet(_listed(chunks)))
+        except OSError as error:
+            where = "cannot be made a folder" if self.place.is_local else "cannot be written to"
+            raise ResultError(f"{self.place} {where} ({error.strerror}). Give --out a place of yours.") from error
+        return chunks
+
+    def _chunk_length(self) -> int:
+        try:
+            facts = parse_json(self.place.read(SWEEP, 10_000))
+            if facts["schema"] == SCHEMA and isinstance(facts["chunk"], int) and facts["chunk"] > 0:
+                return int(facts["chunk"])
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise ResultError(f"{self.place}/{SWEEP} was not written by this version of rankscope. Give another --out.")
+
+    def waiting(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
+        """The chunks that are left, and whether files of them are there already.
+
+        One listing tells it, unless files are there that the present plan does not name: those of a plan that was
+        since extended, or of tasks that ran alone. They are opened for their keys, and what is in them is left out.
+        """
+        rows, failed = self.listed(ROWS), self.listed(FAILURES)
+        left = [chunk for chunk in chunks if chunk.name not in rows or chunk.name in failed]
+        others = rows - {chunk.name for chunk in chunks}
+        if not left or not others:
+            return [(chunk, chunk.name in rows or chunk.name in failed) for chunk in left]
+        finished = frozenset[str]().union(*self.keys_in(others).values())
+        whole, rest = [], []
+        for chunk in left:
+            if chunk.name in rows or not any(task.key in finished for task in chunk.tasks):
+                whole.append(chunk)
+            else:
+                rest += [task for task in chunk.tasks if task.key not in finished]
+        return [
+            (chunk, chunk.name in rows or chunk.name in failed)
+            for chunk in [*whole, *chunks_of(rest, len(chunks[0].tasks))]
+        ]
+
+    def listed(self, folder: str) -> set[str]:
+        """The names of the files in a folder.
+
+        Raises:
+            ResultError: the place cannot be read.
+        """
+        try:
+            return {name[:-8] for name in self.place.names(folder) if name.endswith(".parquet")}
+        except OSError as error:
+            raise ResultError(f"{self.place} cannot be read ({error.strerror}).") from error
+
+    def keys_in(self, names: Iterable[str]) -> dict[str, frozenset[str]]:
+        """The keys of the tasks in files of rows; many files are read at once."""
+        names = sorted(names)
+        with ThreadPoolExecutor(READERS) as pool:
+            tables = pool.map(lambda name: self.table(ROWS, name, ["task"]), names)
+            return {
+                name: frozenset(table["task"].unique().to_pylist()) for name, table in zip(names, tables, strict=True)
+            }
+
+    def table(self, folder: str, name: str, columns: list[str] | None = None) -> pa.Table:
+        """The content of a file.
+
+        Raises:
+            ResultError: it cannot be read, or is not one that a sweep writes.
+        """
+        path = f"{folder}/{name}.parquet" if folder else name
+        try:
+            if self.place.is_local:  # not a pipe, and not a device
+                source = pa.BufferReader(self.place.read(path, LARGEST_FILE))
+            else:
+                source = self.place.arrow.open_input_file(f"{self.place.root}/{path}")
+            return pq.ParquetFile(source, page_checksum_verification=True).read(columns=columns)
+        except OSError as error:  # Arrow raises it for damaged pages, without strerror
+            raise ResultError(f"{self.place}/{path} cannot be read ({error.strerror or error}).") from error
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise ResultError(
+                f"{self.place}/{path} is not a file of a sweep ({error}). Remove it and sweep again."
+            ) from (error)
+
+    def keep(
+        self, name: str, tables: Sequence[pa.Table], failures: Sequence[Mapping[str, Any]], *, again: bool
+    ) -> None:
+        """Write what came of a chunk. Its rows are written last: that is the commit.
+
+        Args:
+            name: of the chunk.
+            tables: rows of the tasks that are finished.
+            failures: facts about those that failed.
+            again: whether an earlier run left a file of failures, which is no longer true.
+
+        Raises:
+            ResultError: a file could not be written.
+        """
+        try:
+            if failures:
+                self.place.write(
+                    f"{FAILURES}/{name}.parquet", _parquet(pa.Table.from_pylist(list(failures), FAILURE_COLUMNS))
+                )
+            if tables:
+                table = pa.concat_tables(tables, promote_options="default")
+                self.place.write(f"{ROWS}/{name}.parquet", _parquet(table))
+            if again and not failures:
+                self.place.remove(f"{FAILURES}/{name}.parquet")
+        except OSError as error:
+            raise StoringError(
+                f"Results could not be written to {self.place} ({error.strerror}). What is there is complete: see to "
+                "it, and start the sweep again."
+            ) from error
+
+    def contents(self) -> Contents:
+        """What is there now.
+
+        Raises:
+            ResultError: no sweep was started there, or it cannot be read.
+        """
+        try:
+            if not self.place.holds(SWEEP):
+                raise ResultError(f"There is no sweep in {self.place}: {SWEEP} is missing. Give {EXPECTED}.")
+        except OSError as error:
+            raise ResultError(f"{self.place} cannot be read ({error.strerror}).") from error
+        tasks = self.table("", TASKS)
+        if not tasks.schema.equals(TASK_COLUMNS):
+            raise ResultError(f"{self.place}/{TASKS} was not written by this version of rankscope.")
+        return Contents(self, tasks, frozenset(self.listed(ROWS)), frozenset(self.listed(FAILURES)))
+
+
+class StoringError(ResultError):
+    """Results cannot be stored, so that running more tasks would be in vain."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a sweep holds at one moment.
+
+    Args:
+        results: the place.
+        tasks: the tasks of the plan.
+        files: names of the files of rows.
+        failed_files: names of the files of failures.
+    """
+
+    results: Results
+    tasks: pa.Table
+    files: frozenset[str]
+    failed_files: frozenset[str]
+
+    @cached_property
+    def complete(self) -> frozenset[str]:
+        """The chunks of the plan whose tasks are all done, known from their names."""
+        return (self.files & frozenset(self.tasks["chunk"].unique().to_pylist())) - self.failed_files
+
+    @cached_property
+    def others(self) -> dict[str, frozenset[str]]:
+        """The keys in each of the other files."""
+        return self.results.keys_in(self.files - self.complete)
+
+    @cached_property
+    def planned(self) -> frozenset[str]:
+        """The keys of the plan."""
+        return frozenset(self.tasks["task"].to_pylist())
+
+    @cached_property
+    def done(self) -> frozenset[str]:
+        """The keys of the finished tasks of the plan."""
+        pairs = zip(self.tasks["task"].to_pylist(), self.tasks["chunk"].to_pylist(), strict=True)
+        return self.planned & frozenset(key for key, chunk in pairs if chunk in self.complete).union(
+            *self.others.values()
+        )
+
+    @cached_property
+    def earlier(self) -> int:
+        """How many finished tasks are not part of the plan."""
+        return len(frozenset[str]().union(*self.others.values()) - self.planned)
+
+    @cached_property
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """Facts about the tasks of the plan that failed and did not succeed later, by key."""
+        with ThreadPoolExecutor(READERS) as pool:
+            tables = list(pool.map(lambda name: self.results.table(FAILURES, name), sorted(self.failed_files)))
+        facts = {row.get("task"): row for table in tables for row in table.to_pylist()}
+        return {key: facts[key] for key in self.tasks["task"].to_pylist() if key in facts and key not in self.done}
+
+    @cached_property
+    def parts(self) -> list[tuple[list[str], frozenset[str] | None]]:
+        """Files to read, and the tasks of theirs that count: all (None), or some. Each task is in one part only."""
+        parts: list[tuple[list[str], frozenset[str] | None]] = [(sorted(self.complete), None)]
+        in_whole = zip(self.tasks["task"].to_pylist(), self.tasks["chunk"].to_pylist(), strict=True)
+        taken = {key for key, chunk in in_whole if chunk in self.complete} if self.others else set[str]()
+        alone: list[str] = []
+        for name, keys in self.others.items():
+            wanted = (keys & self.planned) - taken
+            if keys <= self.planned and wanted == keys:
+                parts[0][0].append(name)
+            elif wanted == keys & self.planned:
+                alone.append(name)
+            elif wanted:  # some tasks ran twice, here and in a file that was read already
+                parts.append(([name], wanted))
+            taken |= wanted
+        return [*parts, (alone, self.planned)] if alone else parts
+
+    def rows(self, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[ds.Dataset, frozenset[str] | None]]:
+        """Data sets over the rows with these columns, each with the tasks that count; see :attr:`parts`."""
+        options = ds.ParquetReadOptions(
+            dictionary_columns=[name for name, kind in columns.items() if pa.types.is_dictionary(kind)]
+        )
+        scan = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        form = ds.ParquetFileFormat(read_options=options, default_fragment_scan_options=scan)
+        place = self.results.place
+        for names, wanted in self.parts:
+            paths = [f"{place.root}/{ROWS}/{name}.parquet" for name in names]
+            yield ds.dataset(paths, schema=pa.schema(columns), format=form, filesystem=place.arrow), wanted
+
+    @cached_property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Verdict, provenance and cost of each finished task, by key; what is not one that a sweep writes is empty."""
+        found: dict[str, dict[str, Any]] = {}
+        for rows, wanted in self.rows({"task": pa.string(), RECORD: pa.string()}):
+            try:
+                table = rows.to_table(filter=ds.field(RECORD).is_valid())
+            except (pa.ArrowException, OSError) as error:
+                raise ResultError(f"The rows in {self.results.place} cannot be read ({error}).") from error
+            for key, text in zip(table["task"].to_pylist(), table[RECORD].to_pylist(), strict=True):
+                if wanted is None or key in wanted:
+                    found[key] = _record(text)
+        return found
+
+
+def _record(text: str) -> dict[str, Any]:
+    try:
+        record = parse_json(text)
+    except (ValueError, RankscopeError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    return {name: value for name, value in record.items() if isinstance(value, KINDS.get(name, object))}
+
+
+def _listed(chunks: Sequence[Chunk]) -> pa.Table:
+    """The tasks of a plan as a table."""
+    columns: dict[str, list[Any]] = {name: [] for name in TASK_COLUMNS.names}
+    for chunk in chunks:
+        for task in chunk.tasks:
+            for name in COORDINATES:
+                columns[name].append(task.key if name == "task" else task.facts.get(name))
+            columns["chunk"].append(chunk.name)
+            columns["description"].append(json.dumps(task.facts, ensure_ascii=True))
+    return pa.table(columns, TASK_COLUMNS)
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
