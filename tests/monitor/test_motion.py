@@ -311,7 +311,6 @@ def test_settings_that_contradict_each_other_are_an_alarm(kind: Any, options: di
     alarm = trained(kind=kind, **options)[0]
     assert (alarm.name, alarm.component, alarm.step) == ("optimizer_settings", "optimizer", 2)
     assert words in alarm.sentence
-    assert "(0.9, 0.999) and 0.9 are usual" in alarm.sentence
 
 
 def half_moments(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -329,8 +328,7 @@ def test_second_moments_that_underflow_are_named_and_not_the_weights_that_jump()
     found = trained(half_moments)
     assert found
     assert {alarm.component for alarm in found if alarm.step <= 24} == {"optimizer"}
-    assert "at most 7.3 times is possible: its second moments were rounded to zero" in found[0].sentence
-    assert "Keep the state of the optimizer in float32" in found[0].sentence
+    assert "and no gradients give more than 7.3" in found[0].sentence
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.95, 0.95), (0.5, 0.9)])
@@ -350,7 +348,7 @@ def test_no_gradients_have_a_larger_mean_than_that_of_their_squares_allows(betas
 def test_decay_inside_adam_that_outweighs_gradients_is_an_alarm_and_one_beside_them_is_not() -> None:
     found = trained(kind=torch.optim.Adam, weight_decay=1.0)
     assert [alarm.component for alarm in found if alarm.name == "optimizer_settings"] == ["optimizer"]
-    assert "torch.optim.AdamW, which keeps it apart" in found[0].sentence
+    assert "a decay that is added to gradients outweighs them (weight_decay)" in found[0].sentence
     for kind, decay in ((torch.optim.AdamW, 1.0), (torch.optim.Adam, 1e-4)):
         alarms = trained(kind=kind, weight_decay=decay)
         assert "optimizer_settings" not in {alarm.name for alarm in alarms}, kind

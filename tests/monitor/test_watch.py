@@ -250,7 +250,9 @@ def test_optimizer_of_other_parameters_is_found() -> None:
             model(**batch).loss.backward()
             optimizer.step()
             model.zero_grad()
-    assert [(alarm.name, alarm.component) for alarm in watch.alarms] == [("still_weights", "optimizer")]
+    found = [(alarm.name, alarm.component) for alarm in watch.alarms]
+    assert found == [("shown_faults", "structure"), ("still_weights", "optimizer")]
+    assert "The optimizer holds none of the model's parameters" in watch.alarms[0].sentence
 
 
 def test_hooks_are_gone_afterwards_and_silence_works() -> None:

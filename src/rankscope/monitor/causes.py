@@ -686,7 +686,9 @@ def _of_objective(scene: Scene) -> Cause | None:
         if before > 0.0 > after:
             words = f"its sign: {before:.2g} before and {after:.2g} at step {step}"
             return Cause("objective", f"Cause: the objective: the loss changed {words}.")
-    if scene.state.settled and (not scene.state.converged or "inputs_relative_residual" in scene.spec.metrics):
+    vanishes_anyway = "answers_alike" in scene.spec.metrics  # as it does at the best constant answer
+    alike = "inputs_relative_residual" in scene.spec.metrics
+    if scene.state.settled and not vanishes_anyway and (not scene.state.converged or alike):
         words = "the gradient of the whole model has nearly vanished in this state"
         return Cause("objective", f"Seen with it: {words}.")
     if scene.known is not None and scene.known.component != "objective":
