@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,6 @@ from benchmarks.failing_runs.nets import (
 )
 from benchmarks.failing_runs.options import DRAWS, OPTIMIZERS, PLANS, RATES, SHAPES
 from rankscope.monitor import Gauge
-from rankscope.monitor.probing import Prober
 from rankscope.monitor.schedules import Jumps, Linear
 
 STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
@@ -1333,19 +1331,15 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
     held_out = training.probe(HELD_OUT)
     alarms = None if live else ()
     probe, every = training.probe(PROBE), training.size["every"]
-    # Remedies are not part of this benchmark, and trying them takes most of the time of a run with alarms.
-    with (
-        patch.object(Prober, "trials", return_value={}),
-        Gauge(
-            training.model,
-            probe,
-            schedule=EveryAndJumps(every),
-            alarms=alarms,
-            record=folder,
-            actions=(),
-            strict=True,
-        ) as gauge,
-    ):
+    with Gauge(
+        training.model,
+        probe,
+        schedule=EveryAndJumps(every),
+        alarms=alarms,
+        record=folder,
+        actions=(),
+        strict=True,
+    ) as gauge:
         gauge.optimizers = (training.optimizer,)
         for step in range(training.size["steps"]):
             if declared.fault is not None and step >= declared.sets_in:

@@ -230,7 +230,7 @@ def test_answers_that_are_all_alike_have_the_cause_that_is_shown() -> None:
     oversmoothed = replace(shown, code="deep_post_norm")
     assert cause(diagnose=lambda: (oversmoothed,)) == "unknown", "hostile: inputs that are apart are not lost there"
     assert cause(diagnose=lambda: (oversmoothed,), inputs_apart=1e-3) == "structure"
-    assert cause(facts={"total_gradient_norm": 0.0}) == "objective"
+    assert cause(facts={"total_gradient_norm": 0.0}) == "gradients"
     assert cause(past=past(motion=lambda step: 1e-6)) == "rate"
     assert cause(past=past(motion=lambda step: 0.05)) == "rate"
     assert cause(facts={"answers_apart": 1e-9}) == "head"
@@ -399,9 +399,9 @@ def test_settings_that_follow_a_cycle_are_not() -> None:
     assert {alarm.component for alarm in named} == {"weights"}
 
 
-def test_gradient_that_is_exactly_zero_is_the_objective() -> None:
+def test_gradient_that_is_exactly_zero_is_named() -> None:
     (alarm,) = trained(lambda model, optimizer, step: 0.0 if step >= 24 else 1.0)
-    assert (alarm.name, alarm.component) == ("still_weights", "objective")
+    assert (alarm.name, alarm.component) == ("still_weights", "gradients")
     assert "the gradient of every parameter is exactly zero" in alarm.sentence
 
 

@@ -148,9 +148,11 @@ def test_adapters_that_begin_at_zero_twice_are_named_whatever_gradients_frozen_w
             learned = [one for one in model.parameters() if one.requires_grad]
             optimizer.param_groups[0]["params"] = learned
 
-    (alarm,) = trained(build=built, change=keep)
-    assert (alarm.name, alarm.component) == ("still_weights", "initialisation")
-    assert "only one may begin at zero" in alarm.sentence
+    first, later = trained(build=built, change=keep)
+    assert (first.name, first.component) == ("shown_faults", "structure")
+    assert "two factors of a branch begin at zero" in first.sentence
+    assert (later.name, later.component) == ("still_weights", "gradients")
+    assert "the gradient of every parameter is exactly zero" in later.sentence
 
 
 @pytest.mark.sampled(8)

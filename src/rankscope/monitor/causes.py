@@ -564,7 +564,7 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         return Cause("rate", f"Cause: the learning rate is 0; no weight moved in {still:.0f} steps.")
     moved = scene.whole.now.get("weights_moved", 0.0)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
-        return Cause("objective", "Cause: the gradient of every parameter is exactly zero.")
+        return Cause("gradients", "Cause: the gradient of every parameter is exactly zero.")
     if moved >= MOVED:
         return _of_slow_weights(scene.whole.now, rate)
     if 0.0 < rate <= LOW_RATE:
@@ -720,7 +720,7 @@ def _of_answers(scene: Scene) -> Cause | None:
         if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
             return shown(one)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
-        return Cause("objective", "Cause: the gradient of every parameter is exactly zero.")
+        return Cause("gradients", "Cause: the gradient of every parameter is exactly zero.")
     steps = [(after.step - before.step) * after.fastest for before, after in pairwise(scene.past)]
     moved = math.fsum(one for one in steps if math.isfinite(one))
     if moved < MOVED_LITTLE:
@@ -801,9 +801,7 @@ def structural_cause(diagnose: Callable[[], Sequence[Finding]]) -> Cause | None:
     return None if fault is None else shown(fault)
 
 
-CERTAIN = frozenset(
-    {"data", "rate", "embedding", "weights", "optimizer", "initialisation", "skip", "shapes", "structure"}
-)
+CERTAIN = frozenset({"data", "rate", "embedding", "weights", "optimizer", "skip", "shapes", "structure"})
 """Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
 
 

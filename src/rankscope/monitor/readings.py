@@ -73,10 +73,10 @@ class Alarm:
         layer: the first affected layer; None if it is not about a layer.
         sentence: description with the numbers.
         evidence: the same numbers by name.
-        component: the cause: ``"attention"``, ``"mlp"``, ``"branches"``, ``"skip"``, ``"embedding"``, ``"shapes"``,
-            ``"structure"``; ``"rate"``, ``"objective"``, ``"optimizer"``, ``"initialisation"``, ``"data"``;
-            ``"weights"`` that were replaced or are not finite; ``"gradients"``, ``"activations"``, ``"loss"`` for
-            numbers that are not finite; or ``"unknown"``, if it was not found.
+        component: the cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"embedding"``, ``"shapes"``,
+            ``"structure"``; ``"rate"``, ``"objective"``, ``"optimizer"``, ``"data"``;
+            ``"weights"`` that were replaced or are not finite; ``"activations"``, ``"loss"`` or ``"gradients"`` that
+            are not finite, or gradients that do not arrive; or ``"unknown"``, if it was not found.
     """
 
     name: str
