@@ -1,31 +1,23 @@
-"""What measuring costs: each way of getting the numbers, as a ratio to the bare forward pass.
-
-Every round runs every contestant once, interleaved, in one process; the ratio is of medians over the rounds.
-Peers that are not installed are left out. Run it with::
-
-    python -m benchmarks.overhead --rounds 15
-"""
+"""The contestants of :mod:`benchmarks.speed`: ways of getting the numbers, each timed next to a bare forward pass."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tokenizers
 import torch
 import transformers
 
-from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, NORM_METRICS
+from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
-from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
 
 Contestant = Callable[[], object]
@@ -87,7 +79,6 @@ def transformer_lens(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Con
 
     return {
         "TransformerLens bare (with its LM head)": lambda: bridge(ids),
-        "TransformerLens run_with_cache": lambda: bridge.run_with_cache(ids),
         "TransformerLens run_with_cache + svdvals": with_svd,
     }
 
@@ -110,47 +101,33 @@ def nnsight(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
     return {"nnsight saved blocks + svdvals": run}
 
 
-def contest(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
+class Pairs(NamedTuple):
+    """Times of a contestant, and of the bare pass next to each of them."""
+
+    contestant: list[float]
+    bare: list[float]
+
+    def ratio(self) -> dict[str, float]:
+        """Median of the ratios of neighbours, and their quartiles."""
+        ratios = [one / other for one, other in zip(self.contestant, self.bare, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
+        return {"median": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
+
+
+def contest(contestants: Mapping[str, tuple[Contestant, Contestant]], rounds: int) -> dict[str, Pairs]:
+    """Run every contestant next to its own bare pass, before and after it in turns, all once per round.
+
+    A machine drifts within a round: two times that are compared must be neighbours.
+    """
+    found = {name: Pairs([], []) for name in contestants}
+    for run, bare in contestants.values():
         run()
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return times
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
-    args = parser.parse_args()
-    model, batch = bert_base(args.sequences, args.tokens)
-    ids = batch.inputs["input_ids"]
-    with torch.no_grad():
-        view = view_of(model, batch)
-        everything = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS)
-        contestants: dict[str, Contestant] = {
-            "bare forward": lambda: batch.run(model),
-            "rankscope, norm metrics at block.out": rankscope_pass(view, batch, NORM_METRICS, ("block.out",)),
-            "rankscope, token battery at block.out": rankscope_pass(view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)),
-            "rankscope, battery + attention": rankscope_pass(view, batch, everything, ("block.out", "attention.probs")),
-            "transformers output_hidden_states + svdvals": hidden_states_and_svd(model, ids),
-        }
-        if args.peers:
-            contestants |= nnsight(model, ids) | transformer_lens(model, ids)
-        times = contest(contestants, args.rounds)
-    bare = statistics.median(times["bare forward"])
-    print(f"BERT-base, {args.sequences} x {args.tokens} tokens, float32, {torch.get_num_threads()} threads, ", end="")
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, median of {args.rounds}")
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:45s} {median * 1e3:8.0f} ms   {median / bare:5.2f} x bare")
-
-
-if __name__ == "__main__":
-    main()
+        bare()
+    for number in range(rounds):
+        for name, (run, bare) in contestants.items():
+            both = [(run, found[name].contestant), (bare, found[name].bare)]
+            for call, times in both if number % 2 else reversed(both):
+                start = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - start)
+    return found

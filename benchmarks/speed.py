@@ -1,6 +1,7 @@
 """The figures of the page on speed: what measuring costs on one and on two threads, recorded in one go.
 
-Run it on a quiet machine; it takes about ten minutes and 8 GB of memory, and writes ``docs/data/speed.json`` and the
+Every ratio is the median over rounds, with its quartiles; in each round a contestant runs next to a bare pass. Run it
+on a quiet machine; it takes about fifteen minutes and 8 GB of memory, and writes ``docs/data/speed.json`` and the
 tables ``docs/data/speed*.inc``::
 
     python -m benchmarks.speed
@@ -21,7 +22,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,51 +64,44 @@ def llama(tokens: int) -> tuple[torch.nn.Module, Batch]:
     return model, Batch({"input_ids": torch.randint(0, 1000, (1, tokens))}, None, 0, 1)
 
 
-def ratios(model: torch.nn.Module, batch: Batch, rounds: int) -> dict[str, float]:
-    """Seconds of the bare forward, and the time of each way to measure relative to it: medians of paired ratios."""
+def ratios(model: torch.nn.Module, batch: Batch, rounds: int) -> dict[str, Any]:
+    """Seconds of the bare forward, and the time of each way to measure relative to the one beside it."""
     everything = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS)
     with torch.no_grad():
         view = view_of(model, batch)
         ids = batch.inputs["input_ids"]
         peers = overhead.nnsight(model, ids) | overhead.transformer_lens(model, ids)
-        times = overhead.contest(
-            {
-                "bare": lambda: batch.run(model),
-                "norms": overhead.rankscope_pass(view, batch, NORM_METRICS, ("block.out",)),
-                "tokens": overhead.rankscope_pass(view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)),
-                "attention": overhead.rankscope_pass(view, batch, everything, ("block.out", "attention.probs")),
-                "svdvals": overhead.hidden_states_and_svd(model, ids),
-                **{name: peers[name] for name in (*PEERS.values(), *OWN_FORWARD.values()) if name in peers},
-            },
-            rounds,
-        )
-    found = {"bare_seconds": round(statistics.median(times["bare"]), 3)}
-    for name in LABELS:
-        if (PEERS.get(name, name)) in times:
-            found[name] = paired(times[PEERS.get(name, name)], times[OWN_FORWARD.get(name, "bare")])
-    return found
+
+        def bare() -> object:
+            return batch.run(model)
+
+        contestants = {
+            "norms": (overhead.rankscope_pass(view, batch, NORM_METRICS, ("block.out",)), bare),
+            "tokens": (overhead.rankscope_pass(view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)), bare),
+            "attention": (overhead.rankscope_pass(view, batch, everything, ("block.out", "attention.probs")), bare),
+            "svdvals": (overhead.hidden_states_and_svd(model, ids), bare),
+        }
+        for name, contestant in PEERS.items():
+            if contestant in peers:
+                contestants[name] = peers[contestant], peers.get(OWN_FORWARD.get(name, ""), bare)
+        times = overhead.contest(contestants, rounds)
+    found: dict[str, Any] = {"bare_seconds": round(statistics.median(times["norms"].bare), 3)}
+    return found | {name: pairs.ratio() for name, pairs in times.items()}
 
 
-def paired(times: Sequence[float], bare: Sequence[float]) -> float:
-    """Median of the ratios of one round each."""
-    return round(statistics.median(one / other for one, other in zip(times, bare, strict=True)), 3)
-
-
-def shape_ratios(shape: str, rounds: int) -> dict[str, float]:
-    """Wall time of the metrics after one large block, relative to the block; medians of paired ratios."""
+def shape_ratios(shape: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Wall time of the metrics after one large block, relative to the block."""
     name, sequences, tokens = large_shapes.sizes(shape)
     with torch.no_grad():
         forward, width = large_shapes.block(name, torch.float32, tokens)
         x = torch.randn(sequences, tokens, width) + torch.randn(width)
-        times = overhead.contest(
-            {
-                "block": lambda: forward(x),
-                "norms": lambda: large_shapes.battery(NORM_METRICS, x, None),
-                "tokens": lambda: large_shapes.battery(DEFAULT_TOKEN_METRICS, x, None),
-            },
-            rounds,
-        )
-    return {key: paired(times[key], times["block"]) for key in ("norms", "tokens")}
+        batteries = {"norms": NORM_METRICS, "tokens": DEFAULT_TOKEN_METRICS}
+        contestants = {
+            key: (partial(large_shapes.battery, names, x, None), partial(forward, x))
+            for key, names in batteries.items()
+        }
+        times = overhead.contest(contestants, rounds)
+    return {key: pairs.ratio() for key, pairs in times.items()}
 
 
 def site_seconds(rounds: int) -> float:
@@ -153,6 +148,11 @@ def amdahl(one: float, two: float) -> dict[str, float]:
     }
 
 
+def spread(ratio: Mapping[str, float]) -> str:
+    """A median with its quartiles."""
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
 def tables(facts: Mapping[str, Any]) -> dict[str, str]:
     """The tables of the page."""
     one, two = facts["threads"]["1"], facts["threads"]["2"]
@@ -160,15 +160,15 @@ def tables(facts: Mapping[str, Any]) -> dict[str, str]:
     for model in (name for name in one if name not in ("site_seconds", "shapes")):
         lines.append(f"| {model} | bare forward | {one[model]['bare_seconds']} s | {two[model]['bare_seconds']} s |")
         lines += [
-            f"| | {label} | {one[model][key]:.2f} | {two[model][key]:.2f} |"
+            f"| | {label} | {spread(one[model][key])} | {spread(two[model][key])} |"
             for key, label in LABELS.items()
             if key in one[model]
         ]
     shapes = ["| one block | | one thread | two threads |", "|---|---|---|---|"]
     for shape in one["shapes"]:
         shapes += [
-            f"| {shape if key == 'norms' else ''} | {LABELS[key]} | {one['shapes'][shape][key]:.3f} | "
-            f"{two['shapes'][shape][key]:.3f} |"
+            f"| {shape if key == 'norms' else ''} | {LABELS[key]} | {spread(one['shapes'][shape][key])} | "
+            f"{spread(two['shapes'][shape][key])} |"
             for key in ("norms", "tokens")
         ]
     gauge = ["| training | warm reading | step that reads norms |", "|---|---|---|"]

@@ -301,7 +301,7 @@ SPECTRA = Option(
     name="spectra",
     choices=("exact", "estimated"),
     in_plans=True,
-    help="Ranks from all singular values, or estimated with intervals; default: exact up to min(tokens, width) 1024.",
+    help="Ranks of all tokens, or of 1,024 evenly spaced ones; default: exact up to min(tokens, width) 1024.",
 )
 
 WEIGHTS_ONLY = Option(

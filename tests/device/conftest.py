@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.linalg import eigenvalue_times
 from rankscope.linalg.precision import has_float64
 from tests.device.simulated import SimulatedDevice, compiler, simulated_device
 
@@ -29,15 +28,6 @@ def device() -> Iterator[SimulatedDevice]:
     found.is_available = True
     yield found
     found.is_available = False
-
-
-@pytest.fixture(autouse=True)
-def kept_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for what ``selftest`` keeps, which nothing else uses."""
-    monkeypatch.setattr(eigenvalue_times, "cache_folder", lambda: tmp_path)
-    eigenvalue_times.is_faster_on_host.cache_clear()
-    yield tmp_path
-    eigenvalue_times.is_faster_on_host.cache_clear()
 
 
 @pytest.fixture

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rankscope as rs
-from rankscope.linalg import eigenvalue_times
-from rankscope.linalg.eigenvalue_times import EigenvalueTimes
 from rankscope.linalg.to_host import start_to_host
 from rankscope.monitor.schedules import Linear
-from rankscope.verbs import pending
 from tests.device.simulated import SimulatedDevice
-from tests.device.test_ceilings import BATTERIES, PassCounts, ids, llama, total
-from tests.flat_calls import flat
+from tests.device.test_ceilings import ids, llama
 
 GIVEN = (torch.arange(3.0), torch.tensor(True), torch.randn(2, 3, dtype=torch.float64), torch.arange(6)[::2])
 
@@ -124,52 +117,3 @@ def test_every_loss_is_looked_at_one_step_later(device: SimulatedDevice, streams
             total_loss += float(step)  # in place: the value of the step counts
             gauge.notice(step, "loss", total_loss)
     assert seen == [(0, "loss", 0.0), (1, "loss", 1.0), (2, "loss", 3.0), (3, "loss", 6.0)]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("held_entries", [pending.HELD_ENTRIES, 0])
-@pytest.mark.parametrize("streams", [False, True])
-def test_spectra_on_the_host_cost_one_wait(
-    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, held_entries: int, streams: bool
-) -> None:
-    """Their Gram matrices are copied together: one wait for these, one at the end."""
-    monkeypatch.setattr(pending, "HELD_ENTRIES", held_entries)
-    eigenvalue_times.remember(torch.device("sim"), EigenvalueTimes(2.0, 1.0))
-    with device.with_streams() if streams else nullcontext() as done:
-        per_block, once = PassCounts(device, monkeypatch).added(BATTERIES["default"])
-    assert total(per_block, "sync:") == 0, per_block
-    # Without streams, the copies of the Gram matrices wait as well. If activations do not wait, the first block of each
-    # pass shows which reductions are needed, and waits itself.
-    assert total(once, "sync:") <= (1 if streams else 2) + (0 if held_entries else 4), once
-    assert bool(done) == streams
-
-
-@pytest.mark.parametrize("held_entries", [pending.HELD_ENTRIES, 0])
-def test_spectra_on_the_host_are_those_of_the_device(
-    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, held_entries: int
-) -> None:
-    """The kernels of the simulated device are the processor's: the same bits, wherever eigenvalues are computed."""
-    monkeypatch.setattr(pending, "HELD_ENTRIES", held_entries)
-
-    def measured() -> Sequence[dict[str, Any]]:
-        return flat(rs.measure, llama(device, 2), {"input_ids": ids(4)}, batch=2).table.to_pylist()
-
-    there = measured()
-    eigenvalue_times.remember(torch.device("sim"), EigenvalueTimes(2.0, 1.0))
-    with device.with_streams() as done:
-        here = measured()
-    assert done.count("copy") == done.count("wait") >= 2
-    assert str(here) == str(there)
-    assert Counter(row["status"] for row in here)["ok"] > 100
-
-
-def test_wrong_eigenvalues_of_the_host_are_caught(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    eigenvalue_times.remember(torch.device("sim"), EigenvalueTimes(2.0, 1.0))
-    real = torch.linalg.eigvalsh
-
-    def wrong(gram: Tensor) -> Tensor:
-        return real(gram) * (1.5 if gram.dim() == 3 else 1.0)
-
-    monkeypatch.setattr(torch.linalg, "eigvalsh", wrong)
-    with device.with_streams(), pytest.warns(RuntimeWarning, match="not the eigenvalues"):
-        flat(rs.measure, llama(device, 2), {"input_ids": ids(4)}, batch=2, metrics=["stable_rank"])

@@ -233,13 +233,21 @@ def rendezvous_themselves(rank: int, world: int, folder: Path) -> dict[str, Any]
             together.gather(b"")
 
     found["left"] = error_of(leave)
-    absent = Rendezvous(patience=0.3)
+
+    def leave_late() -> None:
+        with rendezvous() as together:
+            together.gather(b"")
+            if rank == 1:
+                raise ArithmeticError("lost")
+
+    found["left late"] = error_of(leave_late)
+    absent = Rendezvous(patience=5.0)
     found["absent"] = {} if rank == 1 else error_of(lambda: absent.gather(b""))
     try:
         with rendezvous() as together:
             if rank == 1:
                 raise RankscopeError("refused")
-            together.heartbeat() if world > 9 else together.gather(b"")
+            together.barrier()
     except RankscopeError as error:
         found["told"] = str(error)
     return found

@@ -47,11 +47,19 @@ def without_processes(run: dict[str, Any], parallel: str, world: int) -> dict[st
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", [*FAMILIES, "many"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str, world: int) -> None:
     one = said(runs, "alone")[0][family]
     for rank in said(runs, f"data{world}"):
         assert without_processes(rank[family], "data", world) == one
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_moments_of_many_inputs_are_those_of_one_process(runs: Path, world: int) -> None:
+    """Their sums are added in another order."""
+    one = said(runs, "alone")[0]["many"]
+    for rank in said(runs, f"data{world}"):
+        assert furthest(rank["many"], one) < 1e-9
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -231,7 +239,9 @@ def test_rendezvous_carries_much_and_waits_for_nobody_for_ever(runs: Path) -> No
         assert rank["whole"]
     assert first["left"]["message"] == "Process 1 of 2 failed: KeyError: 'gone'"
     assert second["left"]["kind"] == "KeyError"
-    assert "Process 1 of 2 did not respond for 0.3 s" in first["absent"]["message"]
+    assert first["left late"]["message"] == "Process 1 of 2 failed: ArithmeticError: lost"
+    assert second["left late"]["kind"] == "ArithmeticError"
+    assert "Not all 2 processes arrived within 5 s" in first["absent"]["message"]
     assert (first["told"], second["told"]) == ("Process 1 of 2 failed: refused", "refused")
 
 

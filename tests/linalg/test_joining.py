@@ -1,4 +1,4 @@
-"""Views joined, with their activations or stripped of them, give what each of them gives."""
+"""Views made one give what each of them gives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
-from rankscope.linalg.joining import ActivationsGoneError, Joinable
-from rankscope.linalg.joining import _tensors as tensors_of
+from rankscope.linalg.joining import Joinable, joined
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
@@ -58,17 +57,13 @@ def test_metrics_of_joined_views_are_those_of_each(side: str, padded: bool) -> N
     assert specs
     made: list[View] = [VIEWS[side](keep, seed) for seed in range(3)]
     each = [evaluate(specs, view, 1e-6) for view in made]
-    parts = [view.stripped(view.taken()) for view in made if isinstance(view, Joinable)]
-    assert len({part.likeness for part in parts}) == 1
-    assert not any(name in part.__dict__ for part in parts for name in part.activations)
-    held = [view.held() for view in made if isinstance(view, Joinable)]
-    assert len({one.likeness for one in held}) == 1
-    for waiting in (parts, held):
-        together = evaluate(specs, type(waiting[0]).joined(waiting), 1e-6)  # type: ignore[arg-type]
-        torch.testing.assert_close(
-            together.values, torch.cat([one.values for one in each], 1), rtol=1e-14, atol=0, equal_nan=True
-        )
-        assert torch.equal(together.statuses, torch.cat([one.statuses for one in each], 1))
+    copies = [view.made.copied() for view in made if isinstance(view, Joinable)]
+    assert len({one.likeness for one in copies}) == 1
+    together = evaluate(specs, joined(copies), 1e-6)
+    torch.testing.assert_close(
+        together.values, torch.cat([one.values for one in each], 1), rtol=1e-14, atol=0, equal_nan=True
+    )
+    assert torch.equal(together.statuses, torch.cat([one.statuses for one in each], 1))
 
 
 def test_a_view_that_waits_does_not_follow_what_the_model_overwrites() -> None:
@@ -77,33 +72,26 @@ def test_a_view_that_waits_does_not_follow_what_the_model_overwrites() -> None:
     views: list[Joinable] = [
         Tokens(x),
         Update(x, x.clone()),
+        Update.between(x, x.clone()),
         AttentionMatrix(probs, support),
         Routing(probs[0], support.long()[0]),
+        AttentionScores(probs),
     ]
-    held = [view.held() for view in views]
-    before = [[tensor.clone() for _, tensor in tensors_of(view)] for view in held]
+    copies = [view.made.copied() for view in views]
+    before = [[None if t is None else t.clone() for t in copy.tensors] for copy in copies]
     for given in (x, probs, support):
         given.zero_()
-    for view, kept in zip(held, before, strict=True):
-        assert all(torch.equal(tensor, kept) for (_, tensor), kept in zip(tensors_of(view), kept, strict=True))
-
-
-def test_what_reads_activations_is_found_out() -> None:
-    whole = tokens(None, 0)
-    METRICS["uniformity"].function(whole)
-    with pytest.raises(ActivationsGoneError, match="_x"):
-        METRICS["uniformity"].function(whole.stripped(whole.taken()))
+    for copy, kept in zip(copies, before, strict=True):
+        for tensor, same in zip(copy.tensors, kept, strict=True):
+            assert (tensor is None and same is None) or torch.equal(tensor, same)
 
 
 def test_views_of_other_shapes_are_not_alike() -> None:
-    wide, narrow = (Tokens(torch.randn(2, 6, dim)).stripped(frozenset({"_norm_sums"})) for dim in (5, 4))
-    masked = tokens(torch.ones(2, 6, dtype=torch.bool), 0).stripped(frozenset({"_norm_sums"}))
-    assert len({wide.likeness, narrow.likeness, masked.likeness}) == 3
-
-
-def test_a_stripped_view_holds_numbers_per_token_and_channel_only() -> None:
-    whole = Tokens(torch.randn(1, 300, 200))
-    assert whole.stripped(frozenset({"_norm_sums"})).bytes_held < 8 * 10 * (300 + 200)
+    wide, narrow = (Tokens(torch.randn(2, 6, dim)) for dim in (5, 4))
+    masked, estimated = tokens(torch.ones(2, 6, dtype=torch.bool), 0), Tokens(torch.randn(2, 6, 5), spectra=None)
+    assert len({view.made.likeness for view in (wide, narrow, masked, estimated)}) == 4
+    x = torch.randn(2, 6, 5)
+    assert Update(x, x).made.likeness != Update.between(x, x).made.likeness == Update.between(x, x).made.likeness
 
 
 def test_tensors_of_any_format_arrive_unchanged() -> None:
@@ -118,9 +106,9 @@ def test_views_that_wait_on_a_cpu_keep_their_bits(dtype: torch.dtype, shape: tup
     views = [Tokens((torch.randn(shape, generator=drawn) + 0.5).to(dtype)) for _ in range(3)]
     assert all(view.keeps_bits for view in views)
     specs = [spec for spec in METRICS.values() if spec.side == "tokens"]
-    joined = evaluate(specs, Tokens.joined([view.held() for view in views]), 1e-7).values
+    together = evaluate(specs, joined([view.made.copied() for view in views]), 1e-7).values
     alone = torch.cat([evaluate(specs, view, 1e-7).values for view in views], 1)
-    assert torch.equal(joined.nan_to_num(), alone.nan_to_num())
+    assert torch.equal(together.nan_to_num(), alone.nan_to_num())
 
 
 def test_a_sequence_that_is_alone_does_not_wait_on_a_cpu() -> None:

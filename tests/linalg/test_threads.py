@@ -4,14 +4,12 @@ import threading
 import pytest
 import torch
 
-from rankscope.linalg import spectrum, tokens
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
-from rankscope.linalg.threads import available_threads, over_threads, paced
+from rankscope.linalg.threads import available_threads, over_threads
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
-from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, MetricValues, evaluate
-from rankscope.verbs import pending
+from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
 
 
 @pytest.fixture
@@ -157,79 +155,3 @@ def test_threads_without_a_sequence_solve_the_other_spectrum(threads, monkeypatc
         expected = torch.linalg.svdvals(matrix.float().double())
         torch.testing.assert_close((found * tokens.scale)[:, : side - 1], expected[:, : side - 1], rtol=1e-6, atol=1e-9)
     assert calls == [1, 1]
-
-
-def test_the_faster_of_all_threads_and_one_is_used_and_the_other_tried_again(threads, monkeypatch):
-    threads(2)
-    clock = [0.0]
-    monkeypatch.setattr("rankscope.linalg.threads.time.perf_counter", lambda: clock[0])
-    cost, seen = {"shared": 1.0, "alone": 4.0}, []
-
-    def work():
-        seen.append("alone" if torch.get_num_threads() == 1 else "shared")
-        clock[0] += cost[seen[-1]]
-
-    for _ in range(200):
-        paced("quiet", work)
-    assert seen[:2] == ["shared", "alone"]
-    assert seen.count("alone") == 3  # after 80 seconds each
-    cost["shared"] = 100.0  # somebody else uses the cores
-    seen.clear()
-    for _ in range(200):
-        paced("quiet", work)
-    assert seen.count("shared") == 1
-    cost["shared"] = 1.0
-    for _ in range(600):
-        paced("quiet", work)
-    assert seen[-50:].count("shared") >= 49
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_views_that_wait_have_the_values_of_views_that_do_not(threads, dtype, monkeypatch):
-    """With several threads, large sites wait for each other with their Gram matrices."""
-    monkeypatch.setattr(pending, "HELD_CPU_ENTRIES", 0)
-    specs = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
-    sites = [(torch.randn(4, 24, 40) * scale + offset).to(dtype) for scale, offset in ((1, 0), (1e-3, 1), (1, 50))]
-    sites[2][1, 3] *= 1e4
-    sites[2][2, :, 5] *= 1e4
-    sites[1][0] = 0
-    sites[1][1, 2, 3] = torch.nan
-    keep = torch.rand(4, 24) > 0.3
-    threads(2)
-    got, readings = {}, pending.PendingReadings()
-    for number, x in enumerate(sites * 2):
-        deliver = lambda *tensors, number=number: got.update({number: tensors})  # noqa: E731
-        readings.evaluate(specs, Tokens(x, keep if number % 2 else None), float_floor(dtype), deliver)
-    readings.settle()
-    for number, x in enumerate(sites * 2):
-        alone = evaluate(specs, Tokens(x, keep if number % 2 else None), float_floor(dtype))
-        assert not compared(specs, alone, MetricValues(*got[number]))
-
-
-def test_eigenvalues_of_several_sites_are_computed_together(threads, monkeypatch):
-    threads(2)
-    monkeypatch.setattr(pending, "HELD_CPU_ENTRIES", 0)
-    monkeypatch.setattr(pending, "_reductions", {})
-    real, stacks = spectrum.gram_eigenvalues, []
-    monkeypatch.setattr(spectrum, "gram_eigenvalues", lambda gram: (stacks.append(len(gram)), real(gram))[1])
-    specs = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
-    readings = pending.PendingReadings()
-    for _ in range(5):
-        readings.evaluate(specs, Tokens(torch.randn(4, 24, 40)), 0.0, lambda *_: None)
-    readings.settle()
-    # X and CX of the first site, which is evaluated at once to learn what to keep; then those of four sites.
-    assert stacks == [4, 4, 16, 16]
-
-
-def test_tokens_are_walked_once(threads, monkeypatch):
-    threads(2)
-    monkeypatch.setattr(pending, "HELD_CPU_ENTRIES", 0)
-    real, walks = tokens.walk, []
-    monkeypatch.setattr(tokens, "walk", lambda view: (walks.append(view), real(view))[1])
-    monkeypatch.setattr(Tokens, "centred_piece", lambda *_: pytest.fail("tokens were centred a second time"))
-    readings = pending.PendingReadings()
-    for _ in range(3):
-        specs = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
-        readings.evaluate(specs, Tokens(torch.randn(4, 24, 40)), 0.0, lambda *_: None)
-    readings.settle()
-    assert len(walks) == 3

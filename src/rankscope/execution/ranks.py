@@ -142,17 +142,19 @@ class RankShare:
             if self._observer is not None:
                 self._observer.settle()
         # Batches do not divide evenly: this rank has one less than others, which need its shards in their last pass.
-        if self._mode == "fsdp" and len(own) * self._ranks.world < len(prepared):
-            assert self._observer is not None
+        if self._mode != "tensor" and len(own) * self._ranks.world < len(prepared):
             self._before_a_pass()
-            with self._observer.muted():
-                run(prepared[-1])
+            if self._mode == "fsdp":
+                assert self._observer is not None
+                with self._observer.muted():
+                    run(prepared[-1])
 
     def _before_a_pass(self) -> None:
-        """Synchronise: a forward pass of a sharded model contains collectives, so all ranks must start it together."""
-        if self._ranks is not None and self._mode == "data":
-            self._ranks.heartbeat()
-        elif self._ranks is not None:
+        """Synchronise: a forward pass of a sharded model contains collectives, so all ranks must start it together.
+
+        If each rank has all of the model, an error on one is noticed here before the others go on.
+        """
+        if self._ranks is not None:
             self._ranks.barrier()
 
     def collect(self, findings: Findings, loaded: LoadedModel) -> None:

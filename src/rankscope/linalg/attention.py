@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, walk
 
 _TINY = torch.finfo(torch.float64).tiny
@@ -31,12 +31,6 @@ class AttentionMatrix(AttentionView, Joinable):
     Raises:
         InputError: ``probs`` has fewer than three axes or is not floating, or ``support`` or ``keep`` does not fit it.
     """
-
-    activations = frozenset({"_support"})
-    reductions = frozenset(
-        {"support_size", "sees_first", "first_mass", "sees_itself", "own_mass", "sums"}
-        | {"largest_centred_singular_value"}
-    )
 
     def __init__(
         self,
@@ -60,6 +54,7 @@ class AttentionMatrix(AttentionView, Joinable):
         per_head = None if keep is None else keep.unsqueeze(-2).expand(probs.shape[:-1])
         self.rows = Tokens(probs, per_head)
         self._support = None if support is None else self._fitting(support, probs)
+        self.made = Made(AttentionMatrix, (probs, self._support_by_sequence(), keep))
 
     @cached_property
     def kept(self) -> Bool[Tensor, "matrices query"]:
@@ -139,12 +134,16 @@ class AttentionMatrix(AttentionView, Joinable):
         """Always False: every singular value is computed."""
         return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
 
-    def held(self) -> AttentionMatrix:
-        """The same view with a copy of its probabilities; the support gets an entry per sequence, to be joined."""
-        found = super().held()
-        if found._support is not None:
-            found._support = found._support.expand(self.batch_shape[0], *found._support.shape[1:])
-        return found
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether bits on a CPU depend neither on the number of threads nor on what the view is joined with."""
+        return self.rows.keeps_bits
+
+    def _support_by_sequence(self) -> Tensor | None:
+        """The support with an entry per sequence, to be joined."""
+        if self._support is None:
+            return None
+        return self._support.expand(self.batch_shape[0], *self._support.shape[1:])
 
     def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
         padded = (1,) * (probs.ndim - support.ndim) + tuple(support.shape)

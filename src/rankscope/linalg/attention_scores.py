@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.precision import float64_home
 from rankscope.linalg.score_tiles import HIDES, HeadScores, keys_of, largest_scores, parts
 
@@ -48,6 +48,7 @@ class AttentionScores(Joinable):
         home, matrices = float64_home(rows), math.prod(self.batch_shape)
         self._rows = rows.to(home).double().reshape(matrices, -1)
         self._kept = kept.to(home).reshape(matrices, -1)
+        self.made = Made(AttentionScores, (rows.unsqueeze(-1), keep))
 
     @cached_property
     def count(self) -> Float[Tensor, " matrices"]:

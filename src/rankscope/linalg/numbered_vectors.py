@@ -26,8 +26,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.linalg.order_free_sum import DIGITS, OrderFreeSum
-
 MOST_KEPT = 4096
 """Up to this many vectors are kept as they are, if they fit; more have 10^7 pairs, which are too many to go through."""
 ALWAYS_KEPT = 256
@@ -38,8 +36,8 @@ MOST_SAMPLED = 1024
 class NumberedVectors:
     """Vectors with the numbers 0 to ``count - 1``.
 
-    The same vectors give the same result, bit for bit, in whatever order and by however many processes they are added,
-    as long as each call of :meth:`add` has the same vectors.
+    What is kept as it is does not depend on order or on the number of processes. The moments are added in the order of
+    arrival, and those of several processes in the order of their first numbers, so the last digits may differ.
 
     Args:
         count: how many there will be.
@@ -146,7 +144,7 @@ class NumberedVectors:
             return
         size = max(ALWAYS_KEPT, min(MOST_SAMPLED, self._most_bytes // (32 * dim)))
         self._wanted = frozenset(np.linspace(0, self.count - 1, size).round().astype(int).tolist())
-        self._keeps_moments = self.count > dim and 8 * DIGITS * dim * dim <= self._most_bytes * 3 // 4
+        self._keeps_moments = self.count > dim and 32 * dim * dim <= self._most_bytes
 
 
 class _Moments:
@@ -154,25 +152,26 @@ class _Moments:
 
     def __init__(self, dim: int) -> None:
         self._count = 0
-        self._sum, self._second = OrderFreeSum([dim]), OrderFreeSum([dim, dim])
+        self._sum = torch.zeros(dim, dtype=torch.float64)
+        self._second = torch.zeros(dim, dim, dtype=torch.float64)
 
     @property
     def bytes_held(self) -> int:
-        return self._sum.bytes_held + self._second.bytes_held
+        return 8 * (self._sum.numel() + self._second.numel())
 
     def add(self, X: Float[Tensor, "rows dim"]) -> None:
         self._count += len(X)
-        self._sum.add(X.sum(0))
-        self._second.add(X.mT @ X)
+        self._sum += X.sum(0)
+        self._second.addmm_(X.mT, X)
 
     def merge(self, other: _Moments) -> None:
         self._count += other._count
-        self._sum.merge(other._sum)
-        self._second.merge(other._second)
+        self._sum += other._sum
+        self._second += other._second
 
     def equivalent(self, reference: Float[Tensor, " dim"]) -> Float[Tensor, "rows dim"]:
-        n, t, dim = self._count, self._sum.total(), reference.numel()
-        S = self._second.total() - torch.outer(t, t) / n
+        n, t, dim = self._count, self._sum, reference.numel()
+        S = self._second - torch.outer(t, t) / n
         if not bool(torch.isfinite(S).all()):
             return torch.full((dim + 1, dim), torch.nan, dtype=torch.float64)
         values, V = torch.linalg.eigh((S + S.mT) / 2)
@@ -182,13 +181,14 @@ class _Moments:
         return found + math.sqrt(n / (dim + 1)) * (reference + t / n)
 
     def to_json(self) -> dict[str, Any]:
-        return {"count": self._count, "sum": self._sum.to_json(), "second": self._second.to_json()}
+        return {"count": self._count, "sum": _packed(self._sum), "second": _packed(self._second)}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> _Moments:
-        found = cls(facts["sum"]["shape"][0])
-        found._count = facts["count"]
-        found._sum, found._second = (OrderFreeSum.from_json(facts[name]) for name in ("sum", "second"))
+        total = _unpacked(facts["sum"])
+        found = cls(len(total))
+        found._count, found._sum = facts["count"], total
+        found._second = _unpacked(facts["second"]).reshape(len(total), -1)
         return found
 
 

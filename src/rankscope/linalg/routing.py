@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.precision import float64_home
 
 
@@ -27,9 +27,6 @@ class Routing(Joinable):
         InputError: the shapes do not fit.
     """
 
-    activations = frozenset({"_probs", "_chosen"})
-    reductions = frozenset({"finite", "load", "entropies"})
-
     def __init__(
         self,
         probs: Float[Tensor, "*batch tokens experts"],
@@ -41,6 +38,7 @@ class Routing(Joinable):
                 f"A router was given as probabilities of shape {tuple(probs.shape)} and expert numbers of shape "
                 f"{tuple(chosen.shape)}. Expected (*batch, tokens, experts) and (*batch, tokens, k)."
             )
+        self.made = Made(Routing, (probs, chosen, keep))
         self.batch_shape = tuple(probs.shape[:-2])
         self.fewest = probs.shape[-2] if keep is None else 0
         self.experts = probs.shape[-1]

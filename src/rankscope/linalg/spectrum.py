@@ -7,8 +7,7 @@ Fallbacks, in order:
 3. singular values of the Gram matrix (it is positive semi-definite, so they are its eigenvalues) for that matrix.
 
 The sum and the norm of the eigenvalues are always compared with the trace and the Frobenius norm of the matrix.
-Where they differ, as in releases whose batched solver on an accelerator was wrong, the matrix goes to the CPU. All of
-them go there if ``rankscope selftest --device`` found that this is faster (:mod:`.linalg.eigenvalue_times`).
+Where they differ, as in releases whose batched solver on an accelerator was wrong, the matrix goes to the CPU.
 
 A Gram matrix squares the condition number: a singular value below about
 :math:`\sqrt{\varepsilon_{64}} \approx 10^{-8}` of the largest is lost in it. Rounding X to float32 or narrower already
@@ -25,7 +24,6 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from rankscope.errors import UnsupportedOperationError
-from rankscope.linalg.eigenvalue_times import is_faster_on_host
 from rankscope.linalg.precision import is_wide
 from rankscope.linalg.threads import available_threads, over_threads
 
@@ -39,8 +37,6 @@ def gram_eigenvalues(gram: Tensor) -> Tensor:
     Raises:
         UnsupportedOperationError: no solver returns eigenvalues with the trace and the norm of the matrix.
     """
-    if gram.device.type != "cpu" and is_faster_on_host(gram.device):
-        return gram_eigenvalues(gram.cpu()).to(gram.device, non_blocking=True)
     values = _eigenvalues(gram)
     right = _have_moments_of(gram, values)
     if not bool(right.all()):

@@ -1,20 +1,17 @@
 """Computations on the threads that torch may use.
 
 LAPACK does not split small matrices over threads, so these are divided among workers that have one thread each. Other
-operations are shared by the threads, as torch does, unless the cores are needed by somebody else. The pool has as many
+operations are shared by the threads, as torch does. The pool has as many
 threads as ``torch.get_num_threads()`` says in the calling thread, so ``OMP_NUM_THREADS`` and ``torch.set_num_threads``
 are respected, and a call from inside a worker runs in that worker.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -46,53 +43,6 @@ def over_threads(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
     if threads == 1:
         return [function(part) for part in parts]
     return list(_pool(threads).map(partial(_without_gradients, function), parts))
-
-
-@dataclass
-class _ThreadPace:
-    """Seconds that a computation took last with all threads and with one, and seconds spent since both were tried."""
-
-    shared: float = math.nan
-    alone: float = math.nan
-    spent: float = 0.0
-
-    def wants_alone(self) -> bool:
-        """The faster way, or the other one if its time is unknown, or so long ago that trying it costs 5% at most."""
-        if math.isnan(self.shared) or math.isnan(self.alone):
-            return not math.isnan(self.shared)
-        return (self.alone < self.shared) != (self.spent > 20.0 * max(self.alone, self.shared))
-
-    def took(self, seconds: float, *, alone: bool) -> None:
-        """Take note of a call."""
-        other = self.shared if alone else self.alone
-        self.spent = 0.0 if seconds > other else self.spent + seconds
-        if alone:
-            self.alone = seconds
-        else:
-            self.shared = seconds
-
-
-_MOST_PACES = 1000
-_paces: dict[tuple[int, Hashable], _ThreadPace] = {}
-
-
-def paced(key: Hashable, function: Callable[[], R]) -> R:
-    """``function()`` with all threads, or in a worker with one: whichever took less time for this key.
-
-    Threads that share short operations wait for each other after each of them. If other processes use the cores, every
-    wait may last as long as the scheduler lets those run: many times as long as the work itself on one thread.
-    """
-    threads = available_threads()
-    if threads == 1:
-        return function()
-    if len(_paces) >= _MOST_PACES:
-        _paces.clear()
-    pace = _paces.setdefault((threads, key), _ThreadPace())
-    alone = pace.wants_alone()
-    start = time.perf_counter()
-    result = over_threads(lambda _: function(), (None,))[0] if alone else function()
-    pace.took(time.perf_counter() - start, alone=alone)
-    return result
 
 
 def _without_gradients(function: Callable[[T], R], part: T) -> R:

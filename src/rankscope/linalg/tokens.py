@@ -21,9 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg import spectrum, thin_spectrum, tiles
-from rankscope.linalg.eigenvalue_times import is_faster_on_host
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg import spectrum, tiles
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.pairs import (
     MOST_TOKENS,
     PairDistances,
@@ -36,15 +35,14 @@ from rankscope.linalg.pairs import (
 )
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.threads import available_threads
-from rankscope.linalg.to_host import start_to_host
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
 
 Spectra = Literal["exact", "estimated"]
-LARGEST_EXACT_SIDE = 1024
-"""Largest min(tokens, dim) whose spectra are exact by default. Here both cost about as much (a quarter of a bfloat16
-block of width 4096, a tenth of a float32 one); beyond, the exact ones grow with the cube of the side."""
+SAMPLED_TOKENS = 1024
+"""Estimated spectra are those of so many evenly spaced tokens; the cost of exact ones grows with the cube of
+min(tokens, dim). Up to this side spectra are exact by default."""
 
 
 class Tokens(Joinable):
@@ -58,17 +56,11 @@ class Tokens(Joinable):
         x: any floating dtype.
         keep: which tokens count, ``(*batch, tokens)``. Padding and special tokens are excluded as if they did not
             exist, so sequences may differ in length. Omit it if every token counts, which is faster.
-        spectra: ``"exact"``; ``"estimated"``, with intervals, for sides of at least 128; None to choose by size.
+        spectra: ``"exact"``; ``"estimated"``, from 1,024 evenly spaced tokens of more; None to choose by size.
 
     Raises:
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
     """
-
-    activations = frozenset({"_x"})
-    reductions = frozenset(
-        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies", "kept_grams"}
-        | {"singular_values", "centred_singular_values", "rank_estimates", "pair_distances", "pairs"}
-    )
 
     def __init__(
         self,
@@ -87,6 +79,7 @@ class Tokens(Joinable):
                 f"keep is a {keep.dtype} tensor of shape {tuple(keep.shape)}. Expected booleans of shape "
                 f"{tuple(x.shape[:-1])}, one per token: pass attention_mask.bool()."
             )
+        self.made = Made(Tokens, (x.detach(), keep), (("spectra", spectra),))
         self.batch_shape = tuple(x.shape[:-2])
         self.device = float64_home(x)
         self.dtype = x.dtype
@@ -94,11 +87,9 @@ class Tokens(Joinable):
         self._x = x.detach().reshape(sequences, *x.shape[-2:]) if x.ndim != 3 else x.detach()
         self.sequences, self.tokens, self.dim = self._x.shape
         self.fewest = self.tokens if keep is None else 0
-        least = {"exact": math.inf, "estimated": thin_spectrum.LEAST_SIDE, None: LARGEST_EXACT_SIDE + 1}[spectra]
-        self.has_estimated_spectra = self.sequences > 0 and _side(self) >= least
+        size = {"exact": 0, "estimated": self.tokens, None: _side(self)}[spectra]
+        self.has_estimated_spectra = self.sequences > 0 and size > SAMPLED_TOKENS
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
-        self.grams_expected = False
-        self._resolved: tuple[float, Tensor] | None = None
 
     @cached_property
     def count(self) -> Float[Tensor, " sequences"]:
@@ -154,17 +145,11 @@ class Tokens(Joinable):
         not the rounding of the other channels. So channels with more than 100 times the median energy are each
         compared with their own norm, and the other channels with their common norm.
         """
-        if self._resolved is not None and self._resolved[0] == floor:
-            return self._resolved[1]
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
         if may_hold(unclear):
             above |= unclear & is_resolved(self, floor)
         return above
-
-    def settle_resolved(self, floor: float) -> None:
-        """Answer :meth:`is_resolved` while the activations are there: on a CPU it may have to read them."""
-        self._resolved = floor, self.is_resolved(floor)
 
     @property
     def energies(self) -> Energies:
@@ -189,8 +174,7 @@ class Tokens(Joinable):
     @cached_property
     def unit_energy(self) -> Float[Tensor, "sequences dim"]:
         """Sums of squares along the columns, each row in units of its own energy."""
-        grams = self._walked[1]
-        return unit_energy(self) if grams is None else grams.unit_energy.squeeze(-2)
+        return unit_energy(self)
 
     @cached_property
     def gram_energies(self) -> GramEnergies:
@@ -213,25 +197,17 @@ class Tokens(Joinable):
         return spectrum.gram_eigenvalues(torch.cat(self.kept_grams))
 
     @cached_property
-    def rank_estimates(self) -> thin_spectrum.PlainAndCentred:
-        """Ranks of X and of CX without their spectra, each with an interval."""
-        return rank_estimates(self)
-
-    def expect_grams(self) -> None:
-        """Announce that Gram matrices will be needed: on a CPU, small ones are formed with the first sums."""
-        short = self.tokens <= self.dim and not self.has_estimated_spectra
-        self.grams_expected = short and self.device.type == "cpu" and _are_kept(self) and _strips(self) == 1
+    def sampled(self) -> Tokens:
+        """At most 1,024 evenly spaced tokens of each sequence, whose spectra are the estimates."""
+        x, known = self._evenly_spaced(slice(0, self.sequences), SAMPLED_TOKENS)
+        found = Tokens(x, None if known is None else known.to(x.device))
+        found.batch_shape = self.batch_shape
+        return found
 
     @cached_property
     def kept_grams(self) -> Grams:
         """Gram matrices of all sequences, cached; used only if they are small."""
         return all_grams(self)
-
-    @cached_property
-    def grams_on_host(self) -> Callable[[], list[Tensor]] | None:
-        """Copies of the Gram matrices of X and of CX, on their way; None if spectra are not computed on the host."""
-        on_host = self.device.type != "cpu" and is_faster_on_host(self.device)
-        return start_to_host(self.kept_grams) if on_host and self.tokens and _are_kept(self) else None
 
     @cached_property
     def pair_distances(self) -> PairDistances:
@@ -242,20 +218,6 @@ class Tokens(Joinable):
     def pairs(self) -> Pairs:
         """Medians and counts over the distances of pairs of tokens."""
         return pairs(self)
-
-    def taken(self) -> frozenset[str]:
-        """The reductions that were computed so far, without those that follow from others.
-
-        :attr:`pairs` follow from their distances. If they are computed on the CPU, spectra follow from Gram matrices,
-        except for float64 tokens: threads share the eigenvalues of several sites better than those of one.
-        """
-        names = self.computed()
-        if "pair_distances" in names:
-            names -= {"pairs"}
-        on_cpu = self.device.type == "cpu" or is_faster_on_host(self.device)
-        if "kept_grams" in names and on_cpu and not is_wide(self.dtype):
-            return names - {"singular_values", "centred_singular_values", "gram_energies"}
-        return names - {"kept_grams"}
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
@@ -327,29 +289,30 @@ class Tokens(Joinable):
 
         Returns a fresh tensor, and which of its places hold a token, ``(group, size)``; None if all do.
         """
+        x, known = self._evenly_spaced(group, size)
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
+        if known is not None:
+            X.masked_fill_(~known.unsqueeze(-1), 0.0)
+        return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
+
+    def _evenly_spaced(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
+        """The same as they were given, on their own device; places without a token hold any other."""
+        x = self._x[group]
         if self._drop is None:
             place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self.device).round_().long()
-            x = self._x[group].index_select(-2, place.to(self._x.device)) if size < self.tokens else self._x[group]
-            X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
-            return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
+            return (x.index_select(-2, place.to(x.device)) if size < self.tokens else x), None
         order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # tokens that count first, in order
         count = self.count[group, None]
         step = torch.arange(size, dtype=torch.float64, device=self.device)
         spread = (step * (count - 1).clamp_min(0.0) / max(1, size - 1)).round_()
         known = step < count
         place = order.gather(-1, torch.where(count > size, spread, step.expand_as(spread)).long())
-        X = self._x[group].gather(-2, place.to(self._x.device).unsqueeze(-1).expand(-1, -1, self.dim))
-        X = X.to(self.device, torch.float64).masked_fill(~known.unsqueeze(-1), 0.0)
-        return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
+        return x.gather(-2, place.to(x.device).unsqueeze(-1).expand(-1, -1, self.dim)), known
 
     def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
         """One entry of each token, including dropped tokens, in the units of ``x``."""
         place = channel.unsqueeze(-1).to(self._x.device)
         return self._x.gather(-1, place).squeeze(-1).to(self.device).double()
-
-    def raw(self, group: slice) -> Tensor:
-        """All tokens of a group as they were given, including dropped ones."""
-        return self._x[group]
 
     def dropped(self, group: slice, rows: slice) -> Bool[Tensor, "group rows 1"] | None:
         """Which tokens of the piece do not count."""
@@ -361,10 +324,6 @@ class Tokens(Joinable):
 
     @cached_property
     def _norm_sums(self) -> NormSums:
-        return self._walked[0]
-
-    @cached_property
-    def _walked(self) -> tuple[NormSums, GramSums | None]:
         return norm_sums(self)
 
     @cached_property
@@ -549,27 +508,6 @@ class NormSums:
 
 
 @dataclass(frozen=True)
-class GramSums:
-    """What Gram matrices and pairs of tokens need from a walk, so that it does not have to be repeated.
-
-    Attributes:
-        centred: Gram matrices of CX.
-        along_mean: CX m.
-        unit_energy: sums of squares along the columns, each row in units of its own energy.
-    """
-
-    centred: Float[Tensor, "sequences tokens tokens"]
-    along_mean: Float[Tensor, "sequences tokens 1"]
-    unit_energy: Float[Tensor, "sequences 1 dim"]
-
-    @classmethod
-    def empty(cls, tokens: Tokens) -> GramSums:
-        """To be filled."""
-        sizes = (tokens.tokens, tokens.tokens), (tokens.tokens, 1), (1, tokens.dim)
-        return cls(*(torch.empty(tokens.sequences, *size, dtype=torch.float64) for size in sizes))
-
-
-@dataclass(frozen=True)
 class ColumnRanges:
     """Per column: half the distance between its extremes, and the larger of them in absolute value."""
 
@@ -584,14 +522,13 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
     return values.amax(-1)
 
 
-def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
-    """Mean, sums of squares, of absolute values and of directions, and if they are expected Gram matrices of CX."""
+def norm_sums(tokens: Tokens) -> NormSums:
+    """Mean, sums of squares, of absolute values and of directions."""
     # The first piece of a sequence writes its sums; without tokens there is none, and the sums are zero.
     is_empty = tokens.sequences * tokens.tokens == 0
     fresh = torch.zeros if is_empty else torch.empty
     row = fresh(4, tokens.sequences, tokens.tokens, 1, dtype=torch.float64, device=tokens.device)
     column = fresh(6, tokens.sequences, 1, tokens.dim, dtype=torch.float64, device=tokens.device)
-    grams = GramSums.empty(tokens) if tokens.grams_expected else None
     means: list[Mean] = []
     for piece in walk(tokens):
         if piece.is_first:
@@ -599,7 +536,7 @@ def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
         if is_empty:
             continue
         of_rows = _RowSums(*row[:, piece.group, piece.rows].unbind())
-        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()), grams)
+        _sum_piece(piece, of_rows, _ColumnSums(*column[:, piece.group].unbind()))
     values, tails = zip(*means, strict=True)
     mean = means[0] if len(means) == 1 else Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
     rows, columns = _RowSums(*row.squeeze(-1).unbind()), _ColumnSums(*column.squeeze(-2).unbind())
@@ -613,7 +550,7 @@ def norm_sums(tokens: Tokens) -> tuple[NormSums, GramSums | None]:
         centred_row=rows.centred_size,
         centred_direction=columns.centred_direction,
     )
-    return NormSums(mean, energies, linear), grams
+    return NormSums(mean, energies, linear)
 
 
 class _RowSums(NamedTuple):
@@ -632,15 +569,13 @@ class _ColumnSums(NamedTuple):
     centred_direction: Tensor
 
 
-def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: GramSums | None) -> None:
+def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums) -> None:
     """Write the sums of the rows of a piece, and add its sums of columns."""
     X, wide, first = piece.X, piece.mean.tail is not None, piece.is_first
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
     _sum_rows(S, piece, row.energy)
     _add_columns(column.energy, S, piece)
-    if grams is not None:
-        torch.bmm(_shares(row.energy).mT, S, out=grams.unit_energy[piece.group])
     _add_directions(column.direction, X, row.energy, wide=wide, first=first)
     A = torch.abs(X, out=piece.spare)
     _sum_rows(A, piece, row.size)
@@ -648,9 +583,6 @@ def _sum_piece(piece: TokenPiece, row: _RowSums, column: _ColumnSums, grams: Gra
     C = piece.centre_()
     torch.linalg.vector_norm(C, dim=-1, keepdim=True, out=row.centred_energy).square_()
     _add_directions(column.centred_direction, C, row.centred_energy, wide=wide, first=first)
-    if grams is not None:
-        torch.bmm(C, C.mT, out=grams.centred[piece.group])
-        torch.bmm(C, piece.mean.whole.mT, out=grams.along_mean[piece.group])
     if C.device.type != "cpu":
         if first:
             torch.linalg.vector_norm(C, dim=-2, keepdim=True, out=column.centred_energy).square_()
@@ -816,8 +748,6 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
 
 
 def _eigenvalues(tokens: Tokens, block: GramBlock, *, centred: bool) -> Float[Tensor, "group side"]:
-    if tokens.grams_on_host is not None:
-        return spectrum.gram_eigenvalues(tokens.grams_on_host()[centred]).to(tokens.device, non_blocking=True)
     if _leave_threads_idle(tokens):
         return tokens._both_eigenvalues[block.group.stop :] if centred else tokens._both_eigenvalues[block.group]
     return spectrum.gram_eigenvalues(block.centred if centred else block.plain)
@@ -828,48 +758,6 @@ def _leave_threads_idle(tokens: Tokens) -> bool:
     on_cpu = tokens.device.type == "cpu"
     divided = spectrum.are_divided(2 * tokens.sequences, _side(tokens))
     return on_cpu and _are_kept(tokens) and divided and tokens.sequences < available_threads()
-
-
-def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
-    """Ranks of X and of CX, a few sequences at a time."""
-    energy = tokens.energies.centred_row.sum(-1)
-    whole = tokens.energies.row.sum(-1)
-    length = torch.linalg.vector_norm(tokens.mean, dim=-1)
-    unit = torch.where(energy > 0, energy, 1.0)
-    # Equal tokens: CX = 0 has no spectrum, and X has rank one.
-    mean_energy = (tokens.count * length.square() / energy).nan_to_num(nan=1.0).clamp_max(_MOST_MEAN_ENERGY)
-    direction = tokens.mean / torch.where(length > 0, length, 1.0).unsqueeze(-1)
-    dtype = torch.float64 if is_wide(tokens.dtype) else torch.float32
-    scale = power_of_two_below(unit.sqrt())
-    parts = []
-    for group in tokens.groups():
-        W = _centred_copy(tokens, group, dtype)
-        W.div_(scale[group, None, None].to(dtype).to(W.device))
-        W.masked_fill_(~tokens.finite[group, None, None].to(W.device), 0.0)
-        mean = direction[group].to(dtype).to(W.device)
-        parts.append(thin_spectrum.bidiagonalised(W, mean, (unit / scale.square())[group]))
-    found = thin_spectrum.ranks(thin_spectrum.joined(parts), mean_energy, torch.finfo(dtype).eps)
-    return found.where(whole > 0, energy > 0)
-
-
-# Beyond this ratio of the energy of the mean to that of CX, tokens agree to 13 digits.
-_MOST_MEAN_ENERGY = 1e26
-
-
-def _centred_copy(tokens: Tokens, group: slice, dtype: torch.dtype) -> Tensor:
-    """CX of a group in one piece; in float32 the mean is subtracted in two parts, so that an offset costs no digits.
-
-    In float32 it is on the device of the activations, even if that has no float64: products with it are most of the
-    work.
-    """
-    if dtype == torch.float64:
-        return tokens.centred_piece(group, slice(None))
-    x = tokens.raw(group)
-    mean = tokens.mean[group].unsqueeze(-2)
-    first = mean.to(dtype)
-    W = x.to(dtype, copy=True).sub_(first.to(x.device)).sub_((mean - first).to(dtype).to(x.device))
-    drop = tokens.dropped(group, slice(None))
-    return W if drop is None else W.masked_fill_(drop.to(x.device), 0.0)
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
@@ -890,12 +778,7 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
 
 def all_grams(tokens: Tokens) -> Grams:
     """Gram matrices of all sequences: operations on many small matrices cost less than on one at a time."""
-    group, grams = slice(0, tokens.sequences), tokens._walked[1]
-    if grams is not None:
-        plain = _plain(tokens, group, grams.centred, grams.along_mean)
-        blocks = [_finite(tokens, GramBlock(group, plain, grams.centred))]
-    else:
-        blocks = list(gram_blocks(tokens))
+    blocks = list(gram_blocks(tokens))
     if len(blocks) == 1:
         return Grams(blocks[0].plain, blocks[0].centred)
     none = tokens.zeros(_side(tokens), _side(tokens))[:0]
@@ -926,7 +809,7 @@ def _side(tokens: Tokens) -> int:
 
 def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
     C = tokens.centred_piece(group, slice(None), room)
-    centred = _times_own_transpose(C)
+    centred = C @ C.mT
     return _plain(tokens, group, centred, C @ tokens.mean[group].unsqueeze(-1)), centred
 
 
@@ -947,23 +830,6 @@ def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, T
         centred.baddbmm_(C.mT, C)
     # X^TX = (CX)^T(CX) + n m m^T.
     return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
-
-
-_LEAST_ROWS_TO_HALVE = 320
-"""With fewer rows the copies cost more than the quarter that they save."""
-
-
-def _times_own_transpose(C: Tensor) -> Tensor:
-    """CC^T. It is symmetric, so the upper right quarter of a large one is copied from the lower left, not computed."""
-    if C.shape[-2] < _LEAST_ROWS_TO_HALVE:
-        return C @ C.mT
-    half = C.shape[-2] // 2
-    upper, lower = C[:, :half], C[:, half:]
-    gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
-    gram[:, :, :half] = C @ upper.mT
-    gram[:, half:, half:] = lower @ lower.mT
-    gram[:, :half, half:] = gram[:, half:, :half].mT
-    return gram
 
 
 _DEVICE_GROUP_ENTRIES = 1 << 24

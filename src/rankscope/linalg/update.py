@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg.joining import Joinable
+from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.precision import is_wide, power_of_two_below
 from rankscope.linalg.tokens import Tokens, fitting, join_rows
 
@@ -50,8 +50,6 @@ class Update(Joinable):
         InputError: the two do not have the same shape, or ``keep`` does not fit them.
     """
 
-    reductions = frozenset({"_products"})
-
     def __init__(
         self,
         before: Float[Tensor, "*batch tokens dim"],
@@ -65,6 +63,7 @@ class Update(Joinable):
             )
         self._before, self._other = Tokens(before, keep), Tokens(change, keep)
         self._is_after = False
+        self.made = Made(Update, (before, change, keep))
         self.batch_shape = self._before.batch_shape
         self.fewest = self._before.fewest
 
@@ -78,7 +77,13 @@ class Update(Joinable):
         """The update from ``before`` to ``after``; the difference is taken in float64."""
         update = cls(before, after, keep)
         update._is_after = True
+        update.made = Made(Update.between, (before, after, keep))
         return update
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether bits on a CPU depend neither on the number of threads nor on what the view is joined with."""
+        return self._before.keeps_bits
 
     @property
     def count(self) -> Float[Tensor, " sequences"]:

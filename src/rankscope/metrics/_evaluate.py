@@ -13,13 +13,11 @@ from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.branch import Branch
-from rankscope.linalg.joining import at_best_pace
 from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
-from rankscope.linalg.thin_spectrum import RankEstimate
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
-from rankscope.metrics._spec import MetricSpec, where_defined
+from rankscope.metrics._spec import MetricSpec
 
 NORM_METRICS: tuple[str, ...] = (
     "relative_residual",
@@ -80,13 +78,10 @@ class MetricValues:
     Attributes:
         values: float64; NaN unless the status is ``OK``, ``FLOOR`` or ``ESTIMATE``.
         statuses: index of each value's status in ``list(Status)``.
-        interval: lower and upper end of the interval around each estimate, NaN for other values; None if no value has
-            one.
     """
 
     values: Float[Tensor, " metrics *batch"]
     statuses: Int[Tensor, " metrics *batch"]
-    interval: Float[Tensor, "2 metrics *batch"] | None = None
 
 
 def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
@@ -114,40 +109,20 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
         return MetricValues(empty, empty.to(torch.int8))
     # A mode that follows the model would be asked about each of some 600 operations.
     with torch._C.DisableTorchFunction(), full_precision(view.count.device):
-        return at_best_pace(view, ("values", len(specs)), lambda: _evaluated(specs, view, floor))
+        return _evaluated(specs, view, floor)
 
 
 def _evaluated(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
-    if isinstance(view, Tokens) and any(spec.needs in ("gram", "spectrum") for spec in specs):
-        view.expect_grams()
-    estimates = _estimates(specs, view)
-    values = torch.stack(
-        [estimates[spec.name].value if spec.name in estimates else spec.function(view) for spec in specs]
-    )
+    sampled = view.sampled if isinstance(view, Tokens) and view.has_estimated_spectra else view
+    values = torch.stack([spec.function(sampled if spec.estimate else view) for spec in specs])
     statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
-    if not estimates:
-        return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
-    none = torch.full_like(values[0], torch.nan)
-    ends = [[estimates[spec.name][end] if spec.name in estimates else none for spec in specs] for end in (1, 2)]
-    interval = torch.stack([torch.stack(end) for end in ends])
-    return MetricValues(values.masked_fill_(lost, torch.nan), statuses, interval.masked_fill_(lost, torch.nan))
+    return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 
 
 def is_left_out(spec: MetricSpec, view: View) -> bool:
-    """Whether a metric needs all singular values of a large view, of which only estimates are made."""
-    return (
-        spec.needs == "spectrum" and spec.estimate is None and isinstance(view, Tokens) and view.has_estimated_spectra
-    )
-
-
-def _estimates(specs: Sequence[MetricSpec], view: View) -> dict[str, RankEstimate]:
-    found = {}
-    for spec in specs:
-        if spec.estimate is not None and isinstance(view, Tokens) and view.has_estimated_spectra:
-            parts = (where_defined(part, view, spec.least_count) for part in spec.estimate(view))
-            found[spec.name] = RankEstimate(*(part.reshape(view.batch_shape) for part in parts))
-    return found
+    """Whether a metric needs all singular values of a large view, and those of a sample say nothing about it."""
+    return spec.needs == "spectrum" and not spec.estimate and isinstance(view, Tokens) and view.has_estimated_spectra
 
 
 def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: float) -> Tensor:
@@ -164,7 +139,7 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
             declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
         )
     if isinstance(view, Tokens) and view.has_estimated_spectra:
-        estimated = declared([spec.estimate is not None for spec in specs])
+        estimated = declared([spec.estimate for spec in specs])
         statuses.masked_fill_(estimated, _CODE[Status.ESTIMATE])
     if isinstance(view, Branch):
         statuses.masked_fill_(view.is_span_uncertain.reshape(view.batch_shape), _CODE[Status.ESTIMATE])

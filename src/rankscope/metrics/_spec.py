@@ -15,8 +15,6 @@ from torch import Tensor
 from rankscope._citations import Cite
 from rankscope._printing import brief
 from rankscope._registry import Registry
-from rankscope.linalg.thin_spectrum import RankEstimate
-from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import ATTENTION, BRANCH, QUERIES, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 from rankscope.runs.lengths import LENGTH_DEPENDENCE
 
@@ -73,8 +71,7 @@ class MetricSpec:
         function: takes the tensors of its side, or a view of them that shares reductions; returns float64, one value
             per sequence (and head).
         alias_of: the metric of which this is another name, or None.
-        estimate: for a metric that needs all singular values, the same from a few products with X, for large shapes;
-            None if there is no estimate.
+        estimate: whether a metric that needs all singular values is taken from a sample of the tokens for large shapes.
     """
 
     name: str
@@ -91,7 +88,7 @@ class MetricSpec:
     function: MetricFunction
     alias_of: str | None = None
     depends_on_length: bool = False
-    estimate: Callable[[Tokens], RankEstimate] | None = None
+    estimate: bool = False
 
     __repr__ = brief
 
@@ -121,7 +118,7 @@ def metric(
     reads_deviation: bool = False,
     least_count: int = 1,
     depends_on_length: bool = False,
-    estimate: Callable[[Tokens], RankEstimate] | None = None,
+    estimate: bool = False,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[V], Tensor]], Callable[..., Tensor]]:
     """Register a function of a side's view; the result also accepts the tensors of which the side makes a view."""

@@ -19,7 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.plain.effective_rank,
+    estimate=True,
     cites=(Cite("roy2007effective"),),
 )
 def effective_rank(tokens: Tokens) -> Tensor:
@@ -28,7 +28,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
     **Exact.** Singular values themselves, not their squares. 1 at rank one, rank(X) when all are equal.
     Undefined for X = 0. For float32 and narrower input the smallest singular values come from a Gram matrix; near
     collapse that adds a relative error of up to 5e-8 min(n, d).
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.centred.effective_rank,
+    estimate=True,
     cites=(Cite("roy2007effective"),),
 )
 def centred_effective_rank(tokens: Tokens) -> Tensor:
@@ -55,7 +55,7 @@ def centred_effective_rank(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch

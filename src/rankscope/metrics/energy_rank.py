@@ -19,14 +19,14 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.plain.energy_rank_99,
+    estimate=True,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def energy_rank_99(tokens: Tokens) -> Tensor:
     r"""Fewest directions that hold 99% of the energy, :math:`\min\{k : \sum_{i\le k} s_i^2 \ge 0.99 \sum_i s_i^2\}`.
 
     **Exact**, and an integer, so it is not continuous. 1 at rank one. Undefined for X = 0.
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ def energy_rank_99(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.centred.energy_rank_99,
+    estimate=True,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def centred_energy_rank_99(tokens: Tokens) -> Tensor:
@@ -53,7 +53,7 @@ def centred_energy_rank_99(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch

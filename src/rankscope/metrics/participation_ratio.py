@@ -18,7 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="gram",
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.plain.participation_ratio,
+    estimate=True,
     cites=(Cite("gao2017theory"),),
 )
 def participation_ratio(tokens: Tokens) -> Tensor:
@@ -26,7 +26,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact**, from traces: :math:`\|X\|_F^4 / \|XX^T\|_F^2` needs no singular value. 1 at rank one, rank(X) when all
     are equal. Undefined for X = 0.
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
-    estimate=lambda tokens: tokens.rank_estimates.centred.participation_ratio,
+    estimate=True,
     cites=(Cite("gao2017theory"),),
 )
 def centred_participation_ratio(tokens: Tokens) -> Tensor:
@@ -53,7 +53,7 @@ def centred_participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
-    ``measure`` estimates it, with an interval, if both n and d are above 1024.
+    ``measure`` takes it from 1,024 evenly spaced tokens if both n and d are above 1024.
 
     Example:
         >>> import torch

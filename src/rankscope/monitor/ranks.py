@@ -1,6 +1,6 @@
 """Several processes, one gauge: which rank reports, when all take a reading, and what happens if one is missing.
 
-Nothing here is a collective operation (see :mod:`rankscope.execution.rendezvous`), so a rank that is late, has no
+Nothing here is a collective operation (see :mod:`rankscope.execution.rank_store`), so a rank that is late, has no
 batch or died cannot block the others.
 """
 
@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 
 from rankscope.errors import ProcessError
-from rankscope.execution.rendezvous import RankStore
+from rankscope.execution.rank_store import RankStore
 from rankscope.models.wrapping import in_group
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.readings import LayerValue

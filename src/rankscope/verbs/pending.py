@@ -1,11 +1,8 @@
-"""Readings that are still on their device: evaluated for several blocks at once, and copied once per pass.
+"""Readings that are still on their device: small ones evaluated for several blocks at once, copied once per pass.
 
-On an accelerator a small operation takes as long to launch as a large one, so views wait until the pass is over, or
-until they are too many: small ones with a copy of their activations, up to :data:`HELD_ENTRIES`, large ones stripped of
-them, up to :data:`HELD_BYTES`. If the host solves its eigenvalue problems, Gram matrices are copied there while the
-device evaluates other views. On a CPU very small views wait too, because there the calls themselves are most of the
-work, and with several threads so do views whose spectra are asked for, with their Gram matrices. All others are
-evaluated at once.
+On an accelerator a small operation takes as long to launch as a large one, and on a CPU the calls themselves are most
+of the work on a very small view. So small views wait, with copies of their tensors, until the pass is over or they are
+too many. All others are evaluated at once.
 """
 
 from __future__ import annotations
@@ -16,27 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.linalg.eigenvalue_times import is_faster_on_host
-from rankscope.linalg.joining import ActivationsGoneError, Joinable, at_best_pace
-from rankscope.linalg.threads import available_threads
+from rankscope.linalg.joining import Joinable, Made, joined
 from rankscope.linalg.to_host import to_host
-from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
 HELD_ENTRIES = 1 << 23
 """Entries of the activations that wait together: as many as a walk reduces in one piece (:mod:`.linalg.tiles`)."""
-HELD_BYTES = 1 << 25
-"""Memory for the reductions of the views that wait together without their activations."""
 HELD_CPU_ENTRIES = 1 << 20
 """The same on a CPU: 4 MiB in float32."""
-HELD_CPU_BYTES = 1 << 24
-"""The same for reductions, most of them Gram matrices whose eigenvalues the threads of the CPU share."""
-# A view waits with its activations if at least this many like it fit.
+# A view waits if at least this many like it fit.
 _FEWEST_HELD = 4
-
-# What was learnt about views of each kind, for later passes too: a gauge makes many, of a few kinds.
-_MOST_KINDS = 1000
-_reductions: dict[Any, frozenset[str] | None] = {}
 
 Deliver = Callable[..., None]
 
@@ -56,36 +42,19 @@ class _Group:
 
     specs: Sequence[MetricSpec]
     floor: float
-    views: list[Joinable] = field(default_factory=list)
+    views: list[Made] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
     owed: list[_Owed] = field(default_factory=list)
-    size: int = 0
-    joined: Any = None
-
-    def add(self, view: Joinable, owed: _Owed, size: int) -> None:
-        """Have a view wait here; its size is in the units of the limit of the group."""
-        self.views.append(view)
-        self.owed.append(owed)
-        self.size += size
-
-    def start(self) -> bool:
-        """Start to copy Gram matrices to the host; False if their eigenvalues are not computed there."""
-        first = self.views[0]
-        if first.home.type == "cpu" or not isinstance(first, Tokens) or first.has_estimated_spectra:
-            return False
-        if not is_faster_on_host(first.device) or all(spec.needs != "spectrum" for spec in self.specs):
-            return False
-        self.joined = type(first).joined([view for view in self.views if isinstance(view, Tokens)])
-        return self.joined.grams_on_host is not None
+    entries: int = 0
 
     def evaluate(self) -> None:
         """All metrics of all views."""
-        joined: Any = type(self.views[0]).joined(self.views) if self.joined is None else self.joined
-        tensors = _tensors_of(evaluate(self.specs, joined, self.floor))  # the same objects for all, so copied once
+        # The same tensors for all, so they are copied once.
+        tensors = _tensors_of(evaluate(self.specs, joined(self.views), self.floor))
         start = 0
-        for view, owed in zip(self.views, self.owed, strict=True):
-            stop = start + view.batch_shape[0]
-            owed.tensors, owed.columns = tensors, slice(start, stop)
-            start = stop
+        for count, owed in zip(self.sequences, self.owed, strict=True):
+            owed.tensors, owed.columns = tensors, slice(start, start + count)
+            start += count
 
 
 class PendingReadings:
@@ -103,52 +72,28 @@ class PendingReadings:
         self._owed.append(_Owed(deliver, tensors))
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
-        """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
+        """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
         joinable = view if isinstance(view, Joinable) and view.batch_shape else None
         on_cpu = joinable is None or joinable.home.type == "cpu"
         most = HELD_CPU_ENTRIES if on_cpu else HELD_ENTRIES
-        small = joinable is not None and joinable.entries_held <= most // _FEWEST_HELD
-        if joinable is not None and small and (not on_cpu or joinable.keeps_bits):
-            held = joinable.held()
-            self._wait(specs, held, floor, deliver, held.entries_held, most)
-        elif joinable is None or (on_cpu and not _shares_spectra(specs, view)):
+        small = joinable is not None and joinable.made.entries <= most // _FEWEST_HELD
+        if joinable is None or not small or (on_cpu and not joinable.keeps_bits):
             self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
-        else:
-            self._evaluate_large(specs, joinable, floor, deliver)
-
-    def _evaluate_large(self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver) -> None:
-        """Reduce a view whose activations cannot wait: the first of its kind is evaluated at once, to learn how."""
-        # By shape too, because a metric may read other reductions of an empty or a large sequence.
-        on_host = view.home.type != "cpu" and is_faster_on_host(view.home)
-        kind = (tuple(specs), type(view), view.stripped(frozenset()).likeness, on_host)
-        reductions = _reductions.get(kind)
-        if reductions is None:
-            whole: Any = view
-            self.add(_tensors_of(evaluate(specs, whole, floor)), deliver)
-            if kind not in _reductions:
-                if len(_reductions) >= _MOST_KINDS:
-                    _reductions.clear()
-                _reductions[kind] = _reductions_read(specs, view, floor)
             return
-        stripped = at_best_pace(view, ("reductions", len(specs)), lambda: _stripped(view, reductions, floor))
-        most = HELD_CPU_BYTES if stripped.home.type == "cpu" else HELD_BYTES
-        self._wait(specs, stripped, floor, deliver, stripped.bytes_held, most)
-
-    def _wait(
-        self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver, size: int, most: int
-    ) -> None:
-        """Add a view to those like it; what would exceed ``most`` is evaluated first."""
-        key = (tuple(spec.name for spec in specs), type(view), floor, view.likeness)
-        if key in self._groups and self._groups[key].size + size > most:
+        made = joinable.made.copied()
+        key = (tuple(spec.name for spec in specs), floor, made.likeness)
+        if key in self._groups and self._groups[key].entries + made.entries > most:
             self._groups.pop(key).evaluate()
-        owed = _Owed(deliver)
+        group, owed = self._groups.setdefault(key, _Group(specs, floor)), _Owed(deliver)
+        group.views.append(made)
+        group.sequences.append(joinable.batch_shape[0])
+        group.owed.append(owed)
+        group.entries += made.entries
         self._owed.append(owed)
-        self._groups.setdefault(key, _Group(specs, floor)).add(view, owed, size)
 
     def settle(self) -> None:
         """Copy everything to the CPU, once, and deliver it."""
-        # All copies are started first. The device evaluates the other groups while they are on their way.
-        for group in sorted(self._groups.values(), key=_Group.start):
+        for group in self._groups.values():
             group.evaluate()
         owed, self._owed, self._groups = self._owed, [], {}
         tensors = {id(tensor): tensor for one in owed for tensor in one.tensors}
@@ -158,35 +103,6 @@ class PendingReadings:
             one.deliver(*(on_host if one.columns is None else (tensor[:, one.columns] for tensor in on_host)))
 
 
-def _shares_spectra(specs: Sequence[MetricSpec], view: View) -> bool:
-    """Whether a view on a CPU should wait with its Gram matrices, so that the threads share more eigenvalues.
-
-    Metrics of extensions are evaluated at once: they may read activations for some values only.
-    """
-    spectral = any(spec.needs == "spectrum" for spec in specs)
-    ours = all((spec.function.__module__ or "").split(".")[0] == "rankscope" for spec in specs)
-    return available_threads() > 1 and spectral and ours and isinstance(view, Tokens)
-
-
-def _stripped(view: Joinable, reductions: frozenset[str], floor: float) -> Joinable:
-    if isinstance(view, Tokens) and view.device.type == "cpu":
-        if "kept_grams" in reductions:
-            view.expect_grams()
-        view.settle_resolved(floor)
-    return view.stripped(reductions)
-
-
 def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:
-    """Values, statuses and, if there are estimates, intervals; metrics first, then the batch."""
-    ends = () if reading.interval is None else (reading.interval.movedim(0, -1),)
-    return (reading.values, reading.statuses, *ends)
-
-
-def _reductions_read(specs: Sequence[MetricSpec], view: Joinable, floor: float) -> frozenset[str] | None:
-    """The reductions that these metrics read, of a view on which they were evaluated; None if one reads activations."""
-    stripped: Any = _stripped(view, view.computed(), floor)
-    try:
-        evaluate(specs, stripped, floor)
-    except ActivationsGoneError:
-        return None
-    return view.taken()
+    """Values and statuses; metrics first, then the batch."""
+    return reading.values, reading.statuses

@@ -385,11 +385,11 @@ class SiteReader:
         self._pending.evaluate(specs, view, floor, self._rows(ref, specs, head_axis=head_axis))
 
     def _rows(self, ref: SiteRef, specs: list[MetricSpec], *, head_axis: bool) -> Callable[..., None]:
-        """A function that writes the values, statuses and intervals of these metrics, of the current batch."""
+        """A function that writes the values and statuses of these metrics, of the current batch."""
         first_sequence = self.first_sequence
 
-        def add(values: Tensor, statuses: Tensor, intervals: Tensor | None = None) -> None:
-            for place, (spec, value, status) in enumerate(zip(specs, values.numpy(), statuses.numpy(), strict=True)):
+        def add(values: Tensor, statuses: Tensor) -> None:
+            for spec, value, status in zip(specs, values.numpy(), statuses.numpy(), strict=True):
                 self._writer.add(
                     metric=spec.name,
                     site=ref.site,
@@ -400,7 +400,6 @@ class SiteReader:
                     statuses=status,
                     head_axis=head_axis,
                     at=self._at,
-                    interval=None if intervals is None else intervals[place].movedim(-1, 0).numpy(),
                 )
 
         return add

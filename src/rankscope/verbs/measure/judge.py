@@ -8,14 +8,19 @@ import pyarrow.compute as pc
 
 from rankscope._types import Status
 from rankscope.runs.curves import names_in
-from rankscope.runs.rows import INTERVAL, only
-from rankscope.views import number
+from rankscope.runs.rows import only
 
 VALUE, BOUND = "attention_contraction", "attention_contraction_bound"
+RANKS = {
+    centred + name
+    for name in ("stable_rank", "effective_rank", "participation_ratio", "energy_rank_99")
+    for centred in ("", "centred_")
+} | {"rankme"}
+"""Metrics of which large shapes have estimates, from 1,024 evenly spaced tokens; ``rankme`` is the effective rank."""
 
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
-    """A sentence for each kind of estimate in the table, with the interval that contains it if that was measured."""
+    """A sentence for each kind of estimate in the table, and how far off it may be if that was measured."""
     return (*_notes_on_contraction(table), *_notes_on_ranks(table))
 
 
@@ -41,20 +46,22 @@ def _notes_on_contraction(table: pa.Table) -> tuple[str, ...]:
 
 def spectra_in(table: pa.Table) -> str:
     """How the ranks of tokens were computed."""
-    return "estimated" if INTERVAL[0] in table.column_names else "exact"
+    return "estimated" if _sampled(table) else "exact"
 
 
 def _notes_on_ranks(table: pa.Table) -> tuple[str, ...]:
-    if spectra_in(table) == "exact":
+    names = _sampled(table)
+    if not names:
         return ()
-    rows = table.filter(pc.is_valid(table["low"]))
-    widest = []
-    for metric in names_in(rows, "metric"):
-        value, low, high = (only(rows, metric=metric)[name].to_numpy() for name in ("value", *INTERVAL))
-        worst = int(np.argmax(high / low))
-        ends = f"[{number(low[worst])}, {number(high[worst])}]"
-        widest.append(f"{metric} {number(value[worst])} {ends}")
     return (
-        "ranks marked ~ are estimates (status 'estimated'); the columns low and high contain an interval around each. "
-        f"The widest: {', '.join(widest)}. spectra='exact' (--spectra exact) computes them from all singular values",
+        f"{', '.join(names)} marked ~ (status 'estimated') are those of 1,024 evenly spaced tokens of "
+        "each sequence, and not of all its tokens; no rank above that is seen. spectra='exact' (--spectra exact) "
+        "computes them from all tokens",
     )
+
+
+def _sampled(table: pa.Table) -> list[str]:
+    rows = only(table, status=str(Status.ESTIMATE))
+    # Between inputs, every estimate is from a sample of the inputs.
+    estimated = names_in(rows.filter(pc.invert(pc.starts_with(pc.cast(rows["site"], "string"), "inputs."))), "metric")
+    return [name for name in estimated if name in RANKS]

@@ -87,8 +87,8 @@ def measure(
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
             by size.
-        spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from products with a few vectors,
-            with an interval around each. None chooses by size: exact up to min(tokens, width) = 1024.
+        spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from those of 1,024
+            evenly spaced tokens of longer sequences. None chooses by size: exact up to min(tokens, width) = 1024.
         progress: show a progress bar.
 
     Returns:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.linalg import eigenvalue_times
-from rankscope.linalg.eigenvalue_times import EigenvalueTimes
 from rankscope.linalg.precision import device_name, has_float64, widest
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
@@ -52,14 +50,11 @@ class SelfTest:
         values: per kind of tokens, one value for each of ``COLUMNS``.
         device: where they were computed.
         verbs: the verbs on that device, compared with the processor; none unless a device was named.
-        eigenvalue_times: seconds for eigenvalues there and on the processor; the faster way is used from now on. None
-            if no device with float64 was named.
     """
 
     values: dict[str, tuple[float, ...]]
     device: str = "cpu"
     verbs: tuple[VerbParity, ...] = ()
-    eigenvalue_times: EigenvalueTimes | None = None
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -95,7 +90,6 @@ class SelfTest:
             "differences": list(self.differences),
             "rows": rows,
             "verbs": verbs,
-            "eigenvalue_times": None if self.eigenvalue_times is None else vars(self.eigenvalue_times),
         }
 
     def __repr__(self) -> str:
@@ -114,8 +108,7 @@ def selftest(device: torch.device | str | None = None) -> SelfTest:
 
     Args:
         device: also compute the table on this device, such as ``"cuda"``, and compare every verb on it with the
-            processor, for a tiny model. Eigenvalues are timed on the device and on the processor; the faster way is
-            kept in the cache folder, and used from now on.
+            processor, for a tiny model.
 
     Example:
         >>> selftest().passed
@@ -128,11 +121,7 @@ def selftest(device: torch.device | str | None = None) -> SelfTest:
     values = {kind: tuple(_measure(name, view) for name in COLUMNS) for kind, view in views.items()}
     if place is None:
         return SelfTest(values, str(here))
-    times = None
-    if place.type != "cpu" and has_float64(place):
-        times = eigenvalue_times.measured(place)
-        eigenvalue_times.remember(place, times)
-    return SelfTest(values, str(here), verbs_on(place), times)
+    return SelfTest(values, str(here), verbs_on(place))
 
 
 def document(result: SelfTest) -> Document:
@@ -152,19 +141,7 @@ def document(result: SelfTest) -> Document:
     return Document(
         f"selftest on {_described(torch.device(result.device))}",
         verdict,
-        parts=(table, reading, _verbs(result), *_eigenvalues(result)),
-    )
-
-
-def _eigenvalues(result: SelfTest) -> tuple[str, ...]:
-    times = result.eigenvalue_times
-    if times is None:
-        return ()
-    chosen = "processor" if times.is_faster_on_host else "device"
-    return (
-        f"Eigenvalues of {eigenvalue_times.STACK} matrices of side {eigenvalue_times.SIDE} take "
-        f"{1e3 * times.device:.1f} ms on {result.device} and {1e3 * times.host:.1f} ms on the processor, copies "
-        f"included. From now on they are computed on the {chosen}.",
+        parts=(table, reading, _verbs(result)),
     )
 
 
