@@ -43,7 +43,7 @@ class Pattern:
         thread: where it was reported.
         words: the symptom, in the words of its kind.
         codes: findings that are right as the first one; empty if nothing is wrong with the model.
-        harmless: look-alikes that should be named, if nothing is wrong.
+        harmless: look-alikes and notes that should be named, if nothing is wrong.
         broken: the model that shows the symptom.
         healthy: its twin.
         symptom: one number.
@@ -902,11 +902,12 @@ PATTERNS.append(
         "32",
         "oliverguhr/transformer-time-series-prediction#13",
         "self.encoder_layer gets no gradient",
-        frozenset({"unused_parameters"}),
+        frozenset(),
         lambda: seeded(lambda: Case(Unused(kept=True), torch.randn(8, 12, 32)))(),
         lambda: seeded(lambda: Case(Unused(kept=False), torch.randn(8, 12, 32)))(),
         _without_gradient,
         lambda count: count == 0,
+        frozenset({"unused_parameters"}),
     )
 )
 
