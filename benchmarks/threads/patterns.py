@@ -288,7 +288,6 @@ PATTERNS.append(
         lambda: cosine(0.0),
         outputs_apart,
         lambda value: True,
-        harmless=frozenset({"mean_offset"}),
     )
 )
 
@@ -459,7 +458,6 @@ PATTERNS.append(
         lambda: seeded(lambda: Case(Massive(0.0), text()[0]))(),
         outputs_apart,
         lambda value: True,
-        harmless=frozenset({"massive_activations"}),
     )
 )
 
@@ -775,7 +773,6 @@ PATTERNS.append(
         lambda: idle(1.0),
         outputs_apart,
         lambda value: True,
-        harmless=frozenset({"idle_blocks"}),
     )
 )
 
