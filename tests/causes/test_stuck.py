@@ -105,8 +105,12 @@ def codes(report: DoctorReport) -> list[str]:
         ("in place", "`x.clamp_(9, 10)` in `Model.enter`", "write `x` instead of `x.clamp_(9, 10)`"),
         ("numpy", "was not found", "Look at where forward uses its inputs"),
         ("relu", "No parameter gets a gradient", "write `z - 5` instead of `F.relu(z - 5)`"),
-        ("relu as a module", "last (ReLU)", "Give this operation values that it does not make equal"),
-        ("where", "`torch.where(z > 9, z, torch.zeros_like(z))`", "Give this operation values that it does not make equal"),
+        ("relu as a module", "last (ReLU)", "Give this operation values that it"),
+        (
+            "where",
+            "`torch.where(z > 9, z, torch.zeros_like(z))`",
+            "Give this operation values that it",
+        ),
         ("argmax", "`z - z` in `Model.leave`", "write `z` instead of `z - z`"),
     ],
 )

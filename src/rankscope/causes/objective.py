@@ -208,8 +208,8 @@ def _compares(x: Examination, out: torch.Tensor, axis: int) -> bool:
     """Whether a loss compares sequences with each other: the gradient of the others changes with the first one."""
     other = out.clone()
     other.select(axis, 0).copy_(out.select(axis, 1))
-    others = [_gradient(x, one).narrow(axis, 1, out.shape[axis] - 1) for one in (out, other)]
-    return not torch.allclose(*others)
+    before, after = (_gradient(x, one).narrow(axis, 1, out.shape[axis] - 1) for one in (out, other))
+    return not torch.allclose(before, after)
 
 
 def _is_over_classes(gradient: torch.Tensor) -> bool:
