@@ -443,3 +443,22 @@ def test_an_objective_that_compares_sequences_is_found_beside_classes() -> None:
     torch.manual_seed(0)
     found = rs.doctor(Net(), torch.randint(0, 50, (8, 12)), loss=pull, labels=torch.arange(8) // 2)
     assert found.faults[0].code == "collapsed_objective"
+
+
+class Fused(Adapted):
+    """An adapted layer whose forward still reads the matrix that was copied before the adapter was put in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x)
+
+
+def test_adapters_that_are_not_read_are_no_dropped_result() -> None:
+    torch.manual_seed(0)
+    model = Net().requires_grad_(requires_grad=False)
+    for block in model.blocks:
+        block.q = Fused(block.q)
+    labels = torch.randint(0, 3, (8,))
+    found = rs.doctor(model, torch.randint(0, 50, (8, 12)), loss=F.cross_entropy, labels=labels).faults
+    assert [one.code for one in found] == ["unused_parameters"]
+    assert "no step changes anything" in found[0].sentence
+    assert "dropped" not in found[0].sentence

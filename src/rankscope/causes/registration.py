@@ -187,11 +187,13 @@ def _is_dropped(x: Examination, place: str, names: Sequence[str]) -> bool:
     holding = _holding(x, place)
     if place_of(holding.forward) is None:
         return False
+    # All its parameters: adapters that are not read leave the rest of their module as it is, frozen and in use.
+    own = [name for name, _ in x.model.named_parameters() if name.startswith(inside)]
     returned: list[object] = []
     with ExitStack() as opened:
         opened.callback(holding.register_forward_hook(lambda _, __, output: returned.append(output)).remove)
         x.run()
-        x.run(replaced=_moved(x, names))
+        x.run(replaced=_moved(x, own))
     half = len(returned) // 2
     return not _any_difference(returned[:half], returned[half:])
 
