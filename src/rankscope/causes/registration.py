@@ -127,7 +127,7 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
         f"{len(unused)} parameters ({few(_owners(unused))}) are not used in this pass: no output changes when they "
         "do, and they get no gradient."
         + (" No others require a gradient, so no step changes anything." if everything else ""),
-        "Look at which modules forward calls: these are not among them" if everything else "",
+        "Look at what forward reads: these parameters are not part of it" if everything else "",
         kind="fault" if everything else "note",
         measured="parameters without a gradient",
         before=float(len(unused)),
