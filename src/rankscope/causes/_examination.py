@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from rankscope.causes._softmaxes import Softmaxes
 from rankscope.causes._source import Edit, SourcePlace, tried
-from rankscope.causes._spec import Look
 from rankscope.causes._tensors import apart, change_between, changed_entries, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
@@ -33,6 +32,9 @@ from rankscope.stream.viewing import undisturbed
 _ROOM = 1 << 28
 """Bytes of the outputs of modules that one pass keeps."""
 Loss = Callable[..., Tensor]
+
+_Look = Callable[["Examination"], Iterator[Any]]
+"""What a cause looks for; `_spec` names it in full, and imports this module."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,9 @@ class Examination:
 
     # Changes.
 
-    def mends(self, look: Look, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None) -> bool:
+    def mends(
+        self, look: _Look, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+    ) -> bool:
         """Whether a cause is no longer found: in a changed copy of the model, or while the source of it is edited."""
         again = replace(self, model=model or self.model, optimizer=optimizer or self.optimizer, edits=False)
         broken = again.result is None or not bool(torch.isfinite(again.result).all())
@@ -321,7 +325,7 @@ class Examination:
         self.forward_passes, self.backward_passes = again.forward_passes, again.backward_passes
         return not found
 
-    def edited(self, look: Look, place: SourcePlace | None, changes: Sequence[Edit]) -> str:
+    def edited(self, look: _Look, place: SourcePlace | None, changes: Sequence[Edit]) -> str:
         """An edit of the source as a sentence, if the model runs with it and the cause is no longer found; or empty."""
         return tried(place, changes, lambda: self.mends(look)) if self.edits else ""
 
@@ -337,7 +341,7 @@ class Examination:
             return None
         return names["model"], names
 
-    def runs(self, look: Look, line: str) -> bool:
+    def runs(self, look: _Look, line: str) -> bool:
         """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
         after = self.after_line(line)
         return after is not None and self.mends(look, after[0])

@@ -173,9 +173,10 @@ def poison(folder: Path, out: str) -> dict[str, Any]:
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
     counts = run_tasks(tasks, results, Limits(retries=1), chunk=8, workers=2, work=sick)
     contents = results.contents()
+    reasons = {row["task"]: row["reason"] for row in contents.failures.values()}
     again = run_tasks(tasks, results, Limits(retries=0), workers=2, work=sick)
     return {"counts": counts, "done": len(contents.done), "again": again, "done again": len(results.contents().done),
-            "failures": {row["task"]: row["reason"] for row in contents.failures.values()},
+            "failures": reasons,
             "bad": [tasks[5].key, tasks[20].key]}  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("where", ["folder", "s3"])
 def test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path, where: str) -> None:
     if where == "folder":
