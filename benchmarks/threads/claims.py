@@ -102,7 +102,7 @@ def table(record: dict[str, Any]) -> str:
         lines.append(f"| {total} | nothing wrong | | {told['models'] - told['with a fault shown']} |")
         for key, count in told["by code"].items():
             sort, certainty, code = key.split(" ")
-            lines.append(f"| {total} | `{code}` | {certainty if sort == 'fault' else 'harmless'} | {count} |")
+            lines.append(f"| {total} | `{code}` | {certainty if sort == 'fault' else sort} | {count} |")
     return "\n".join(lines) + "\n"
 
 

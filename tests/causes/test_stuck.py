@@ -21,6 +21,10 @@ from rankscope.errors import IgnoredInputError
 from rankscope.monitor.probing import OF_WEIGHTS
 from rankscope.verbs.doctor.checks import DoctorReport
 
+MOST_PASSES = 14
+"""Forward passes for a stuck model: those of a sound one with its control and its pass in training mode, at most 12,
+and two for the edited copy."""
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -101,8 +105,12 @@ def codes(report: DoctorReport) -> list[str]:
         ("in place", "`x.clamp_(9, 10)` in `Model.enter`", "write `x` instead of `x.clamp_(9, 10)`"),
         ("numpy", "was not found", "Look at where forward uses its inputs"),
         ("relu", "No parameter gets a gradient", "write `z - 5` instead of `F.relu(z - 5)`"),
-        ("relu as a module", "last (ReLU)", "Remove this operation"),
-        ("where", "`torch.where(z > 9, z, torch.zeros_like(z))`", "Remove this operation"),
+        ("relu as a module", "last (ReLU)", "Give this operation values that it"),
+        (
+            "where",
+            "`torch.where(z > 9, z, torch.zeros_like(z))`",
+            "Give this operation values that it",
+        ),
         ("argmax", "`z - z` in `Model.leave`", "write `z` instead of `z - z`"),
     ],
 )
@@ -115,7 +123,7 @@ def test_inputs_that_are_ignored_are_followed_to_where_they_are_lost(kind: str, 
         assert found.sentence.startswith("All outputs are the same, whatever the inputs are")
         assert place in found.sentence
         assert change in found.change
-        assert report.passes[0] <= 12
+        assert report.passes[0] <= MOST_PASSES
 
 
 class Images(nn.Module):
@@ -230,7 +238,7 @@ def test_models_that_answer_alike_at_first_are_not_accused(name: str) -> None:
     for labels in (y, torch.zeros_like(y)):
         report = examined(HEALTHY[name](), of_logits, labels)
         assert codes(report) == []
-        assert report.passes[0] <= 12
+        assert report.passes[0] <= MOST_PASSES
 
 
 def test_another_output_that_depends_on_the_inputs_counts() -> None:
@@ -312,7 +320,7 @@ def over_columns(output: Tensor, labels: Tensor) -> Tensor:
     [
         (over_examples, "write `F.log_softmax(output, -1)` instead of `F.log_softmax(output, 0)`"),
         (over_examples_by_hand, "write `output.softmax(dim=-1)` instead of `output.softmax(dim=0)`"),
-        (over_columns, "Take the softmax of the loss over the last axis (dim=-1)"),
+        (over_columns, "Take the softmax of the loss over the last axis, or use"),
     ],
 )
 def test_a_softmax_over_examples_is_found(loss: Loss, change: str) -> None:
@@ -335,7 +343,7 @@ def test_outputs_that_are_too_small_for_a_loss_of_classes() -> None:
     assert codes(report) == ["outputs_too_small"]
     assert "`z * 1e-4` in `Model.leave`" in report.faults[0].sentence
     assert report.faults[0].change == "In `Model.leave`, write `z` instead of `z * 1e-4`"
-    assert report.passes[0] <= 12
+    assert report.passes[0] <= MOST_PASSES
     for loss in (rescaled, squares):
         assert codes(examined(seeded("temperature"), loss)) == []
 

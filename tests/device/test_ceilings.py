@@ -130,7 +130,7 @@ def test_blocks_whose_activations_are_too_large_to_wait(
     assert total(per_block, "sync:", [SPECTRA]) <= 2, per_block  # the check of each spectrum
     # The copy at the end, and the check of each spectrum of the embedding and of the last norm.
     assert total(once, "sync:", [SPECTRA]) <= 5, once
-    assert total(per_block, "kernel:") <= 171, per_block  # 12 of them check the eigenvalues
+    assert total(per_block, "kernel:") <= 545, per_block  # each view is measured by itself
 
 
 def test_a_reading_of_the_gauge_does_not_wait_in_any_block(device: SimulatedDevice) -> None:

@@ -219,7 +219,6 @@ _BERT_WORDS = (b'"hidden_size"', b'"num_hidden_layers"', b"1000000000", b'"auto_
 
 _MASK_SEEDS = (b"causal & window(4)", b"random_sparse(degree=3, seed=1) | ~sink(1)")
 _MASK_WORDS = (b"(", b")", b"&", b"|", b"~", b"=", b"adjacency", b"10/11", b"1e9", b"99999999999", b"prefix")
-_GRAPH_SEEDS = (b"[[1,0],[1,1]]", b'{"tokens":3,"edges":[[0,1],[2,0]]}')
 _PLACES = (b"../", b"/etc/passwd", b"\\u0000", b".safetensors")
 _SIGNS = (b"<", b">=", b"@", b"last", b"all", b"nan", b"-inf", b",", b"1_0")
 _TEXT_SEEDS = ("plain text, ümläute and 漢字".encode(), b"\xff\xfea\x00b\x00")
@@ -242,7 +241,6 @@ TARGETS = {
         ),
         Target("mask-npy", _npy_seeds, graph_reader(".npy"), (b"'|O'",), 0.3),
         Target("mask-npz", _npz_seeds, graph_reader(".npz"), (b"PK\x03\x04", b"indices.npy"), 0.6),
-        Target("mask-json", lambda: _GRAPH_SEEDS, graph_reader(".json"), _JSON),
         Target("mask-txt", lambda: (b"10\n11\n", b"1 0\n1 1\n"), graph_reader(".txt"), (b"\r\n", b" ", b"\x00"), 0.15),
         Target("mask-words", lambda: _MASK_SEEDS, _mask_words, _MASK_WORDS, 1.5),
         Target("condition", lambda: (b"any relative_residual@block.out@3,5 < 1e-3",), _condition, _SIGNS, 1.5),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
+from rankscope.errors import RankscopeError
 
 
 class Block(nn.Module):
@@ -424,3 +425,40 @@ def test_labels_in_parts_are_given_to_the_loss_as_they_are(kind: type) -> None:
     assert seen
     assert set(seen) == {kind}
     assert not faults(report)
+
+
+def test_a_model_that_is_operated_on_is_not_examined() -> None:
+    ids = torch.randint(0, 50, (4, 12))
+    model = Net()
+    with rs.operate(model, rs.Surgery(skip=0.5), inputs=ids), pytest.raises(RankscopeError, match="outside"):
+        rs.doctor(model, ids)
+
+
+def test_an_objective_that_compares_sequences_is_found_beside_classes() -> None:
+    """Classes may be handed to a loss that pulls embeddings together."""
+
+    def pull(output: Tensor, _: Tensor) -> Tensor:
+        return (output[::2] - output[1::2]).square().mean()
+
+    torch.manual_seed(0)
+    found = rs.doctor(Net(), torch.randint(0, 50, (8, 12)), loss=pull, labels=torch.arange(8) // 2)
+    assert found.faults[0].code == "collapsed_objective"
+
+
+class Fused(Adapted):
+    """An adapted layer whose forward still reads the matrix that was copied before the adapter was put in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x)
+
+
+def test_adapters_that_are_not_read_are_no_dropped_result() -> None:
+    torch.manual_seed(0)
+    model = Net().requires_grad_(requires_grad=False)
+    for block in model.blocks:
+        block.q = Fused(block.q)
+    labels = torch.randint(0, 3, (8,))
+    found = rs.doctor(model, torch.randint(0, 50, (8, 12)), loss=F.cross_entropy, labels=labels).faults
+    assert [one.code for one in found] == ["unused_parameters"]
+    assert "no step changes anything" in found[0].sentence
+    assert "dropped" not in found[0].sentence

@@ -18,6 +18,7 @@ FAULT = Finding(
     measured="how much tokens differ after the last block",
     before=0.001,
     after=0.9,
+    tried=True,
     intervention="with skips added",
     curves=((0.5, 0.03, 0.001), (0.9, 0.9, 0.9)),
 )

@@ -29,7 +29,9 @@ from rankscope.errors import RankscopeError
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
-_INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib")})
+_STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders of installed packages: an environment may see those of another one, or of the user."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def running() -> SourcePlace | None:
 
 
 def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None:
-    if file.startswith((*_OURS, *_INSTALLED)):
+    if file.startswith((*_OURS, _STDLIB)) or _PACKAGES & set(Path(file).parts):
         return None
     source = "".join(linecache.getlines(file))
     inside = [one for one in _functions(source) if one[1] <= line <= (one[2].end_lineno or 0)]

@@ -40,8 +40,9 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     size = float(free.square().mean().sqrt())
     if not size > 0 or (x.labels is not None and bool((x.labels == x.labels[:1]).all())):
         return  # labels that are all equal are met by one output in any loss
-    own = _gradient(x, _spread_out(x.result)).double()
-    if (x.labels is not None and not x.labels.is_floating_point()) or _is_over_classes(own):
+    spread = _spread_out(x.result)
+    scored = x.labels is not None and not x.labels.is_floating_point() and not _compares(x, spread, axis)
+    if scored or _is_over_classes(_gradient(x, spread).double()):
         return  # outputs that are alike answer labels that are
     drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
     free = (free + size * drawn).requires_grad_()
@@ -201,6 +202,14 @@ def _entropy_gradient(out: torch.Tensor, labels: torch.Tensor, axis: int) -> tor
 def _entropy(out: torch.Tensor, labels: torch.Tensor) -> float:
     known = labels.flatten() >= 0
     return float(torch.nn.functional.cross_entropy(out.flatten(0, -2).double()[known], labels.flatten()[known]))
+
+
+def _compares(x: Examination, out: torch.Tensor, axis: int) -> bool:
+    """Whether a loss compares sequences with each other: the gradient of the others changes with the first one."""
+    other = out.clone()
+    other.select(axis, 0).copy_(out.select(axis, 1))
+    before, after = (_gradient(x, one).narrow(axis, 1, out.shape[axis] - 1) for one in (out, other))
+    return not torch.allclose(before, after)
 
 
 def _is_over_classes(gradient: torch.Tensor) -> bool:

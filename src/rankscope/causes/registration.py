@@ -127,7 +127,7 @@ def unused_parameters(x: Examination) -> Iterator[Finding]:
         f"{len(unused)} parameters ({few(_owners(unused))}) are not used in this pass: no output changes when they "
         "do, and they get no gradient."
         + (" No others require a gradient, so no step changes anything." if everything else ""),
-        "Look at which modules forward calls: these are not among them" if everything else "",
+        "Look at what forward reads: these parameters are not part of it" if everything else "",
         kind="fault" if everything else "note",
         measured="parameters without a gradient",
         before=float(len(unused)),
@@ -187,11 +187,13 @@ def _is_dropped(x: Examination, place: str, names: Sequence[str]) -> bool:
     holding = _holding(x, place)
     if place_of(holding.forward) is None:
         return False
+    # All its parameters: adapters that are not read leave the rest of their module as it is, frozen and in use.
+    own = [name for name, _ in x.model.named_parameters() if name.startswith(inside)]
     returned: list[object] = []
     with ExitStack() as opened:
         opened.callback(holding.register_forward_hook(lambda _, __, output: returned.append(output)).remove)
         x.run()
-        x.run(replaced=_moved(x, names))
+        x.run(replaced=_moved(x, own))
     half = len(returned) // 2
     return not _any_difference(returned[:half], returned[half:])
 

@@ -45,6 +45,7 @@ from rankscope.stream.viewing import (
     with_proven_cuts,
 )
 from rankscope.surgery.operating import operating
+from rankscope.surgery.session import operations_on
 from rankscope.surgery.surgery import SurgeryLike, as_surgery
 from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
@@ -98,6 +99,11 @@ def doctor(
             raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
         return shapes_of(subject.source)
     loaded = subject.loaded
+    if operations_on(loaded.model):
+        raise UnsupportedOperationError(
+            "doctor examines a model as it is written: call it outside operate(), or pass surgery= to run its checks "
+            "under surgery."
+        )
     with passes_counted() as first:
         batch, told, unclear = batch_for(subject, given, named_value(labels) if labels is not None else given.labels)
     name = type(loaded.model).__name__
