@@ -13,7 +13,7 @@ from rankscope.verdicts.states import State
 
 FACTS = {
     "where": "in 3 of 8 sequences, in blocks 0-2, 5 and 3 more spans",
-    "items": "12 inputs (9 different)",
+    "items": "12 inputs",
     "values": "Centred effective rank 1.2, centred energy rank 99 2.5",
     "metric": "Relative composite residual",
     "states": "one huge token, one huge channel, few directions, copies of one token",

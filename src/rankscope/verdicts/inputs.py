@@ -121,8 +121,9 @@ def _judged(
         why = "all inputs begin with the same tokens; use 'last' or 'mean'"
         return State.UNKNOWN, say("inputs not judged", pooling=f" {place}", why=why), [], ""
     inputs, distinct = compared["inputs"], compared["distinct"]
-    items = f"{inputs} inputs" if distinct == inputs else f"{inputs} inputs ({distinct} different)"
-    words = [f"Between inputs {place}: {' '.join(token_sentences(reading, floor, items))}"]
+    if distinct != inputs:
+        details.append(f"  {distinct} of the inputs are different")
+    words = [f"Between inputs {place}: {' '.join(token_sentences(reading, floor, f'{inputs} inputs'))}"]
     if met.any():
         rows = np.flatnonzero(met.any(axis=1)).tolist()
         words.append(say("classes", where=span_of(rows, battery.layers)))

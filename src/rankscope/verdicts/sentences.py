@@ -25,7 +25,7 @@ SENTENCES: Mapping[str, str] = {
     "clusters": "Nearly all {items} are copies of one another, {where}.",
     "same direction": "All {items} point the same way, {where}.",
     "copies": "Half of the {items} or more are copies of one, {where}.",
-    "collapsing": "Collapsing {where}: at this rate, {items} are nearly equal after block {crossing}.",
+    "collapsing": "Collapsing {whose}: at this rate, {items} are nearly equal after block {crossing}.",
     "floor": "At the float floor {where}: {items} are equal to the last digit.",
     "collapsed": "Collapsed {where}: all {items} are nearly equal.",
     "vanished": "Vanished {where}: the stream is exactly zero.",
@@ -195,8 +195,8 @@ def _state_and_numbers(r: StackReading, floor: float | None, items: str) -> list
             told.append(say("at the floor", floor=limit, where=r.span(State.FLOOR)))
         return told
     if state is State.COLLAPSING:
-        where = r.count() or "block by block"
-        return [say("collapsing", where=where, items=items, crossing=steady(r)[1]), _change(r, part, last, 0)]
+        whose = r.count() or "block by block"
+        return [say("collapsing", whose=whose, items=items, crossing=steady(r)[1]), _change(r, part, last, 0)]
     told = [say(state.code, items=items, where=r.where()) if state is not State.HEALTHY else say("healthy")]
     if state is State.HEALTHY or state is State.MEAN_OFFSET:
         row = r.worst(part, list(range(last + 1)))
