@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from rankscope.ext.theory import contraction
+from rankscope.ext.theory.graphs.distances import reach_of_many
 from rankscope.ext.theory.theorems import THEOREMS, wu_2024_masks
 from rankscope.ext.theory.theorems._decay import Window
 from rankscope.ext.theory.theorems._quantities import Passage
@@ -55,10 +58,10 @@ def test_the_networks_searched_have_sinks_shared_keys_changing_masks_and_values_
 
 @pytest.mark.slow
 def test_the_search_finds_the_radius_of_single_masks_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the statements on masks once did: windows as long as the largest radius of the single graphs."""
+    """What the statements on masks once did: windows as long as the radius of a single graph."""
 
     def of_each(seen: list[Passage], first: int = 0, *, all_sources: bool = False) -> list[Window]:
-        radius = max(passage.graph.radius or 99 for passage in seen)
+        radius = int(reach_of_many(csr_array(seen[0].graph.edges()), np.arange(seen[0].tokens)).min())
         return [Window(last, radius, 1) for last in range(first + radius - 1, len(seen), radius)]
 
     monkeypatch.setattr(wu_2024_masks, "windows", of_each)
