@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
 
 from rankscope.ext.theory import contraction
-from rankscope.ext.theory.graphs.distances import reach_of_many
 from rankscope.ext.theory.theorems import THEOREMS, wu_2024_masks
 from rankscope.ext.theory.theorems._decay import Window
 from rankscope.ext.theory.theorems._quantities import Passage
@@ -61,7 +59,7 @@ def test_the_search_finds_the_radius_of_single_masks_wrong(monkeypatch: pytest.M
     """What the statements on masks once did: windows as long as the radius of a single graph."""
 
     def of_each(seen: list[Passage], first: int = 0, *, all_sources: bool = False) -> list[Window]:
-        radius = int(reach_of_many(csr_array(seen[0].graph.edges()), np.arange(seen[0].tokens)).min())
+        radius = int(shortest_path(seen[0].graph.edges().T, unweighted=True).max(axis=1).min())
         return [Window(last, radius, 1) for last in range(first + radius - 1, len(seen), radius)]
 
     monkeypatch.setattr(wu_2024_masks, "windows", of_each)
