@@ -183,7 +183,10 @@ def _state_and_numbers(r: StackReading, floor: float | None, items: str) -> list
         return [say("vanished", where=r.where())]
     if state is State.FLOOR:
         _cite_all(r, r.worst(part, r.rows(State.FLOOR), highest=True))
-        return [say("floor", where=r.where(), items=items), say("below the floor", floor=limit)]
+        return [
+            say("floor", where=r.where(), items=items),
+            say("below the floor", floor="it" if floor is None else short(floor)),
+        ]
     if state is State.COLLAPSED:
         rows, seen = r.rows(*SEEN_OR_NOT), r.rows(State.COLLAPSED)
         row = r.worst(part, [one for one in seen if one in rows] or seen)
