@@ -26,7 +26,7 @@ from rankscope.ext.sweeps.plan import (
     sweep_verbs,
 )
 from rankscope.models.weight_files.files import is_remote
-from rankscope.options import OFFLOAD, WEIGHTS_ONLY
+from rankscope.options import OFFLOAD
 from rankscope.verbs._spec import Verb
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
@@ -278,7 +278,7 @@ def _check_offload(plan: Plan, model: PlanModel) -> None:
 
 
 def _variants(verb: Verb, use: VerbUse, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    if verb.under_variants and not getattr(use, WEIGHTS_ONLY.name, False):
+    if verb.under_variants:
         yield from operations.items()
     else:
         yield None, None

@@ -22,7 +22,7 @@ import pyarrow as pa
 from rankscope.errors import RankscopeError
 from rankscope.ext.sweeps.results import ROWS, Chunk, Results
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
-from rankscope.options import OFFLOAD, WEIGHTS_ONLY
+from rankscope.options import OFFLOAD
 from rankscope.runs._frozen import thaw
 from rankscope.verbs._spec import VERBS
 
@@ -253,8 +253,6 @@ def _run(task: Task, models: dict[Any, Any]) -> Run:
     if verb.subject == "design":
         taken = {name: value for name, value in settings.items() if verb.takes(name)}
         return function(task.spec, seed=facts["seed"], **{**taken, **own})
-    if facts["options"].get(WEIGHTS_ONLY.name):
-        return function(task.spec, **facts["options"])
     from rankscope.models.inputs import Inputs
     from rankscope.models.model import Model
 
