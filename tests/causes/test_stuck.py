@@ -18,7 +18,7 @@ import rankscope as rs
 from rankscope.causes import CAUSES
 from rankscope.causes._following import depends_on_inputs
 from rankscope.errors import IgnoredInputError
-from rankscope.monitor.probing import OF_WEIGHTS
+from rankscope.monitor.causes import OF_WEIGHTS
 from rankscope.verbs.doctor.checks import DoctorReport
 
 MOST_PASSES = 14
