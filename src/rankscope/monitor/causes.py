@@ -361,7 +361,6 @@ class Scene:
         faults: what it showed before the first step.
         inputs_apart: how far the inputs are from their mean after the last block; NaN if they were not compared.
         not_finite: the first number that is not finite; None if all are finite.
-        known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
         structural: the seam to causes in the structure of the model alone; see :func:`structural_cause`.
         experiment: switches branches off, one kind after the other.
     """
@@ -379,7 +378,6 @@ class Scene:
     faults: Sequence[Finding]
     inputs_apart: float
     not_finite: Callable[[], Cause | None]
-    known: Cause | None
     structural: Callable[[], Cause | None]
     experiment: Callable[[], Cause]
 
@@ -697,8 +695,6 @@ def _of_objective(scene: Scene) -> Cause | None:
     if scene.state.settled and not vanishes_anyway and (not scene.state.converged or alike):
         words = "the gradient of the whole model has nearly vanished in this state"
         return Cause("objective", f"Seen with it: {words}.")
-    if scene.known is not None and scene.known.component != "objective":
-        return scene.known  # the loss moved because of what another alarm has found already
     return None
 
 
@@ -741,7 +737,7 @@ def _of_answers(scene: Scene) -> Cause | None:
     if apart < EQUAL_ANSWERS * loss and scene.inputs_apart >= COLLAPSED_ENTRY:
         words = f"inputs differ by {scene.inputs_apart:.2g} of their size after the last block, and answers hardly"
         return Cause("head", f"Cause: what follows the last block: {words}, by {apart / loss:.1g} of the loss.", _HEAD)
-    return scene.known
+    return None
 
 
 def is_shown(finding: Finding) -> bool:
@@ -773,10 +769,8 @@ def _of_unread_keys(scene: Scene) -> Cause | None:
 
 
 def _by_experiment(scene: Scene) -> Cause | None:
-    if scene.layer is None or scene.spec.is_event:
-        found = Cause("unknown", "Cause not found.")
-    else:
-        found = scene.experiment()
+    by_layer = scene.layer is not None and not scene.spec.is_event
+    found = scene.experiment() if by_layer else Cause("unknown", "Cause not found.")
     return SEE_FAULT if found.component == "unknown" and scene.faults else found
 
 
@@ -811,10 +805,6 @@ def structural_cause(diagnose: Callable[[], Sequence[Finding]]) -> Cause | None:
     """A cause in the structure of the model alone: what ``doctor`` shows, so that there is one opinion about it."""
     fault = next(filter(is_shown, diagnose()), None)
     return None if fault is None else shown(fault)
-
-
-CERTAIN = frozenset({"data", "rate", "embedding", "weights", "optimizer", "skip", "shapes", "structure"})
-"""Causes that also explain a loss that moved in the readings after them; the others may be effects of the loss."""
 
 
 def cause_by_experiment(

@@ -28,8 +28,6 @@ from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import (
-    CERTAIN,
-    RECENT,
     Cause,
     Scene,
     Structure,
@@ -168,7 +166,6 @@ class Gauge:
         self._notes: list[Alarm] = []
         self.objective: Objective | None = None
         self._findings: tuple[Finding, ...] | None = None
-        self._raised: dict[str, int] = {}  # the reading at which each alarm was raised last
         self._departure: tuple[Cause, ...] = ()
         self._is_random = False
         self._batches, self._clearing = BatchWatch(padding), Clearing()
@@ -549,15 +546,6 @@ class Gauge:
                     changes=() if of_batch else self._changes or departed(),
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
-                    known=next(
-                        (
-                            self._causes[name].following(name)
-                            for name, at in reversed(self._raised.items())
-                            if name != spec.name and self._outlets.count - at <= RECENT
-                            if self._causes[name].component in CERTAIN
-                        ),
-                        None,
-                    ),
                     diagnose=self._prober.diagnosed,
                     faults=tuple(filter(is_shown, self._findings or ())),
                     inputs_apart=_last_of(values, "inputs_relative_residual"),
@@ -571,7 +559,6 @@ class Gauge:
             if found.component == "unknown":
                 found = next((one.following(name) for name, one in self._causes.items() if name in active), found)
             self._causes[spec.name] = found
-            self._raised[spec.name] = self._outlets.count
             return found
 
         @cache
