@@ -254,7 +254,7 @@ def test_a_rate_that_is_too_low_is_found() -> None:
 
 def test_the_line_says_so_before_the_alarm() -> None:
     watch = watched(shuffled=True, steps=100)
-    assert "no better than one answer" in repr(watch)
+    assert "no better than a constant" in repr(watch)
     assert not watch.alarms
 
 

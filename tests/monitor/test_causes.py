@@ -369,18 +369,16 @@ def setting(name: str, value: Any) -> Any:
     return change
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "value", "component", "words"),
     [
         ("weight_decay", 100.0, "optimizer", "weight_decay is 100 instead of 0.01 since step 24"),
         ("betas", (0.9, 0.0), "optimizer", "betas[1] is 0 instead of 0.999 since step 24"),
-        ("maximize", True, "objective", "maximises"),
     ],
 )  # fmt: skip
 def test_setting_of_the_optimizer_that_changes_is_the_cause(name: str, value: Any, component: str, words: str) -> None:
-    rate = {"lr": 1e-2 if name == "maximize" else 1e-3}  # so that there is an alarm
-    found = [alarm for alarm in trained(setting(name, value), steps=72, options=rate) if alarm.step >= 24]
+    found = [alarm for alarm in trained(setting(name, value), steps=72) if alarm.step >= 24 and alarm.state == "raised"]
     assert found
     assert found[0].component == component
     assert words in found[0].sentence

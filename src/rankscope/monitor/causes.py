@@ -396,8 +396,8 @@ def find_cause(scene: Scene) -> Cause:
 
 
 def _of_numbers(scene: Scene) -> Cause | None:
-    if "settings_contradiction" in scene.spec.metrics:  # read from the optimizer, and what may have made them so
-        return _of_contradiction(scene)
+    if "settings_contradiction" in scene.spec.metrics:  # what the optimizer holds may have made them so
+        return None
     found = scene.not_finite()
     empty = _of_broken_batch(scene) or _of_empty_batch(scene)
     # The mean over no label is not a number: the batch comes before what follows from it.
