@@ -149,7 +149,7 @@ def rows_of(task: Task) -> pa.Table:
                      "status": ["ok"] * 3, "sequence": [0] * 3})  # fmt: skip
 
 
-def sick(task: Task, models: Any, **how: Any) -> Outcome:
+def sick(task: Task, models: Any, limits: Limits) -> Outcome:
     """A task that returns a number, or does what its description says."""
     if task.facts["does"] == "exit":
         os._exit(1)

@@ -15,15 +15,15 @@ from rankscope.errors import InputError
 from rankscope.ext.sweeps import working
 from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, tasks_of
-from rankscope.ext.sweeps.working import Outcome, outcome_of, rows_of
+from rankscope.ext.sweeps.working import Limits, Outcome, outcome_of, rows_of
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.verbs._spec import VERBS
 
 SMALL = {"sequences": 2, "tokens": 12}
 
 
-def do(task: Task, **how: Any) -> Outcome:
-    return outcome_of(task, {}, **how)
+def do(task: Task, **limits: Any) -> Outcome:
+    return outcome_of(task, {}, Limits(**{"retries": 0, **limits}))
 
 
 def one_task(**given: Any) -> Task:
@@ -93,6 +93,9 @@ def test_texts_and_files_reach_the_model(tmp_path: Path) -> None:
     run = rs.measure("init:tiny-bert", rs.Inputs(text, **SMALL))
     assert outcome.table is not None
     assert values(outcome.table) == values(run.table)
+    task = one_task(inputs={**SMALL, "text": str(text)})
+    text.write_text("another text")
+    assert "another text here" in do(task).facts["reason"]
     outcome = do(one_task(inputs={**SMALL, "texts": ["a b c d", "e f g h"]}))
     assert outcome.facts["provenance"]["sequences"] == 2
 
@@ -154,7 +157,7 @@ def test_neighbours_share_a_model_that_is_loaded_once(monkeypatch: pytest.Monkey
     plan = plan_of({"models": ["init:tiny-bert", "init:tiny-gpt2"], "verbs": ["measure", "exact"], "inputs": SMALL,
                     "variants": ["full", "pure"], "seeds": [0, 1]})  # fmt: skip
     models: dict[Any, Any] = {}
-    together = [outcome_of(task, models) for task in tasks_of(plan)]
+    together = [outcome_of(task, models, Limits()) for task in tasks_of(plan)]
     assert len(loads) == 4, "two models from two seeds each"
     for outcome in together:
         assert outcome.table is not None, outcome.facts

@@ -149,13 +149,8 @@ def status_command(
         from rankscope.reporting.terminal import print_entries
 
         rows = [
-            {
-                "model": place[0],
-                "verb": place[1],
-                **{name: str(count) for name, count in counts.items()},
-                "read": "; ".join(status.inputs.get(place, {})),
-            }
-            for place, counts in status.groups.items()
+            {"model": model, "verb": verb, **{state: str(count) for state, count in counts.items()}}
+            for (model, verb), counts in status.groups.items()
         ]
         print_entries(rows, results_console())
     _show(status, as_json=as_json, quiet=quiet)
