@@ -57,7 +57,7 @@ def generated(task: Task) -> pa.Table:
     return pa.table({"metric": names, "layer": np.arange(ROWS_EACH, dtype=np.int32), "value": values})
 
 
-def outcome(task: Task, models: Any, limits: Limits) -> Outcome:
+def outcome(task: Task, models: Any) -> Outcome:
     """The same as a task of a sweep."""
     return Outcome(task, generated(task), {"rows": ROWS_EACH, "seconds": 0.0})
 

@@ -14,7 +14,12 @@ from fsspec.registry import _registry
 
 import rankscope as rs
 from rankscope.errors import InputError, RankscopeError, ResultError
+from rankscope.ext.sweeps.results import Results
+from rankscope.ext.sweeps.running import run_tasks
+from rankscope.ext.sweeps.tasks import Task
+from rankscope.ext.sweeps.working import Limits, Outcome
 from rankscope.runs.places import is_address, place_of
+from tests.ext.sweeps.folders import rows, task
 from tests.ext.sweeps.test_running import PLAN, counted, rows_in
 from tests.s3_server import s3_server, why_not
 
@@ -128,9 +133,7 @@ def test_a_sweep_at_an_address_is_that_of_a_folder(
     assert cli("sweep", "atlas", place, "--out", str(tmp_path / "atlas.html")).code == 0
 
 
-def test_wrong_credentials_and_a_bucket_that_vanishes_end_in_a_sentence(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_credentials_end_in_a_sentence(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {**PLAN, "models": PLAN["models"][:1], "verbs": PLAN["verbs"][:1]}
     place = f"{store}/refused"
     with monkeypatch.context() as wrong:
@@ -146,11 +149,26 @@ def test_wrong_credentials_and_a_bucket_that_vanishes_end_in_a_sentence(
             with pytest.raises(RankscopeError, match="access was refused; check the credentials"):
                 ask()
         s3fs.S3FileSystem.clear_instance_cache()
-    vanishing = "s3://vanishing"
-    files = s3fs.S3FileSystem()
+
+
+def test_a_bucket_that_vanishes_on_the_way_ends_in_a_sentence(store: str) -> None:
+    """Then nothing of it is read, and with a new bucket of that name the sweep can be started again."""
+    import s3fs
+
+    files, place = s3fs.S3FileSystem(), "s3://vanishing/out"
     files.mkdir("vanishing")
-    rs.sweep(plan, f"{vanishing}/out", serial=True)
-    files.rm("vanishing", recursive=True)
-    for read in (lambda: rs.query(f"{vanishing}/out", "SELECT 1"), lambda: rs.load_run(f"{vanishing}/out")):
+
+    def work(one: Task, models: Any) -> Outcome:
+        if one.facts["number"] == 3:
+            files.rm("vanishing", recursive=True)
+        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+
+    tasks = [task(number) for number in range(5)]
+    with pytest.raises(ResultError, match=r"Results could not be written to .* \(the bucket does not exist\)"):
+        run_tasks(tasks, Results.at(place), Limits(), serial=True, work=work)
+    for read in (lambda: rs.query(place, "SELECT 1"), lambda: rs.load_run(place)):
         with pytest.raises(ResultError, match=r"There is no|does not exist"):
             read()
+    files.mkdir("vanishing")
+    tasks = tasks[:3]
+    assert run_tasks(tasks, Results.at(place), Limits(), serial=True, work=work) == {"done": 3}

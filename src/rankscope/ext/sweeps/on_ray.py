@@ -7,7 +7,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def _work(
 def _sizes(ray: Any) -> Any:
     """A function that gives the size of a model; None if it is unknown without loading the model."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def size_of(spec: str, model_class: str | None) -> TaskSize | None:
         if not spec.startswith("init:"):
             return size_of_folder(Path(spec))

@@ -63,7 +63,7 @@ class Outcome:
     facts: dict[str, Any] = field(repr=False)
 
 
-Work = Callable[[Task, dict[Any, Any], Limits], Outcome]
+Work = Callable[[Task, dict[Any, Any]], Outcome]
 
 
 class TaskTimeoutError(RankscopeError):
@@ -87,7 +87,7 @@ def run_chunk(
         limits: of each task.
         refused: why a task is not run, by key.
         asked: bytes that were reserved.
-        work: runs a task; :func:`outcome_of` by default.
+        work: runs a task; :func:`do` by default.
 
     Returns:
         How many tasks were done, and how many failed.
@@ -102,7 +102,7 @@ def run_chunk(
         if refused and task.key in refused:
             outcome = failed(task, RankscopeError(refused[task.key]))
         else:
-            outcome = (work or outcome_of)(task, models, limits)
+            outcome = outcome_of(task, models, limits, work)
         if outcome.table is None:
             failures.append(outcome.facts)
         else:
@@ -112,19 +112,20 @@ def run_chunk(
     return Counter(done=len(tables), failed=len(failures))
 
 
-def outcome_of(task: Task, models: dict[Any, Any], limits: Limits) -> Outcome:
+def outcome_of(task: Task, models: dict[Any, Any], limits: Limits, work: Work | None = None) -> Outcome:
     """Run a task in this process; whatever it raises is in the outcome, after as many retries as may help.
 
     Args:
         task: the task.
         models: the model of the task before, which is used again if it is the same.
         limits: of the task.
+        work: runs it; :func:`do` by default.
     """
     started = time.perf_counter()
     for left in range(limits.retries, -1, -1):
         try:
             with _at_most(limits.timeout):
-                return do(task, models)
+                return (work or do)(task, models)
         except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
             models.clear()  # it may be in the middle of a change
             if not left or not isinstance(error, TRANSIENT):
