@@ -17,7 +17,7 @@ from rankscope.errors import InputError, RankscopeError, ResultError
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Limits, Outcome
+from rankscope.ext.sweeps.working import Limits
 from rankscope.runs.places import is_address, place_of
 from tests.ext.sweeps.folders import rows, task
 from tests.ext.sweeps.test_running import PLAN, counted, rows_in
@@ -162,11 +162,11 @@ def test_a_bucket_that_vanishes_on_the_way_ends_in_a_sentence(store: str, monkey
     admin.mkdir("vanishing")
     vanishes = [True]
 
-    def work(one: Task, models: Any) -> Outcome:
+    def work(one: Task, models: Any) -> Any:
         if one.facts["number"] == 3 and vanishes:
             vanishes.clear()
             admin.rm("vanishing", recursive=True)
-        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+        return rows(one, {"mu": [1.0]}), {}
 
     tasks, place = [task(number) for number in range(5)], "s3://vanishing/out"
     # Amazon's server says that there is no such bucket, this one that access is denied.

@@ -26,7 +26,7 @@ import rankscope as rs
 from rankscope.ext.sweeps.results import ROWS, Results
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Limits, Outcome
+from rankscope.ext.sweeps.working import Limits
 
 SMALL: dict[str, Any] = {
     "models": ["init:tiny-bert", "init:tiny-gpt2"],
@@ -149,7 +149,7 @@ def rows_of(task: Task) -> pa.Table:
                      "status": ["ok"] * 3, "sequence": [0] * 3})  # fmt: skip
 
 
-def sick(task: Task, models: Any) -> Outcome:
+def sick(task: Task, models: Any) -> tuple[pa.Table, dict[str, Any]]:
     """A task that returns a number, or does what its description says."""
     if task.facts["does"] == "exit":
         os._exit(1)
@@ -157,7 +157,7 @@ def sick(task: Task, models: Any) -> Outcome:
         raise ZeroDivisionError("a fault of the plan")
     while task.facts["does"] == "never end":
         time.sleep(0.01)
-    return Outcome(task, rows_of(task), {"seconds": 0.0})
+    return rows_of(task), {"seconds": 0.0}
 
 
 def poison(folder: Path, out: str) -> dict[str, Any]:

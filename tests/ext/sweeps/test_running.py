@@ -17,7 +17,7 @@ from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import Limits, Outcome, do
+from rankscope.ext.sweeps.working import Limits, do
 from tests.ext.sweeps.folders import rows, task
 
 PLAN: dict[str, Any] = {
@@ -44,7 +44,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> l
     """Keys of the tasks that really run; the process dies after some of them."""
     ran: list[str] = []
 
-    def counting(task: Task, models: Any) -> Outcome:
+    def counting(task: Task, models: Any) -> Any:
         if stop_after is not None and len(ran) == stop_after:
             raise KeyboardInterrupt
         ran.append(task.key)
@@ -152,11 +152,11 @@ def test_a_chunk_with_a_failure_runs_only_that_task_again(tmp_path: Path) -> Non
     tasks = [task(number) for number in range(7)]
     ran: list[int] = []
 
-    def work(one: Task, models: Any) -> Outcome:
+    def work(one: Task, models: Any) -> Any:
         ran.append(one.facts["number"])
         if one.facts["number"] == 4 and len(ran) <= 7:
             raise ValueError("no")
-        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+        return rows(one, {"mu": [1.0]}), {}
 
     results = Results.at(tmp_path)
     assert run_tasks(tasks, results, Limits(), chunk=3, serial=True, work=work) == {"done": 6, "failed": 1}
@@ -183,8 +183,8 @@ def test_a_full_disk_is_said_and_leaves_whole_files(tmp_path: Path) -> None:
         tasks = [task(number) for number in range(20)]
         results = Results.at(disk / "out")
 
-        def work(one: Task, models: Any) -> Outcome:
-            return Outcome(one, rows(one, {"mu": [1.0]}), {})
+        def work(one: Task, models: Any) -> Any:
+            return rows(one, {"mu": [1.0]}), {}
 
         with pytest.raises(rs.RankscopeError, match=r"Results could not be written to .* \(No space left on device\)"):
             run_tasks(tasks, results, Limits(), chunk=1, serial=True, work=work)
@@ -201,9 +201,9 @@ def test_shards_do_their_own_share_and_then_what_is_missing(tmp_path: Path) -> N
     tasks = [task(number) for number in range(12)]
     ran: list[int] = []
 
-    def work(one: Task, models: Any) -> Outcome:
+    def work(one: Task, models: Any) -> Any:
         ran.append(one.facts["number"])
-        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+        return rows(one, {"mu": [1.0]}), {}
 
     results = Results.at(tmp_path)
     for shard in ((1, 3), (0, 3), (2, 3)):  # one after the other, so the first has to do everything

@@ -15,7 +15,7 @@ from rankscope._version import __version__
 from rankscope.errors import InputError, MissingExtraError, RankscopeError
 from rankscope.ext.sweeps.results import Chunk, Results
 from rankscope.ext.sweeps.sizing import TaskSize, memory_for, size_of_folder, size_on_meta
-from rankscope.ext.sweeps.working import Limits, Work, failed, run_chunk
+from rankscope.ext.sweeps.working import Limits, Work, failure_of, run_chunk
 
 OBJECT_STORE = 128 * 2**20
 KNOCK_SECONDS = 10.0
@@ -118,7 +118,7 @@ def on_ray(
                     queue.extendleft(Chunk((task,)) for task in reversed(chunk.tasks))
                     continue
                 words = f"Its worker died {limits.retries + 1} times. {' '.join(str(error).split())}"
-                results.keep(chunk.name, [], [failed(chunk.tasks[0], RankscopeError(words)).facts])
+                results.keep(chunk.name, [], [failure_of(chunk.tasks[0], RankscopeError(words))])
                 yield Counter(failed=1)
 
 

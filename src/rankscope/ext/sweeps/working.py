@@ -10,7 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,22 +48,8 @@ class Limits:
     cpus: float = 1
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one task.
-
-    Attributes:
-        task: the task.
-        table: rows of its run; None if it failed.
-        facts: verdict, provenance and cost, or the reason for the failure.
-    """
-
-    task: Task
-    table: pa.Table | None = field(repr=False)
-    facts: dict[str, Any] = field(repr=False)
-
-
-Work = Callable[[Task, dict[Any, Any]], Outcome]
+Work = Callable[[Task, dict[Any, Any]], tuple[pa.Table, dict[str, Any]]]
+"""Runs a task; gives its rows and its record. It may keep a model for the next task of the chunk."""
 
 
 class TaskTimeoutError(RankscopeError):
@@ -99,37 +85,29 @@ def run_chunk(
     tables: list[pa.Table] = []
     failures: list[dict[str, Any]] = []
     for task in chunk.tasks:
-        if refused and task.key in refused:
-            outcome = failed(task, RankscopeError(refused[task.key]))
-        else:
-            outcome = outcome_of(task, models, limits, work)
-        if outcome.table is None:
-            failures.append(outcome.facts)
-        else:
-            outcome.facts["asked_bytes"] = asked
-            tables.append(rows_of(outcome))
+        started = time.perf_counter()
+        try:
+            if refused and task.key in refused:
+                raise RankscopeError(refused[task.key])
+            table, record = _tried(task, models, limits, work or do)
+            tables.append(rows_of(task, table, {**record, "asked_bytes": asked}))
+        except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
+            models.clear()  # it may be in the middle of a change
+            failures.append(failure_of(task, error, time.perf_counter() - started))
     results.keep(chunk.name, tables, failures)
     return Counter(done=len(tables), failed=len(failures))
 
 
-def outcome_of(task: Task, models: dict[Any, Any], limits: Limits, work: Work | None = None) -> Outcome:
-    """Run a task in this process; whatever it raises is in the outcome, after as many retries as may help.
-
-    Args:
-        task: the task.
-        models: the model of the task before, which is used again if it is the same.
-        limits: of the task.
-        work: runs it; :func:`do` by default.
-    """
-    started = time.perf_counter()
+def _tried(task: Task, models: dict[Any, Any], limits: Limits, work: Work) -> tuple[pa.Table, dict[str, Any]]:
+    """Run a task, again after an error that may pass."""
     for left in range(limits.retries, -1, -1):
         try:
             with _at_most(limits.timeout):
-                return (work or do)(task, models)
-        except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
-            models.clear()  # it may be in the middle of a change
-            if not left or not isinstance(error, TRANSIENT):
-                return failed(task, error, time.perf_counter() - started)
+                return work(task, models)
+        except TRANSIENT:
+            models.clear()
+            if not left:
+                raise
     raise AssertionError("unreachable")
 
 
@@ -153,8 +131,16 @@ def _at_most(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def do(task: Task, models: dict[Any, Any]) -> Outcome:
-    """Run a task in this process; see :func:`outcome_of`, which also catches what this raises."""
+def do(task: Task, models: dict[Any, Any]) -> tuple[pa.Table, dict[str, Any]]:
+    """Run a task in this process.
+
+    Args:
+        task: the task.
+        models: the model of the task before, which is used again if it is the same.
+
+    Returns:
+        The rows, and the record: verdict, provenance and cost.
+    """
     started = time.perf_counter()
     facts = task.facts
     here = identity_of_states(task.spec) if "states" in facts else identity_of(task.spec, facts["revision"])
@@ -178,7 +164,7 @@ def do(task: Task, models: dict[Any, Any]) -> Outcome:
         "peak_bytes": _peak(),
         "finished": _now(),
     }
-    return Outcome(task, run.table, record)
+    return run.table, record
 
 
 def _run(task: Task, models: dict[Any, Any]) -> Run:
@@ -218,21 +204,19 @@ def _run(task: Task, models: dict[Any, Any]) -> Run:
     return function(models[which], Inputs(given, **taken), **surgery, **options)
 
 
-def failed(task: Task, error: BaseException, seconds: float | None = None) -> Outcome:
-    """The outcome of a task that raised ``error``."""
+def failure_of(task: Task, error: BaseException, seconds: float | None = None) -> dict[str, Any]:
+    """The facts about a task that raised ``error``."""
     words = " ".join(str(error).split()) or type(error).__name__
     trace = "" if isinstance(error, RankscopeError) else "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
     facts = {"task": task.key, "reason": words[:2000], "type": type(error).__name__, "trace": trace}
-    return Outcome(task, None, {**facts, "seconds": seconds, "finished": _now()})
+    return {**facts, "seconds": seconds, "finished": _now()}
 
 
-def rows_of(outcome: Outcome) -> pa.Table:
+def rows_of(task: Task, table: pa.Table, record: Mapping[str, Any]) -> pa.Table:
     """The rows of a finished task as they are stored: with the task's columns, and its record in the first row.
 
     A task without rows has one without a metric, which tells that it is done.
     """
-    task, table = outcome.task, outcome.table
-    assert table is not None
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     for name, column in columns.items():
         if pa.types.is_dictionary(column.type):  # plain strings, which every Parquet reader supports
@@ -244,8 +228,8 @@ def rows_of(outcome: Outcome) -> pa.Table:
         if name not in columns:  # ablate has its own variants
             value = task.key if name == "task" else task.facts.get(name)
             columns[name] = pa.repeat(pa.scalar(value, kind), count)
-    record = json.dumps(outcome.facts, separators=(",", ":"))
-    columns[RECORD] = pa.array([record] + [None] * (count - 1), pa.string())
+    text = json.dumps(record, separators=(",", ":"))
+    columns[RECORD] = pa.array([text] + [None] * (count - 1), pa.string())
     order = [*COORDINATES, *(name for name in columns if name not in COORDINATES)]
     return pa.table({name: columns[name] for name in order})
 
