@@ -72,9 +72,11 @@ def s3_server(home: Path, bucket: str = "results") -> Iterator[dict[str, str]]:
                  "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
     try:
         with mock.patch.dict(os.environ, variables):
+            _forget_others()
             _make_bucket(bucket, server, home)
             yield variables
     finally:
+        _forget_others()
         server.terminate()
         try:
             server.wait(5)
@@ -84,6 +86,13 @@ def s3_server(home: Path, bucket: str = "results") -> Iterator[dict[str, str]]:
         for name in names:
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{ports[name]}.sock").unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _forget_others() -> None:
+    """s3fs keeps its connections by their settings, to which the variables of the environment do not belong."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def _make_bucket(bucket: str, server: subprocess.Popen[bytes], home: Path) -> None:

@@ -84,8 +84,8 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         sections=[section for section in sections if section is not None],
         notes=[f"The sweep is not complete: {missing}."] if missing else [],
     )
-    words = ["rankscope", "sweep", "atlas", str(folder), "--out", Path(path).name]
-    page = render(title or name, [chapter], [], visible(shlex.join(words)))
+    command = ["rankscope", "sweep", "atlas", str(folder), "--out", Path(path).name]
+    page = render(title or name, [chapter], [], visible(shlex.join(command)))
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def _end(line: Curve, position: int) -> Cell:
 
 def _state(one: Profile) -> str:
     """The verdict in two words if it has a code, otherwise its beginning."""
-    if one.code in STATES:
+    if one.code is not None and one.code in STATES:
         return STATES[one.code][1]
     return clipped(split_verdict(visible(one.verdict or ""))[0], 32)
 

@@ -41,7 +41,7 @@ class PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """A node without an anchor."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         if event.anchor:
             words = "anchors and aliases (& and *) are not read; write it out"
             raise yaml.composer.ComposerError(problem=words, problem_mark=event.start_mark)

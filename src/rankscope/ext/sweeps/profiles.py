@@ -98,9 +98,6 @@ def _curve(sites: Mapping[str, list[dict[str, Any]]]) -> Curve:
     def column(name: str, kind: type) -> Any:
         return np.array([row[name] for row in sites[site]], dtype=kind)  # None becomes NaN
 
-    return Curve(
-        column("layer", np.int64),
-        *(column(name, np.float64) for name in ("mean", "low", "high")),
-        column("n", np.int64),
-        *(column(name, np.bool_) for name in ("any_floor", "any_estimate")),
-    )
+    mean, low, high = (column(name, np.float64) for name in ("mean", "low", "high"))
+    any_floor, any_estimate = (column(name, np.bool_) for name in ("any_floor", "any_estimate"))
+    return Curve(column("layer", np.int64), mean, low, high, column("n", np.int64), any_floor, any_estimate)
