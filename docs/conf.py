@@ -85,6 +85,7 @@ nitpick_ignore_regex = [
     # Types in signatures, without a page of their own.
     (r"py:.*", r"rankscope\.(theory|monitor|surgery|masks|remedies|reporting)\..*"),
     (r"py:.*", r"rankscope\.runs\.(presenting|mask_\w+|comparison)(\..*)?"),
+    (r"py:.*", r"rankscope\.ext\.sweeps\.results\..*"),
     (r"py:.*", r"rankscope\.verbs\..*"),  # verbs are documented under the names they are exported by
 ]
 

@@ -71,8 +71,8 @@ GUESSES: dict[str, tuple[Callable[[], Any], str]] = {
     "measure(module, other width)": (lambda: rs.measure(encoder(), X[..., :15]), "cannot run on these inputs"),
     "measure(module, no sequences)": (lambda: rs.measure(encoder(), X[:0]), "a batch axis that is not empty"),
     "measure(bert, floats)": (lambda: rs.measure("init:tiny-bert", torch.rand(4, 12)), "cannot run on these inputs"),
-    "measure(bert, large ids)": (lambda: rs.measure("init:tiny-bert", IDS * 10**6), "ids go from 0 to 99"),
-    "measure(bert, long)": (lambda: rs.measure("init:tiny-bert", torch.ones(1, 600).long()), "at most 512 tokens"),
+    "measure(bert, large ids)": (lambda: rs.measure("init:tiny-bert", IDS * 10**6), "The largest id is 28,000,000"),
+    "measure(bert, long)": (lambda: rs.measure("init:tiny-bert", torch.ones(1, 600).long()), "512 (embeddings.pos"),
     "measure(bert, 'nothing.txt')": (lambda: rs.measure("init:tiny-bert", "nothing.txt"), "there is no such file"),
     "measure(bert, Path)": (lambda: rs.measure("init:tiny-bert", Path("nothing.txt")), "nothing.txt"),
     "measure(bert, [])": (lambda: rs.measure("init:tiny-bert", []), "pass at least one"),
@@ -117,7 +117,7 @@ GUESSES: dict[str, tuple[Callable[[], Any], str]] = {
     "Design(mask='causl')": (lambda: rs.Design(depth=2, width=32, heads=2, mask="causl"), "'causal'"),
     "decompose(module, x)": (lambda: rs.decompose(encoder(), X), "measure, ablate, exact and doctor need neither"),
     "bound(module, x)": (lambda: rs.bound(encoder(), X), "measure, ablate, exact and doctor need neither"),
-    "load_run('nowhere')": (lambda: rs.load_run("nowhere"), "Give a folder written with save or --out"),
+    "load_run('nowhere')": (lambda: rs.load_run("nowhere"), "Give a folder or address written with save or --out"),
     "compare('a', 'b')": (lambda: rs.compare("a", "b"), "There is no run in a"),
     "report('nowhere', 'x.html')": (lambda: rs.report("nowhere", "x.html"), "nowhere"),
     # Training.
@@ -140,6 +140,28 @@ def test_a_wrong_guess_is_told_what_to_do(guess: str, tmp_path: Path, monkeypatc
     assert told in message, message
     assert 20 < len(message) < 700
     assert "\n" not in message
+
+
+TRAIN = """
+import torch
+class Classifier(torch.nn.Linear):
+    pass
+def build_model():
+    return Classifier(4, 4)
+raise SystemExit("it was run")
+"""
+
+
+def test_a_file_of_python_is_listed_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    with pytest.raises(RankscopeError, match=r"train\.py:build_model\. Found: Classifier, build_model\.$"):
+        rs.doctor(str(tmp_path / "train.py"))
+
+
+def test_a_module_of_a_file_needs_inputs(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(TRAIN.replace("raise", "#"))
+    with pytest.raises(RankscopeError, match=r"Pass --inputs \S+own\.py:NAME, a batch"):
+        rs.doctor(f"{tmp_path}/own.py:build_model")
 
 
 @pytest.mark.parametrize(

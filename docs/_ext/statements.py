@@ -68,7 +68,7 @@ class StatementsIndex(GeneratedTable):
             theorem.statement,
             "$$",
             "",
-            f"- **Source:** {source}. **Kind:** {theorem.sides}; needs {theorem.needs}.",
+            f"- **Source:** {source}. **Kind:** {theorem.sides}.",
             f"- **Holds if:** {'; '.join(theorem.hypotheses) or 'always'}.",
             f"- **Code:** {self.link(place)}",
             f"- **Tests:** {self.tests(theorem.name)}",

@@ -304,15 +304,6 @@ SPECTRA = Option(
     help="Ranks of all tokens, or of 1,024 evenly spaced ones; default: exact up to min(tokens, width) 1024.",
 )
 
-WEIGHTS_ONLY = Option(
-    name="weights_only",
-    kind=bool,
-    default=False,
-    in_plans=True,
-    help="Read the weights tensor by tensor, from a folder, hub:NAME or a server, without building the model.",
-)
-"""Without a model there are no inputs and no surgery; sweeps look this option up by name."""
-
 # Surgery: the fields of rankscope.Surgery, as options of the verbs and in the variants of a plan.
 SKIP = Option(
     name="skip",

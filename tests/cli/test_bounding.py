@@ -33,7 +33,7 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         raise rankscope.RankscopeError("enough")
 
     monkeypatch.setitem(vars(rankscope), "bound", fake)
-    words = "--theorems a,b --theorems c --weights-only --random-tokens --sequences 3 --tokens 9 --batch 2"
+    words = "--theorems a,b --theorems c --random-tokens --sequences 3 --tokens 9 --batch 2"
     outcome = cli(
         "bound",
         str(tmp_path),
@@ -55,7 +55,6 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "source": str(tmp_path),
         "data": None,
         "theorems": ["a", "b", "c"],
-        "weights_only": True,
         "byte_budget": None,
         "random_tokens": True,
         "tokenizer": None,
@@ -76,9 +75,8 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
     assert {name: found[name] for name in expected} == expected
 
 
-def test_ls_theorems_lists_what_each_needs(cli) -> None:
+def test_ls_theorems_lists_sources_and_sides(cli) -> None:
     answer = json.loads(cli("ls", "theorems", "--json").out)
     found = {entry["name"]: entry for entry in answer["entries"]}
     assert found["dong_2021_multi_head"]["cites"] == ["dong2021attention, cor. 2.3"]
     assert found["contraction_interval"]["sides"] == "two-sided"
-    assert found["wu_2024_equilibria"]["needs"] == "nothing"

@@ -110,15 +110,6 @@ def _weights_seeds() -> tuple[bytes, ...]:
     return (len(text).to_bytes(8, "little") + text + bytes(16),)
 
 
-def _weights(data: bytes, folder: Path) -> None:
-    from rankscope.ext.theory.lazy_blocks import lazy_model
-
-    (folder / "config.json").write_text(json.dumps(BERT))
-    (folder / "model.safetensors").write_bytes(data)
-    for _block in lazy_model(folder).blocks():
-        pass
-
-
 def _stored(data: bytes, folder: Path) -> None:
     from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 
@@ -234,7 +225,6 @@ TARGETS = {
         Target("gauge-record", _record_seeds, _record, (*_JSON, b"\n"), 0.03),
         Target("config", _configs, _config, (*_JSON, *_BERT_WORDS), 0.08),
         Target("design", _configs, _design, (*_JSON, *_BERT_WORDS), 0.4),
-        Target("safetensors", _weights_seeds, _weights, (*_JSON, b'"F32"', b'"BF16"', b'"shape"'), 0.08),
         Target("stream-header", _weights_seeds, _stored, (*_JSON, b'"F32"', b'"BF16"', b'"shape"'), 0.6),
         Target(
             "stream-index", _index_seeds, _index, (*_JSON, b"../", b"/etc/passwd", b"\\u0000", b".safetensors"), 0.6

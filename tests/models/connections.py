@@ -56,7 +56,6 @@ def verbs() -> dict[str, Callable[[str], object]]:
         "measure": lambda spec: rs.measure(spec, rs.Inputs(**INPUTS)),
         "measure --offload": lambda spec: rs.measure(rs.Model(spec, offload=True), rs.Inputs(**INPUTS)),
         "exact": lambda spec: rs.exact(spec, rs.Inputs(**INPUTS)),
-        "bound --weights-only": lambda spec: rs.bound(spec, weights_only=True),
     }
 
 

@@ -321,7 +321,8 @@ def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
 
 
 @cause(
-    proof="the smallest module with attention is given tokens that are all equal: what it returns must be equal, too",
+    proof="the smallest module with attention is given tokens that are all equal: what it returns must be equal, too, "
+    "unless each token reaches all heads",
     change="view(batch, tokens, heads, size).transpose(1, 2)",
     order=14,
 )
@@ -346,7 +347,7 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
             continue
         rows = out.movedim(axis, 0)
         gap = changed_entries(rows[:1].expand_as(rows), rows)
-        if gap is not None and bool(gap.any()):
+        if gap is not None and bool(gap.any()) and _tokens_reach_different_heads(call, axis):
             wrong.append((call, float((rows - rows[:1]).double().norm() / rows.double().norm())))
     if not wrong:
         return
@@ -363,6 +364,43 @@ def view_for_transpose(x: Examination) -> Iterator[Finding]:
         intervention="expected of any attention",
         where=call.name or "",
     )
+
+
+def _tokens_reach_different_heads(call: ModuleCall, axis: int) -> bool:
+    """Whether tokens that are next to each other change one part of the output, and others another part.
+
+    Every attention carries every token into all heads, also one that rotates values by their position, which returns
+    different tokens for equal ones. Where heads and tokens are mixed, a token lies in one head or two: its head is
+    some channels of the output, or, if heads are not transposed back, some of its tokens.
+    """
+    assert call.given is not None
+    if call.given.ndim != 3:
+        return False
+    rows = call.given.movedim(axis, 0)[:, :1]
+    tokens, _, width = rows.shape
+    rows = rows.expand(-1, 4 * width // tokens + 1, -1)
+
+    def change(token: int) -> Tensor:
+        """What other values of one token change, with the tokens of the output first."""
+        moved = rows.clone()
+        moved[token] += torch.randn_like(moved[token])
+        with undisturbed(call.module):
+            before, after = (call.module(value.movedim(0, axis)) for value in (rows, moved))
+        if isinstance(before, tuple):
+            before, after = before[0], after[0]
+        return (after - before).double().movedim(axis, 0)
+
+    first, second, middle = change(0), change(1), change(tokens // 2)
+    if not (bool(first.any()) and bool(second.any()) and bool(middle.any())):
+        return False
+    last = [int(one.flatten(1).abs().amax(1).nonzero().max()) for one in (first, second, middle)]
+    if last[0] == last[1] < last[2]:
+        return True
+    # The directions of the channels that the first token reaches, and what of the other changes lies outside them.
+    _, sizes, directions = torch.linalg.svd(first.flatten(0, 1), full_matrices=False)
+    reached = directions[sizes > 1e-3 * sizes[0]]
+    other = middle.flatten(0, 1)
+    return float((other - other @ reached.T @ reached).norm()) > 0.25 * float(other.norm())
 
 
 def _has_softmax(call: ModuleCall) -> bool:

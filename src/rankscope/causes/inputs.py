@@ -54,19 +54,18 @@ def _share_in_one_direction(x: Examination, calls: Sequence[ModuleCall]) -> floa
     order=12,
 )
 def few_tokens(x: Examination) -> Iterator[Finding]:
-    """Most tokens are one id."""
-    for value in x.mains:
-        if value.is_floating_point() or value.ndim != 2 or value.numel() < 16:
-            continue
-        ids = value.transpose(0, x.batch.axis)
-        if x.batch.keep is not None and x.batch.keep.shape == ids.shape:
-            ids = ids[x.batch.keep.to(ids.device)]
-        common, counts = torch.unique(ids, return_counts=True)
-        share = float(counts.max()) / ids.numel()
+    """Most tokens are one id, in all inputs that give ids: types and segments of tokens are often all alike."""
+    given = [value for value in x.mains if not value.is_floating_point() and value.ndim == 2 and value.numel() >= 16]
+    for shape in {value.shape for value in given}:
+        tokens = torch.stack([value.transpose(0, x.batch.axis) for value in given if value.shape == shape], dim=-1)
+        if x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
+            tokens = tokens[x.batch.keep.to(tokens.device)]
+        common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
+        share = float(counts.max()) / int(counts.sum())
         if share >= 0.6:
             yield Finding(
                 "few_tokens",
-                f"{share:.0%} of the tokens are the id {int(common[counts.argmax()])}: unknown, padding that is not "
+                f"{share:.0%} of the tokens are the id {int(common[counts.argmax(), 0])}: unknown, padding that is not "
                 "marked, or clamped to the vocabulary.",
                 "Tokenise with the tokenizer and the vocabulary of this model, and mark padding with its mask",
                 certainty="possible",

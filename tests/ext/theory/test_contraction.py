@@ -40,7 +40,6 @@ def test_the_certified_interval_holds_every_gain(seed: int, skip: float) -> None
     values = dense_gains(P, W_V, W_O, skip)
     assert gains.any_residual.lower <= float(values[-1]) * (1 + 1e-9) + 1e-13
     assert float(values[0]) <= gains.any_residual.upper
-    assert gains.rms == pytest.approx(float(values.square().mean().sqrt()), rel=1e-12)
     assert gains.measured in gains.given_values
 
 
@@ -64,7 +63,6 @@ def test_more_heads_than_the_width_can_hold_leave_no_lower_end_and_shared_values
     R, P, W_V, W_O = layer(1, 5, 6, 2, 2)
     gains = layer_gains(R, P, W_V, W_O)
     assert gains.any_residual.lower == 0.0
-    assert gains.readable == 4
     assert gains.given_values.lower > 0
     assert float(dense_gains(P, W_V, W_O)[-1]) < 1e-12
 

@@ -82,7 +82,7 @@ def test_the_sampled_curve_is_that_of_real_models(preset: str) -> None:
         run = rankscope.exact(loaded.model, {"input_ids": ids}, plain=False)
         real.append(run.curve("log10_relative_residual", "block.out").mean)
     seen = np.array(real)
-    runs = [follow(design, 500 + s, tokens, design.depth, design.depth).log10_relative[1:] for s in range(30)]
+    runs = [follow(design.changed(tokens=tokens), 500 + s, design.depth).log10_relative[1:] for s in range(30)]
     foretold = np.array(runs)
     error = np.sqrt(seen.var(0, ddof=1) / len(seen) + foretold.var(0, ddof=1) / len(foretold))
     assert (np.abs(seen.mean(0) - foretold.mean(0)) < 5 * error).all()
@@ -92,7 +92,7 @@ def test_without_skips_order_three_and_a_depth() -> None:
     run = rankscope.predict(strong(), {"skip_gain": 0.0}, seeds=3)
     assert run.extra["class"]["name"] == "order 3"
     assert run.extra["agreement"]["block"] in (2, 3)
-    logs = follow(strong(skip_gain=0.0), 0, 16, 6, 6).log10_relative
+    logs = follow(strong(skip_gain=0.0), 0, 6).log10_relative
     assert (logs[6] - logs[5]) / (logs[5] - logs[4]) == pytest.approx(3, abs=0.02)
     assert run.verdict.startswith("Collapsed within 6 blocks: after the last block (5) the relative residual is 10^-")
 
@@ -192,16 +192,12 @@ DESIGNS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampled", ["all tokens", "64 tokens"])
-def test_the_interval_holds_the_truth_of_a_long_context(sampled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interval_holds_the_truth_of_a_long_context() -> None:
     """Four networks of each design with all their weights drawn: their mean is inside, and nine networks in ten."""
-    if sampled == "64 tokens":
-        monkeypatch.setattr("rankscope.ext.theory.predict.sampled_design.MOST_WORK", 0.0)
     inside = []
     for design in (design.changed(tokens=length) for length in (256, 512) for design in DESIGNS.values()):
         run = rankscope.predict(design, seeds=4, most_blocks=design.depth)
-        assert run.extra["sampling"]["is_extrapolated"] == (sampled == "64 tokens")
-        assert ("extrapolated" in run.table["curve"].to_pylist()) == (sampled == "64 tokens")
+        assert run.extra["sampling"] == {"tokens": design.tokens, "context": design.tokens}
         final = run.extra["final"]
         ends = np.array([simulated(design, seed)[-1] for seed in range(4)])
         assert final["low"] <= ends.mean() <= final["high"], (design, final, ends)
@@ -209,17 +205,21 @@ def test_the_interval_holds_the_truth_of_a_long_context(sampled: str, monkeypatc
     assert np.mean(inside) >= 0.9
 
 
-def test_a_context_sampled_in_part_is_not_told_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The design of order 3 whose residual was 10^-15.4 ± 1.6 by 64 of its 512 tokens, and is 10^-11.9 ± 0.6."""
+def test_a_shorter_context_is_not_told_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual of this design of order 3 is 10^-15.4 after three blocks with 64 tokens, and 10^-11.9 with 512."""
     monkeypatch.setattr("rankscope.ext.theory.predict.sampled_design.MOST_WORK", 0.0)
     design = DESIGNS["complete, skips cut"]
     run = rankscope.predict(design, seeds=3, most_blocks=design.depth)
-    assert any("64 of the 512 tokens" in note for note in run.notes)
-    assert run.extra["final"]["extrapolation"] > 0
+    assert run.verdict.startswith("Collapsed within 3 blocks at a context of 64 tokens: ")
+    assert run.extra["sampling"] == {"tokens": 64, "context": 512}
+    assert run.provenance.lengths == (64, 64, 64)
+    assert any("tokens=512 (--tokens 512) samples all" in note for note in run.notes)
+    same = rankscope.predict(design, seeds=3, tokens=64, most_blocks=design.depth)
+    assert run.table.equals(same.table)
 
 
 def test_no_collapse_is_not_claimed_where_seeds_cannot_tell() -> None:
-    agreement = agreement_of([follow(strong(), 0, 16, 2, 2)])
+    agreement = agreement_of([follow(strong(depth=2), 0, 2)])
     undecided = predicted_sentence("a design", 2, "no collapse", 0.97, agreement, -0.4, (-0.6, -0.2))
     assert "not seen to approach each other: late factor 0.97 per block, which these seeds cannot tell" in undecided
     flat = rankscope.predict(strong(mlp="none"), {"value_std": 0.0}, seeds=1, most_blocks=6)
@@ -263,7 +263,7 @@ def test_agreement_is_read_between_blocks() -> None:
     assert crossing(np.array([-4.0]), -3.0) == 0.0
     assert math.isinf(crossing(np.array([0.0, -1.0]), -3.0))
     assert crossing(np.array([0.0, -np.inf]), -3.0) == 1.0
-    runs = [follow(strong(skip_gain=0.0), seed, 16, 4, 4) for seed in (0, 1)]
+    runs = [follow(strong(skip_gain=0.0, depth=4), seed, 4) for seed in (0, 1)]
     found = agreement_of(runs)
     assert found.block == math.ceil(found.depth or 0)
     assert agreement_of(runs, level=1e-300).depth is None

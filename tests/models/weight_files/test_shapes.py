@@ -27,7 +27,6 @@ def test_sizes_are_those_of_the_model(folder: Path) -> None:
     assert found.formats == {"F32": found.parameters}
     assert found.nbytes == 4 * found.parameters
     assert (found.blocks, found.largest_block) == (3, 4 * sum(p.numel() for p in block))
-    assert found.attention == 4 * sum(p.numel() for layer in model.layers for p in layer.self_attn.parameters())
     assert found.bytes_read is None
     assert "3 blocks" in str(found)
 

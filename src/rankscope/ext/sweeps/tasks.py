@@ -17,7 +17,7 @@ from rankscope._version import __version__
 from rankscope.errors import InputError, LoadError
 from rankscope.ext.sweeps.plan import WHOLE, Checkpoint, Plan, PlanInputs, PlanModel, PlanVariant, VerbUse, sweep_verbs
 from rankscope.models.weight_files.files import is_remote
-from rankscope.options import OFFLOAD, WEIGHTS_ONLY
+from rankscope.options import OFFLOAD
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
 OTHERS = ("config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
@@ -197,8 +197,7 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
                     if number and verb.subject == "design":
                         continue  # the checkpoints of one training run share their design
                     asked = {"verb": use.verb, "options": options[use.verb], "seed": seed}
-                    has_variants = verb.under_variants and not getattr(use, WEIGHTS_ONLY.name, False)
-                    for name, operation in operations.items() if has_variants else [(None, None)]:
+                    for name, operation in operations.items() if verb.under_variants else [(None, None)]:
                         facts = {**common, **asked, "variant": name, "operation": operation}
                         yield Task(facts, spec, text, model.memory or plan.memory)
 

@@ -21,7 +21,7 @@ from rankscope._files import sha256_of
 from rankscope.errors import RankscopeError
 from rankscope.ext.sweeps.results import Chunk, Results
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
-from rankscope.options import OFFLOAD, WEIGHTS_ONLY
+from rankscope.options import OFFLOAD
 from rankscope.runs._frozen import thaw
 from rankscope.verbs._spec import VERBS
 
@@ -184,8 +184,6 @@ def _run(task: Task, models: dict[Any, Any]) -> Run:
     taken = {name: value for name, value in settings.items() if name != "texts" and verb.takes(name)}
     if verb.subject == "design":
         return function(task.spec, seed=facts["seed"], **{**taken, **options})
-    if options.get(WEIGHTS_ONLY.name):
-        return function(task.spec, **facts["options"])
     how = {"blocks": facts["blocks"], "seed": facts["seed"], "dtype": facts["dtype"]}
     if options.pop(OFFLOAD.name, False):
         place = f"{task.spec}@{facts['revision']}" if facts["revision"] else task.spec

@@ -1,8 +1,7 @@
-"""The graph of an attention matrix: which tokens reach which, and in how many layers."""
+"""The graph of an attention matrix: which tokens reach which."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,9 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope.ext.theory.graphs.connectivity import connectivity
 
 DEFINED_IN = Cite("wu2024role", "sec. 3")
 
@@ -25,9 +26,7 @@ class AttentionGraph:
         complete: every token sees every token.
         self_loops: every token sees itself.
         strongly_connected: every token reaches every other.
-        radius: smallest number of layers in which some token reaches all; None if none does.
-        centres: number of tokens that reach all within the radius.
-        diameter: smallest number of layers in which every token reaches every other; None if that never happens.
+        has_centre: some token reaches every other.
         tokens: number of tokens.
         packed: the edges, row by row, eight per byte, in hexadecimal; :meth:`edges` unpacks them.
     """
@@ -35,9 +34,7 @@ class AttentionGraph:
     complete: bool
     self_loops: bool
     strongly_connected: bool
-    radius: int | None
-    centres: int
-    diameter: int | None
+    has_centre: bool
     tokens: int
     packed: str
 
@@ -51,12 +48,11 @@ def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
     """Connectivity of a mask, or of the entries where attention is above zero (**Exact**).
 
     Example:
-        The first token of a causal mask reaches all in one layer, and no other token reaches it.
+        The first token of a causal mask reaches all, and no other token reaches it.
 
-        >>> attention_graph(torch.ones(4, 4).tril().bool()).radius
-        1
-        >>> attention_graph(torch.ones(4, 4).tril().bool()).strongly_connected
-        False
+        >>> graph = attention_graph(torch.ones(4, 4).tril().bool())
+        >>> graph.has_centre, graph.strongly_connected
+        (True, False)
     """
     return _graph(edges.shape[-1], edges.cpu().numpy().tobytes())
 
@@ -65,37 +61,15 @@ def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
 def _graph(n: int, cells: bytes) -> AttentionGraph:
     """Cached, because all layers of a model usually have the same graph."""
     edges = np.frombuffer(cells, dtype=np.bool_).reshape(n, n)
-    layers = _layers_to_all(edges)
-    radius = float(layers.min())
-    strong = bool(np.isfinite(layers).all())
+    how = connectivity(csr_array(edges))
     return AttentionGraph(
         complete=bool(edges.all()),
         self_loops=bool(edges.diagonal().all()),
-        strongly_connected=strong,
-        radius=int(radius) if math.isfinite(radius) else None,
-        centres=int((layers == radius).sum()) if math.isfinite(radius) else 0,
-        diameter=int(layers.max()) if strong else None,
+        strongly_connected=how.is_strong,
+        has_centre=how.is_quasi_strong,
         tokens=n,
         packed=np.packbits(edges).tobytes().hex(),
     )
-
-
-def _layers_to_all(edges: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """For each token the layers after which every token holds something of it; inf if that never happens.
-
-    A token keeps what it holds, even if it does not see itself.
-    """
-    sees = (edges | np.eye(len(edges), dtype=np.bool_)).astype(np.float32)
-    held = np.eye(len(edges), dtype=np.bool_)
-    layers = np.full(len(edges), np.inf)
-    for layer in range(len(edges)):
-        layers[held.all(axis=0) & np.isinf(layers)] = layer
-        # float32 counts up to 2^24 tokens exactly, and uses BLAS
-        wider = sees @ held.astype(np.float32) > 0
-        if np.array_equal(wider, held):
-            break
-        held = wider
-    return layers
 
 
 def least_edge(P: Float[Tensor, "heads query key"]) -> tuple[float, Bool[Tensor, "query key"]]:

@@ -67,22 +67,18 @@ class LayerGains:
 
     Attributes:
         any_residual: **Bound**, certified: for every centred R. Its lower end is 0 if the values ignore some
-            features (``readable`` below the width).
+            features.
         given_values: **Bound**, certified: for every R whose values have, for each head, the singular values they have
             here.
-        rms: :math:`\|T\|_F` over the root of the dimension: the root mean square gain of a random R. **Exact.**
         measured: gain of the given residual, from the formula, not the model. **Exact** to rounding; NaN if it is
             zero.
-        readable: number of independent features that the values read.
         leak: :math:`\|\ell\|_F/\|R\|_F`, which widens both intervals compared with those of T; 0 if the rows of
             attention sum to one.
     """
 
     any_residual: GainInterval
     given_values: GainInterval
-    rms: float
     measured: float
-    readable: int
     leak: float = 0.0
 
     @property
@@ -154,9 +150,7 @@ def layer_gains(
     return LayerGains(
         free.with_skip(skip_gain, leak),
         given.with_skip(skip_gain, leak),
-        _rms(B, W_V, W_O, skip_gain),
         float(torch.linalg.vector_norm(moved)) / size if size > 0 else float("nan"),
-        int(torch.linalg.matrix_rank(W_V.permute(1, 0, 2).flatten(1))),
         leak,
     )
 
@@ -213,19 +207,6 @@ def _ends(A: Tensor, *, side: int) -> tuple[float, float]:
     slack = _MARGIN * max(A.shape) * _EPS * float(values[0])
     least = 0.0 if A.shape[side] > A.shape[1 - side] else max(0.0, float(values[-1]) - slack)
     return least, float(values[0]) + slack
-
-
-def _rms(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> float:
-    r"""From :math:`\|T\|_F^2 = \sum_{h,h'}\mathrm{tr}(B_h^TB_{h'})\,\mathrm{tr}(W_h^TW_{h'})`."""
-    flat = B.flatten(1)
-    values = torch.einsum("adv,bdw->abvw", W_V, W_V)
-    outputs = torch.einsum("avd,bwd->abvw", W_O, W_O)
-    energy = ((flat @ flat.T) * (values * outputs).sum((-2, -1))).sum()
-    size = (B.shape[-1] - 1) * W_V.shape[1]
-    if gain:
-        trace = (B.diagonal(dim1=-2, dim2=-1).sum(-1) * (W_V * W_O.mT).sum((-2, -1))).sum()
-        energy = energy + 2 * gain * trace + gain**2 * size
-    return float((energy.clamp_min(0.0) / size).sqrt())
 
 
 def _check_rows(P: Tensor, *, leak_is_known: bool) -> None:

@@ -15,7 +15,6 @@ def _theorems() -> list[dict[str, Any]]:
             "name": entry.name,
             "statement": entry.statement,
             "hypotheses": list(entry.hypotheses),
-            "needs": entry.needs,
             "sides": entry.sides,
             "summary": entry.summary,
             "cites": [str(cite) for cite in entry.cites],
@@ -24,4 +23,4 @@ def _theorems() -> list[dict[str, Any]]:
     ]
 
 
-LISTINGS.add("theorems", Listing(_theorems, ("name", "needs", "sides", "summary")))
+LISTINGS.add("theorems", Listing(_theorems, ("name", "sides", "summary")))

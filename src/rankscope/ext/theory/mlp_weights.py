@@ -46,11 +46,6 @@ class MlpWeights:
     radius: float | None
 
 
-def mlp_paths(family: Family) -> tuple[str, ...]:
-    """Possible paths inside a block of the parameters of its MLP and of the norm before it."""
-    return (*family.mlp, *family.norms)
-
-
 def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
     """The MLP of one block.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope.linalg.attention_weights import HeadTensors
+from rankscope.linalg.precision import as_float64
 from rankscope.linalg.scaled import centred
 
 
@@ -72,15 +73,6 @@ class ScoreSpread:
     total: Float[Tensor, " heads"]
     one: Float[Tensor, " heads"]
 
-    @property
-    def gamma(self) -> Float[Tensor, " heads"]:
-        r"""Smallest :math:`\gamma` with :math:`\sqrt{(\sum_i D_{ii})(\max_i D_{ii})} \le 2\gamma\|E\|_1`; 0 if E is 0.
-
-        At most :math:`\sqrt n`: the spread of a row is at most twice its largest entry, and that is at most
-        :math:`\|E\|_1`.
-        """
-        return torch.where(self.one > 0, (self.total * self.largest).sqrt() / (2 * self.one), 0.0)
-
 
 def score_spread(R: Float[Tensor, "tokens dim"], heads: HeadTensors) -> ScoreSpread:
     r"""Spread of the scores that differ between rows, for tokens :math:`1x^T + R` and a complete mask (**Exact**).
@@ -91,8 +83,8 @@ def score_spread(R: Float[Tensor, "tokens dim"], heads: HeadTensors) -> ScoreSpr
         >>> from rankscope.linalg.attention_weights import head_tensors
         >>> one = torch.ones(1, 1, 1, dtype=torch.float64)
         >>> spread = score_spread(torch.tensor([[1.0], [-1.0]]).double(), head_tensors(one, one, one, one))
-        >>> spread.largest.item(), spread.total.item(), spread.one.item(), round(spread.gamma.item(), 12)
-        (2.0, 4.0, 2.0, 0.707106781187)
+        >>> spread.largest.item(), spread.total.item(), spread.one.item()
+        (2.0, 4.0, 2.0)
     """
     E = heads.scale * (R @ heads.W_Q) @ (R @ heads.W_K).mT
     D = E.amax(-1) - E.amin(-1)
@@ -106,3 +98,16 @@ def composite_residual(X: Float[Tensor, "tokens dim"]) -> Float[Tensor, ""]:
     the latter.
     """
     return composite_norm(centred(X))
+
+
+def spectral_bound(A: Float[Tensor, "rows columns"]) -> float:
+    r"""Upper bound on :math:`\|A\|_2`. **Bound**: LAPACK's value in float64, widened by its backward error.
+
+    Power iteration would give a lower bound.
+
+    Example:
+        >>> 2.0 <= spectral_bound(torch.diag(torch.tensor([2.0, 1.0]))) <= 2.0 + 1e-12
+        True
+    """
+    A = as_float64(A.detach())
+    return (1 + 16 * max(A.shape) * torch.finfo(torch.float64).eps) * float(torch.linalg.svdvals(A)[0])

@@ -1,10 +1,9 @@
-"""The prediction for a design: depth of agreement, class, oracles, and a sentence."""
+"""The prediction for a design: depth of agreement, class, and a sentence."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,37 +38,6 @@ class Agreement:
         """All fields in plain JSON types; an undefined spread is None."""
         facts = dataclasses.asdict(self)
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in facts.items()}
-
-
-@dataclass(frozen=True)
-class OracleAnswer:
-    """The answer of one oracle for a design, or why it has none.
-
-    Attributes:
-        name: name of the oracle.
-        applies: whether its assumptions hold.
-        assumptions: each in words, whether it holds, and the value found.
-        log10_relative: its curve of log10 relative residuals, starting with the first tokens; may be empty.
-        values: its other numbers.
-        cites: source of the oracle.
-    """
-
-    name: str
-    applies: bool
-    assumptions: tuple[Mapping[str, Any], ...]
-    log10_relative: tuple[float, ...]
-    values: Mapping[str, float]
-    cites: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields except the curve, which is in the rows."""
-        return {
-            "oracle": self.name,
-            "applies": self.applies,
-            "assumptions": [dict(one) for one in self.assumptions],
-            "values": dict(self.values),
-            "cites": list(self.cites),
-        }
 
 
 def predicted_sentence(
@@ -125,8 +93,3 @@ def _power(log10: float) -> str:
     if log10 == -math.inf:
         return "0"
     return f"{10**log10:.3g}" if log10 > -4 else f"10^{log10:.1f}" if log10 > -1000 else f"10^{log10:.0f}"
-
-
-def curve_rows(answers: Sequence[OracleAnswer]) -> dict[str, tuple[float, ...]]:
-    """The curves of the oracles that have one."""
-    return {answer.name: answer.log10_relative for answer in answers if answer.applies and answer.log10_relative}

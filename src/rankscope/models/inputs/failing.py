@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
 
@@ -34,9 +35,10 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
         # Two of ours call the model: this function and the batch. More are hooks or modes inside it.
         names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         roots = [name.partition(".")[0] for name in names]
-        if roots[-1] == "torch" and roots.count("rankscope") <= 2:
-            told = " ".join(str(error).split())[:300].rstrip(".")
-            sizes = _sizes(model, batch) if isinstance(error, IndexError) else ""
+        told = " ".join(str(error).split())[:300].rstrip(".")
+        beyond = _is_beyond_a_table(model, batch, told)
+        if (roots[-1] == "torch" or beyond) and roots.count("rankscope") <= 2:
+            sizes = _sizes(model, batch) if beyond or isinstance(error, IndexError) else ""
             return InputError(
                 f"{type(model).__name__} cannot run on these inputs: {type(error).__name__}: {told}.{sizes} Pass what "
                 "it runs on when you call it yourself."
@@ -44,6 +46,22 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return None
+
+
+def _is_beyond_a_table(model: nn.Module, batch: Any, told: str) -> bool:
+    """Whether an error of shapes names the length of the inputs and the smaller number of rows of a table.
+
+    A model that adds a slice of its position table to longer inputs fails in its own code, at that addition.
+    """
+    numbers = {int(number) for number in re.findall(r"\d{1,9}", told)}
+    lengths = {
+        size
+        for value in (*batch.arguments, *batch.inputs.values())
+        if isinstance(value, Tensor)
+        for size in value.shape
+    }
+    rows = {len(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return any(length > row for length in lengths & numbers for row in rows & numbers)
 
 
 def _sizes(model: nn.Module, batch: Any) -> str:

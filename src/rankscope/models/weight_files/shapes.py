@@ -13,7 +13,6 @@ from typing import Any
 from rankscope.models.weight_files.folders import model_folder, stored_tensors
 
 _NUMBERED = re.compile(r"(.*?\b)(\d+)\.")
-_ATTENTION = re.compile(r"\b(self_attn|attention|self_attention|attn|SelfAttention|rel_attn)\b")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Shapes:
         nbytes: size of all tensors.
         blocks: number of blocks, counted by the numbers in the names of the tensors.
         largest_block: size of the largest block; an offloaded run keeps one in memory, or two from a server.
-        attention: size of the tensors of attention in the blocks; ``bound --weights-only`` reads about that.
         bytes_read: what was read from a server to find this out; None for a local folder.
     """
 
@@ -43,7 +41,6 @@ class Shapes:
     nbytes: int
     blocks: int
     largest_block: int
-    attention: int
     bytes_read: int | None
 
     @property
@@ -67,7 +64,6 @@ class Shapes:
             f"  {self.parameters:,} parameters ({formats}) in {self.tensors:,} tensors, {self.files} files",
             f"  {_size(self.nbytes)} in all; {self.blocks} blocks, the largest {_size(self.largest_block)}",
             f"  measure --offload reads up to {_size(self.nbytes)}, and holds one block, or two from a server",
-            f"  bound --weights-only reads about {_size(self.attention)}",
         ]
         if self.bytes_read is not None:
             lines.append(f"  {_size(self.bytes_read)} were read to find this out")
@@ -87,13 +83,11 @@ def shapes_of(spec: str | Path) -> Shapes:
     tensors = stored_tensors(folder)
     blocks: Counter[tuple[str, str]] = Counter()
     formats: Counter[str] = Counter()
-    attention = 0
     for name, entry in tensors.items():
         formats[entry.word] += math.prod(entry.shape)
         match = _NUMBERED.match(name)
         if match is not None:
             blocks[match[1], match[2]] += entry.nbytes
-            attention += entry.nbytes * bool(_ATTENTION.search(name[match.end() :]))
     return Shapes(
         model=str(spec),
         revision=folder.revision,
@@ -104,7 +98,6 @@ def shapes_of(spec: str | Path) -> Shapes:
         nbytes=sum(entry.nbytes for entry in tensors.values()),
         blocks=len(blocks),
         largest_block=max(blocks.values(), default=0),
-        attention=attention,
         bytes_read=None if folder.traffic is None else folder.traffic.received,
     )
 

@@ -39,7 +39,7 @@ def hub_snapshot(name: str, revision: str | None, *, weights: bool, allow_pickle
     except LoadError:
         raise
     except Exception as error:  # noqa: BLE001  (no answer, for which each version of the client has its own errors)
-        missing = f"the hub gives no list of its files ({in_a_line(error)}), and the cache has no {name}"
+        missing = f"the hub gives no list of its files ({in_a_line(error)[:150]}), and the cache has no {name}"
         with refusing(LoadError, missing, ""):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
     small = [one for one in ("config.json", *TOKENIZER_FILES, *BESIDE, *([INDEX] if weights else [])) if one in sizes]

@@ -292,7 +292,7 @@ def evaluations(found: Design, layers: Sequence[Pass], dtype: torch.dtype) -> li
             floor=float_floor(dtype),
         )
         constants = None if one.mlp is None else mlp_constants(*one.mlp, found.activation or "")
-        quantities.append(LayerQuantities(number, head_sizes(weights), one.scale, mlp=constants, passage=passage))
+        quantities.append(LayerQuantities(number, passage, head_sizes(weights), one.scale, constants))
     cut = not found.skip and found.activation is None
     network = Network(
         depth=len(layers),

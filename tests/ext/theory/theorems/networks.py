@@ -102,7 +102,7 @@ def simulate(
             floor=4 * torch.finfo(torch.float64).eps,
             cubic=cubic,
         )
-        layers.append(LayerQuantities(number, head_sizes(heads), heads.scale, mlp=constants, passage=passage))
+        layers.append(LayerQuantities(number, passage, head_sizes(heads), heads.scale, constants))
         X = out
         stream.append(X)
     network = Network(

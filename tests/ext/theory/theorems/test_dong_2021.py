@@ -197,17 +197,6 @@ def test_an_example_without_beta_is_refused() -> None:
         skip_example(0.0)
 
 
-def test_weights_alone_give_the_factor_and_the_residual_it_needs() -> None:
-    generator = torch.Generator().manual_seed(11)
-    found = simulate([random_heads(generator, 4, 2, 2, 2)], rand(generator, 5, 4))
-    bare = Simulated(replace(found.network, pure=None), (replace(found.layers[0], passage=None),), ())
-    evaluation = evaluate("dong_2021_multi_head", bare)
-    layer = found.layers[0]
-    assert evaluation.layers[0].log_factor == pytest.approx(math.log(4 * 2 * layer.scale * layer.beta))
-    assert evaluation.depth is None
-    assert "below a composite residual of" in evaluation.sentence
-
-
 def grown(beta: float, depth: int, tokens: int = 8) -> list[float]:
     """Logs of what each layer multiplies the residual by: 1 + cp, p = (e - 1)/(e + n - 1), e = exp(t a^2/sqrt n)."""
     value, side, found = min(beta, 1.0), 1.0, []
@@ -281,8 +270,8 @@ def test_cor_3_2_without_a_constant_bounds_nothing_and_says_why() -> None:
     assert evaluation.sentence == "No MLP could be read: an activation without a known slope."
 
 
-@pytest.mark.parametrize("only_mlp", [None, False, True])
-def test_cor_3_2_is_measured_only_without_skips_and_norms(only_mlp: bool | None) -> None:
+@pytest.mark.parametrize("only_mlp", [False, True])
+def test_cor_3_2_is_measured_only_without_skips_and_norms(only_mlp: bool) -> None:
     generator = torch.Generator().manual_seed(17)
     W = rand(generator, 3, 3)
     constants = mlp_constants(W, W, "relu")
@@ -292,7 +281,7 @@ def test_cor_3_2_is_measured_only_without_skips_and_norms(only_mlp: bool | None)
     assert (evaluation.layers[0].log_measured is None) == (not only_mlp)
     assert evaluation.layers[0].log_upper is not None
     claimed = [h.holds for h in evaluation.hypotheses if h.name.startswith("attention and MLPs only")]
-    assert claimed == ([] if only_mlp is None else [only_mlp])
+    assert claimed == [only_mlp]
 
 
 @pytest.mark.parametrize("scores", [0.0, 1.0])

@@ -82,36 +82,7 @@ def test_a_mask_or_positions_silence_the_cubic_law() -> None:
 def test_the_narrowest_ends_are_kept(
     free: tuple[float, float], given: tuple[float, float], want: tuple[float, float]
 ) -> None:
-    assert LayerGains(GainInterval(*free), GainInterval(*given), 1.0, 4.0, 3).narrowest == want
-
-
-@pytest.mark.parametrize("name", ["contraction_interval", "skip_interval", "zhai_2023_entropy"])
-def test_what_needs_activations_is_silent_on_weights_alone(name: str) -> None:
-    generator = torch.Generator().manual_seed(6)
-    found = simulate([random_heads(generator, 3, 1, 2, 2)] * 2, rand(generator, 4, 3), skip=1.0)
-    evaluation = THEOREMS[name].function(found.network, [replace(one, passage=None) for one in found.layers])
-    assert [b.layer for b in evaluation.layers] == [0, 1]
-    assert all(b.log_upper is b.log_lower is b.log_measured is None for b in evaluation.layers)
-    assert evaluation.depth is None
-    assert evaluation.sentence.startswith(
-        {
-            "contraction_interval": "The gains of no layer were computed",
-            "skip_interval": "A norm stands before attention in every layer, or there is no skip",
-            "zhai_2023_entropy": "The size of the logits cannot be told",
-        }[name]
-    )
-
-
-def test_a_layer_without_gains_leaves_the_depth_open() -> None:
-    generator = torch.Generator().manual_seed(7)
-    found = simulate([random_heads(generator, 3, 1, 2, 2)] * 2, rand(generator, 4, 3))
-    second = found.layers[1]
-    bare = replace(second, passage=replace(second.passage, gains=None))
-    evaluation = THEOREMS["contraction_interval"].function(found.network, [found.layers[0], bare])
-    assert evaluation.layers[0].log_upper is not None
-    assert evaluation.layers[1].log_upper is None
-    assert evaluation.depth is None
-    assert "in 1 of 1 layers" in evaluation.sentence
+    assert LayerGains(GainInterval(*free), GainInterval(*given), 4.0).narrowest == want
 
 
 @pytest.mark.parametrize("floors", [(False, False), (True, False), (False, True)])
@@ -156,7 +127,7 @@ def sunk(generator: torch.Generator, size: float, skip: float = 0.0) -> tuple[Ne
         position="none",
         floor=4 * torch.finfo(torch.float64).eps,
     )
-    layer = LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)
+    layer = LayerQuantities(0, passage, head_sizes(weights), weights.scale)
     return Network(1, heads, dim, pure=not skip, has_skip=bool(skip)), [layer]
 
 
@@ -202,7 +173,7 @@ def test_attention_that_is_not_the_softmax_of_its_scores_is_noticed(twist: str) 
     P = torch.softmax(scores, -1)
     given = (P @ (X @ weights.W_V) @ weights.W_O).sum(0)
     passage = passage_of(weights, SeenLayer(X, X, given, given, given), P, skip_gain=None, position="none", floor=1e-15)
-    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    layers = [LayerQuantities(0, passage, head_sizes(weights), weights.scale)]
     for name in ("dong_2021_multi_head", "cubic_law_interval"):
         evaluation = THEOREMS[name].function(Network(1, 2, 3, pure=True), layers)
         assert "attention is the softmax of query times key" in evaluation.failed
@@ -215,7 +186,7 @@ def test_what_is_measured_is_what_the_model_gave() -> None:
     P = attention(weights, X, None)
     given = 1.5 * (P @ (X @ weights.W_V) @ weights.W_O).sum(0)
     passage = passage_of(weights, SeenLayer(X, X, given, given, given), P, skip_gain=None, position="none", floor=1e-15)
-    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    layers = [LayerQuantities(0, passage, head_sizes(weights), weights.scale)]
     found = THEOREMS["contraction_interval"].function(Network(1, 2, 3, pure=True), layers)
     want = float((given - given.mean(0)).norm() / (X - X.mean(0)).norm())
     assert math.exp(found.layers[0].log_measured) == pytest.approx(want, rel=1e-12)
@@ -236,6 +207,6 @@ def test_attention_to_tokens_that_do_not_count_is_noticed() -> None:
         floor=1e-15,
         outside=float(P[:, keep, 4].max()),
     )
-    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    layers = [LayerQuantities(0, passage, head_sizes(weights), weights.scale)]
     found = THEOREMS["contraction_interval"].function(Network(1, 1, 3), layers)
     assert "attention stays within the tokens that count" in found.failed

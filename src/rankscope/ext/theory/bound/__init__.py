@@ -20,7 +20,6 @@ OWN = (
         in_plans=True,
         help="Theorems, separated by commas or repeated; see `ls theorems`.",
     ),
-    options.WEIGHTS_ONLY,
 )
 
 

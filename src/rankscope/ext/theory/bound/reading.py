@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from rankscope.ext.paths.maps import Chain, Gain
 from rankscope.ext.paths.network import FrozenBlock, FrozenStep, SeenAttention
 from rankscope.ext.theory.attention_graph import attention_graph, least_edge
 from rankscope.ext.theory.contraction import LayerGains, layer_gains
-from rankscope.ext.theory.lazy_blocks import LazyModel
-from rankscope.ext.theory.lipschitz import LipschitzConstants, gated_constants, mlp_constants, spectral_bound
+from rankscope.ext.theory.lipschitz import LipschitzConstants, gated_constants, mlp_constants
 from rankscope.ext.theory.mlp_weights import mlp_weights
 from rankscope.ext.theory.operator_norms import (
     composite_norm,
@@ -26,6 +25,7 @@ from rankscope.ext.theory.operator_norms import (
     one_norm,
     product_norm,
     score_spread,
+    spectral_bound,
 )
 from rankscope.ext.theory.theorems import MOST_ROUNDING, HeadSizes, LayerQuantities, Network, Passage, StreamState
 from rankscope.linalg.attention_weights import HeadTensors
@@ -117,7 +117,7 @@ def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
 
 
 def mlp_size(block: nn.Module, config: Any) -> tuple[LipschitzConstants | None, str]:
-    """Certified constants of the block's MLP, or why there are none."""
+    """The certified constant of the block's MLP, or why there is none."""
     try:
         read = mlp_weights(block, config)
         if read.W_gate is None:
@@ -198,7 +198,6 @@ def passage_of(
     skip_gain: float | None,
     position: str,
     floor: float,
-    with_gains: bool = True,
     cubic: bool = True,
     outside: float = 0.0,
 ) -> Passage:
@@ -211,7 +210,6 @@ def passage_of(
         skip_gain: gain of the skip, if attention reads the stream itself; otherwise None.
         position: how positions enter the scores.
         floor: relative residual below which there is only rounding.
-        with_gains: also compute the gains.
         cubic: also evaluate the cubic law, if it applies.
         outside: the largest share of a row that goes to tokens that are not measured.
     """
@@ -223,14 +221,14 @@ def passage_of(
     cubic = cubic and graph.complete and position == "none" and not weights.qk_norm
     entropy, counts, logits = _sharpest_rows(P)
     shared = (read.mean(0) @ tensors.W_V) + tensors.b_V
-    gains = _gains(R, P, tensors, shared, 0.0) if with_gains else None
+    gains = _gains(R, P, tensors, shared, 0.0)
     left = None if seen.given is None else centred(seen.given)
     size = float(torch.linalg.vector_norm(R))
     scores = _scores(weights, read)
     error = math.hypot(_forward_error(read, P, tensors, scores.largest), seen.beside) * floor
     rounding = math.nan if left is None else _relative(error, left)
     sum_gains, sum_out, sum_rounding = None, math.nan, math.nan
-    if skip_gain is not None and with_gains and seen.summed is not None:
+    if skip_gain is not None and seen.summed is not None:
         kept = centred(seen.summed)
         sum_gains = _gains(R, P, tensors, shared, skip_gain)
         sum_out = float(torch.linalg.vector_norm(kept))
@@ -412,6 +410,15 @@ def _with_bias(W: Tensor, b: Tensor) -> Tensor:
     return torch.cat((as_float64(W.detach()), as_float64(b.detach())[None]), 0)
 
 
+class LayerWeights(NamedTuple):
+    """The weights of the heads of a block and their norms, and the constants of its MLP or why there are none."""
+
+    heads: HeadWeights
+    sizes: tuple[HeadSizes, ...]
+    mlp: LipschitzConstants | None
+    mlp_note: str
+
+
 @dataclass(eq=False)
 class BoundReader:
     """Reads batches block by block; stores numbers, never tensors.
@@ -419,17 +426,15 @@ class BoundReader:
     Args:
         view: the model and its structure.
         config: its configuration.
-        with_gains: whether the gains of each layer are computed.
         has_norm: whether a norm acts anywhere in a block.
     """
 
     view: ModelView
     config: Any
-    with_gains: bool
     has_norm: bool = True
     dtypes: set[torch.dtype] = field(default_factory=set)
     lengths: dict[str | None, dict[int, int]] = field(default_factory=dict)
-    _weights: dict[str, tuple[HeadWeights, LayerQuantities]] = field(default_factory=dict)
+    _weights: dict[str, LayerWeights] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._modules = self.view.modules()
@@ -454,7 +459,7 @@ class BoundReader:
                 return
             for number, layer in enumerate(self._layers(block, entries[block.stack], batch)):
                 by_stack[block.stack].layers[number] += layer
-            found, weights = by_stack[block.stack], self._of(block)[0]
+            found, weights = by_stack[block.stack], self._of(block).heads
             found.steps += [StepFacts.of(step) for step in block.steps]
             found.width, found.qk_norm = weights.W_Q.shape[1], found.qk_norm or weights.qk_norm
             self.dtypes.add(block.out.dtype)
@@ -472,7 +477,7 @@ class BoundReader:
         ]
 
     def _layers(self, block: FrozenBlock, entry: Tensor, batch: Batch) -> list[list[LayerQuantities]]:
-        weights, known = self._of(block)
+        known = self._of(block)
         out = as_float64(block.out)
         if not bool(torch.isfinite(out).all()):
             raise InputError(
@@ -490,25 +495,26 @@ class BoundReader:
                     continue
                 P = step.heads.probs[number][:, keep]
                 passage = passage_of(
-                    weights,
+                    known.heads,
                     _seen(step, step.seen, entry, out, number, keep),
                     P[:, :, keep],
                     skip_gain=skip_gain_of(step),
                     position=self.position,
                     floor=float_floor(block.out.dtype),
-                    with_gains=self.with_gains,
                     outside=float(P[:, :, ~keep].sum(-1).max()),
                 )
-                layers[number].append(replace(known, layer=block.layer, passage=passage))
+                layers[number].append(
+                    LayerQuantities(block.layer, passage, known.sizes, known.heads.scale, known.mlp, known.mlp_note)
+                )
         return layers
 
-    def _of(self, block: FrozenBlock) -> tuple[HeadWeights, LayerQuantities]:
+    def _of(self, block: FrozenBlock) -> LayerWeights:
         name = self._names[(block.stack, block.layer)]
         if name not in self._weights:
             module = self._modules[name]
             with reading_weights():
                 weights = head_weights(module, self.config)
-                self._weights[name] = weights, layer_weights(block.layer, weights, module, self.config)
+                self._weights[name] = LayerWeights(weights, head_sizes(weights), *mlp_size(module, self.config))
         return self._weights[name]
 
     def _network(self, found: Found, layers: Sequence[LayerQuantities]) -> Network:
@@ -560,27 +566,3 @@ def position_of(config: Any) -> str:
         return str(family_of(config).position)
     except UnsupportedConfigError:
         return "unknown"
-
-
-def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:
-    """The norms of one layer's weights."""
-    mlp, note = mlp_size(block, config)
-    return LayerQuantities(layer, head_sizes(weights), weights.scale, mlp, note)
-
-
-def read_weights(model: LazyModel) -> Measured:
-    """The norms of every layer, one block in memory at a time."""
-    layers: list[LayerQuantities] = []
-    qk_norm, width = False, 0
-    for block in model.blocks():
-        weights = head_weights(block.module, model.config)
-        known = layer_weights(block.layers[0], weights, block.module, model.config)
-        layers += [replace(known, layer=layer) for layer in block.layers]
-        qk_norm, width = qk_norm or weights.qk_norm, weights.W_Q.shape[1]
-    network = Network(
-        depth=len(layers),
-        heads=max(len(layer.heads) for layer in layers),
-        width=width,
-        bilinear=model.family.position == "none" and not qk_norm,
-    )
-    return Measured(None, 0, network, tuple(layers))

@@ -6,24 +6,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope._types import Status
 from rankscope.errors import InputError, ResultError, UnsupportedConfigError
-from rankscope.execution.budget import parse_size
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution, executing
 from rankscope.ext.theory.attention_graph import AttentionGraph
 from rankscope.ext.theory.bound import BOUND, EXECUTION, OWN
 from rankscope.ext.theory.bound.judge import Violation, judge_bounds
-from rankscope.ext.theory.bound.reading import BoundReader, Found, Measured, StepFacts, read_weights
+from rankscope.ext.theory.bound.reading import BoundReader, Found, Measured, StepFacts
 from rankscope.ext.theory.contraction import GainInterval, LayerGains
-from rankscope.ext.theory.lazy_blocks import lazy_model
 from rankscope.ext.theory.lipschitz import LipschitzConstants
 from rankscope.ext.theory.theorems import (
     THEOREMS,
@@ -38,9 +33,7 @@ from rankscope.ext.theory.theorems import (
 )
 from rankscope.models.heads.family import undescribed
 from rankscope.models.inputs import InputsLike, Prepared, as_inputs, prepare_planned
-from rankscope.models.loading import LoadedModel
-from rankscope.models.loading.config import config_hash
-from rankscope.models.model import Model, ModelLike, as_model
+from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
@@ -52,10 +45,6 @@ from rankscope.verbs.calling import checked
 from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.reader import SiteReader
 
-_WITHOUT_ACTIVATIONS = ("nothing", "weights")
-_ON_GAINS = ("contraction_interval", "skip_interval")
-_ON_MLPS = ("dong_2021_mlp",)
-
 
 @checked(*OWN)
 def bound(
@@ -64,7 +53,6 @@ def bound(
     surgery: SurgeryLike = None,
     *,
     theorems: Sequence[str] | str | None = None,
-    weights_only: bool = False,
     progress: bool = False,
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
@@ -80,9 +68,6 @@ def bound(
         surgery: :class:`rankscope.Surgery` under which the model runs, or a dictionary of its fields; None for none.
             The bounds are those of the modified network.
         theorems: names from ``rankscope ls theorems``; None for all.
-        weights_only: read the safetensors of a folder, of ``hub:NAME`` or of a server one tensor at a time, without
-            building the model; only the theorems that need no more are evaluated. Of a remote model only Q, K, V and O
-            are read, unless ``theorems`` names one that needs the MLPs. ``Model(byte_budget=...)`` applies.
         progress: show a progress bar.
 
     Returns:
@@ -104,26 +89,17 @@ def bound(
     started = time.perf_counter()
     chosen = [THEOREMS[name] for name in dict.fromkeys(THEOREMS if theorems is None else theorems)]
     subject, given, cut = as_model(model), as_inputs(inputs), as_surgery(surgery)
-    if weights_only:
-        if subject.offload or (subject.memory, subject.work, subject.parallel) != (None, None, None):
-            raise InputError(
-                "weights_only reads one tensor at a time already. Leave out offload, memory and work, and parallel."
-            )
-        if not cut.changes_nothing:
-            raise InputError("weights_only runs no model, so nothing can be changed in it. Leave surgery out.")
-        return _of_weights(subject, chosen, explicit=theorems is not None, started=started, progress=progress)
     plan = given.plan(**BOUND.inputs_defaults, seed=subject.seed)
     if plan.policy != "content":
         raise InputError(
             f"tokens_policy={plan.policy!r}: the theorems concern all tokens that attention reads. Leave it out."
         )
-    with_gains = any(entry.name in _ON_GAINS for entry in chosen)
     with executing(EXECUTION, subject, cut, progress=progress) as execution:
         loaded = execution.loaded
         if loaded.config is None:
             raise UnsupportedConfigError(f"Theorems need the weights of single heads, and {undescribed(loaded.model)}.")
         prepared = prepare_planned(loaded, given.data, plan)
-        passes = BoundPasses(execution, prepared, with_gains)
+        passes = BoundPasses(execution, prepared)
         measured = passes.run()
         if not measured:
             raise InputError(
@@ -134,39 +110,6 @@ def bound(
         notes = (*loaded.notes, *prepared.notes)
         run = concluded(chosen, measured, provenance, floor_of(passes.counted.dtypes), notes, execution.described)
         return in_context(run, prepared)
-
-
-def _of_weights(subject: Model, chosen: Sequence[Theorem], *, explicit: bool, started: float, progress: bool) -> Run:
-    model = subject.source
-    if isinstance(model, (nn.Module, LoadedModel)):
-        raise InputError("weights_only reads a folder without building the model. Leave it out for a module.")
-    byte_budget = None if subject.byte_budget is None else parse_size(subject.byte_budget, "byte_budget")
-    beyond = [entry.name for entry in chosen if entry.needs not in _WITHOUT_ACTIVATIONS]
-    if explicit and beyond:
-        raise InputError(
-            f"{', '.join(beyond)} cannot be evaluated on weights alone: attention or activations are needed. Leave "
-            "weights_only out."
-        )
-    lazy = lazy_model(model, byte_budget=byte_budget)
-    traffic = lazy.folder.traffic
-    if traffic is not None and not explicit:
-        # The MLPs are most of a model's bytes, for one theorem.
-        beyond += [entry.name for entry in chosen if entry.name in _ON_MLPS]
-    kept = [entry for entry in chosen if entry.name not in beyond]
-    lazy = dataclasses.replace(lazy, with_mlps=any(entry.name in _ON_MLPS for entry in kept))
-    bar = tqdm(total=lazy.nbytes, desc="bound", unit="B", unit_scale=True, unit_divisor=1024, disable=not progress)
-    with bar, nullcontext() if traffic is None else traffic.watched(bar.update):
-        quantities = read_weights(lazy)
-    provenance = Provenance(
-        model=str(model),
-        origin=lazy.folder.origin,
-        revision=lazy.folder.revision,
-        config_hash=config_hash(lazy.config),
-        wall_seconds=round(time.perf_counter() - started, 3),
-    )
-    note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
-    further = {} if traffic is None else {"weights": traffic.described}
-    return concluded(kept, [quantities], provenance, floor_of(set()), (note,), further)
 
 
 def concluded(
@@ -200,8 +143,6 @@ def concluded(
             failed[entry.name] = list(dict.fromkeys([*failed.get(entry.name, []), *evaluation.failed]))
             violations += _violations(evaluation, part)
             write_evaluation(writer, evaluation, part.stack, part.sequence)
-        if any(entry.name == "contraction_interval" for entry in chosen):
-            write_gains(writer, part)
     table = writer.table()
     verdict = judge_bounds(table, applies, violations, provenance.model)
     return Run(
@@ -266,20 +207,6 @@ def write_evaluation(writer: RowWriter, evaluation: Evaluation, stack: str | Non
         rows.hypothesis(hypothesis, "network", last)
 
 
-def write_gains(writer: RowWriter, part: Measured) -> None:
-    """Facts about the gains of each layer, besides the interval itself."""
-    rows = _Rows(writer, "contraction_interval", part.stack, part.sequence)
-    for layer in part.layers:
-        gains = None if layer.passage is None else layer.passage.gains
-        if gains is None:
-            continue
-        rows.add("log10_any_lower_bound", "layer", layer.layer, _tens(_log(gains.any_residual.lower)))
-        rows.add("log10_any_bound", "layer", layer.layer, _tens(_log(gains.any_residual.upper)))
-        rows.add("log10_given_bound", "layer", layer.layer, _tens(_log(gains.given_values.upper)))
-        rows.add("log10_rms_gain", "layer", layer.layer, _tens(_log(gains.rms)))
-        rows.add("readable_features", "layer", layer.layer, float(gains.readable))
-
-
 class _Rows:
     """Writes the rows of one theorem on one sequence."""
 
@@ -333,10 +260,6 @@ def _tens(log_value: float) -> float:
     return log_value / _TEN
 
 
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
-
-
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -360,27 +283,26 @@ class BoundPasses:
     Args:
         execution: how the model is run.
         prepared: its inputs.
-        with_gains: whether the gains of each layer are computed.
 
     Attributes:
         counted: knows the dtypes and lengths seen.
     """
 
-    def __init__(self, execution: Execution, prepared: Prepared, with_gains: bool) -> None:
-        self._execution, self._prepared, self._with_gains = execution, prepared, with_gains
+    def __init__(self, execution: Execution, prepared: Prepared) -> None:
+        self._execution, self._prepared = execution, prepared
         self.counted = SiteReader([], "content", RowWriter())
         self._found: dict[tuple[str | None, int], Found] = {}
 
     def run(self) -> list[Measured]:
         """All batches."""
         execution, config = self._execution, self._execution.loaded.config
-        view = execution.plan(self._prepared, (self._with_gains,), variants=1, reads_weights=True)
+        view = execution.plan(self._prepared, reads_weights=True)
         need_plain_stream(view, "bound")
         has_norm = _has_norm(view)
         findings = Findings(RowWriter(), {"": self.counted}, rest=self._known, learn_rest=self._learn)
         with execution.stages(findings) as stages:
             for stage in stages:
-                reader = BoundReader(stage.view, config, self._with_gains, has_norm)
+                reader = BoundReader(stage.view, config, has_norm)
                 for part in execution.batches():
                     before = stage.left(part)
                     with stage.through(part):
@@ -392,7 +314,7 @@ class BoundPasses:
                 for stack, lengths in reader.lengths.items():
                     self.counted.lengths.setdefault(stack, {}).update(lengths)
         execution.collect(findings)
-        whole = BoundReader(view, config, self._with_gains, has_norm)
+        whole = BoundReader(view, config, has_norm)
         ends = [(part, key) for part in self._prepared for key in self._found if key[1] == part.first_sequence]
         return [found for part, key in ends for found in whole.finished(key[0], part.first_sequence, self._found[key])]
 

@@ -24,7 +24,7 @@ from rankscope.views import (
     Style,
     Table,
 )
-from rankscope.views.palette import BLUE, GREY, VERMILION
+from rankscope.views.palette import BLUE, VERMILION
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run
@@ -159,9 +159,6 @@ def _interval(run: Run, stack: str | None) -> LineChart:
     lower = np.where(np.isfinite(lower) & np.isfinite(upper), lower, np.nan)
     edge = Style(BLUE, width=1.0)
     lines = [Line("interval", grid.layers, upper, lower, upper, style=edge), Line("", grid.layers, lower, style=edge)]
-    if "log10_rms_gain" in grid.values:
-        random = np.where(np.isnan(upper), np.nan, grid.mean("log10_rms_gain"))
-        lines.append(Line("random residual", grid.layers, random, style=Style(GREY, dash=":", width=1.0)))
     measured = np.where(grid.floor, np.nan, grid.values["log10_measured"])
     lines += [
         Line("measured" if column == 0 else "", grid.layers, values, style=Style(VERMILION, "o", width=0.9))

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope._citations import Cite
-from rankscope.errors import MissingExtraError
 
 CITES = (Cite("wu2024role"),)
 Ints = NDArray[np.int64]
@@ -51,19 +50,14 @@ def connectivity(sees: Any) -> Connectivity:
     Args:
         sees: scipy sparse matrix, entry (i, j) when i sees j.
 
-    Raises:
-        MissingExtraError: scipy is not installed.
-
     Example:
         >>> from scipy.sparse import csr_array
         >>> found = connectivity(csr_array(np.tril(np.ones((4, 4)))))
         >>> found.parts, found.centres.tolist(), found.is_strong, found.is_quasi_strong
         (4, [0], False, True)
     """
-    try:
-        from scipy.sparse.csgraph import connected_components
-    except ImportError:
-        raise MissingExtraError("The graph of a mask", "scipy", "graphs") from None
+    from scipy.sparse.csgraph import connected_components
+
     parts, labels = connected_components(sees, directed=True, connection="strong")
     return _described(int(parts), labels.astype(np.int64), sees)
 

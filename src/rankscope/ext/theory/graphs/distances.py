@@ -2,7 +2,7 @@ r"""Radius and diameter of a large sparse graph: exact by bounds on all eccentri
 
 One search forward and one backward from a token bound the eccentricity of every other one,
 :math:`e(x) \ge e(s) - d(s, x)`, :math:`e(x) \ge d(x, v)` and :math:`e(x) \le d(x, s) + e(s)`, and the next search
-starts where the bounds are widest. What is still open at the end is followed for all tokens at once.
+starts where the bounds are widest. What is still open at the end is searched from each token.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import breadth_first_order
 
 from rankscope._citations import Cite
 from rankscope.ext.theory.graphs.bracket import Bracket
@@ -19,9 +20,8 @@ from rankscope.ext.theory.graphs.connectivity import Connectivity
 CITES = (Cite("borassi2015fast"), Cite("wu2024role"))
 EDGES_BUDGET = 1 << 28
 """Total number of edges that the searches may visit; takes some seconds."""
-PAIRS_BUDGET = 1 << 33
-"""Pairs of an edge and a source that following all sources at once may process; takes some seconds."""
-SOURCES_AT_ONCE = 256
+PAIRS_BUDGET = 1 << 29
+"""Pairs of an edge and a source that a search from each of several sources may process; takes some seconds."""
 NO_CENTRE = "infinite: no token reaches all others"
 NOT_STRONG = "infinite: some token is not reached by some other"
 Ints = NDArray[np.int64]
@@ -99,40 +99,9 @@ def eccentricity_bounds(sees: Any, centres: Ints, *, largest: bool) -> tuple[Flo
         low = np.maximum(low, depths(sees, int(out.argmax()))[centres])
         spent, turn = spent + 3 * sees.nnz, turn + 1
     places = np.union1d(open_small, open_large)
-    # the number of layers is not known: the lower bound of the widest token, plus one
-    if sees.nnz * len(places) * (int(low[places].max()) + 1) <= PAIRS_BUDGET:
-        low[places] = high[places] = reach_of_many(sees, centres[places])
+    if sees.nnz * len(places) <= PAIRS_BUDGET:
+        low[places] = high[places] = [depths(seen, int(token)).max() for token in centres[places]]
     return low, high, spent
-
-
-def reach_of_many(sees: Any, sources: Ints) -> Floats:
-    """For each source the layers after which it has reached every token; inf if it never does. **Exact**.
-
-    Args:
-        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
-        sources: tokens to start from.
-
-    Example:
-        >>> from scipy.sparse import csr_array
-        >>> line = csr_array(np.eye(4) + np.eye(4, k=1) + np.eye(4, k=-1))
-        >>> reach_of_many(line, np.arange(4)).tolist()
-        [3.0, 2.0, 2.0, 3.0]
-    """
-    pattern = sees.astype(bool).astype(np.float32)
-    reach = np.full(len(sources), np.inf)
-    for first in range(0, len(sources), SOURCES_AT_ONCE):
-        part = sources[first : first + SOURCES_AT_ONCE]
-        held = np.zeros((sees.shape[0], len(part)), dtype=np.bool_)
-        held[part, np.arange(len(part))] = True
-        layer = 0
-        while True:
-            done = held.all(axis=0)
-            reach[first : first + len(part)][done & np.isinf(reach[first : first + len(part)])] = layer
-            wider = held | (pattern @ held.astype(np.float32) > 0)
-            if done.all() or np.array_equal(wider, held):
-                break
-            held, layer = wider, layer + 1
-    return reach
 
 
 def depths(edges: Any, source: int) -> Floats:
@@ -143,8 +112,6 @@ def depths(edges: Any, source: int) -> Floats:
         >>> depths(csr_array(np.eye(4, k=1)), 1).tolist()
         [inf, 0.0, 1.0, 2.0]
     """
-    from scipy.sparse.csgraph import breadth_first_order
-
     order, parent = breadth_first_order(edges, source, directed=True, return_predecessors=True)
     above = np.where(parent < 0, np.arange(len(parent)), parent)
     steps = (parent >= 0).astype(np.int64)

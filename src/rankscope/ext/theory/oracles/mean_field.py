@@ -14,14 +14,16 @@ For u, u' of variance v and correlation :math:`1-\delta`: the mean square :math:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import erf
 
-from rankscope.ext.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle, share_of
+from rankscope.ext.theory.oracles import Assumption, OracleAnswer
 from rankscope.models.design import Design
 
 Floats = NDArray[np.float64]
@@ -81,15 +83,8 @@ def _hermite() -> tuple[Any, Any]:
     return nodes, weights / weights.sum()
 
 
-def _erf(x: Floats) -> Floats:
-    import torch
-
-    out: Floats = torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
-    return out
-
-
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
     "gelu_new": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x / (1 + np.exp(-x)),
 }
@@ -174,41 +169,35 @@ def _normed(m: Moments, design: Design) -> Moments:
     return Moments(share_of(m.q, size), share_of(m.D, size))
 
 
-def _curve(design: Design, tokens: int, blocks: int) -> Sequence[float]:
-    return [share_of(m.D, m.q) * (tokens - 1) / tokens for m in moments(design, tokens, blocks)]
-
-
-def _has_small_scores(design: Design, tokens: int) -> tuple[bool, float]:
-    return design.score_std <= _LARGEST_SCORE_STD, design.score_std
-
-
-def _is_wide(design: Design, tokens: int) -> tuple[bool, int]:
-    return design.width >= 2 * tokens, design.width
-
-
-def _keeps_small_scores(design: Design, tokens: int) -> tuple[bool, int]:
+def mean_field(design: Design, tokens: int, blocks: int) -> OracleAnswer:
+    """The curve of a design at large width with small scores, for ``blocks`` blocks or as long as scores stay small."""
     covered = len(moments(design, tokens, design.depth)) - 1
-    return covered == design.depth, covered
-
-
-def _starts_normed(design: Design, tokens: int) -> tuple[bool, str]:
-    return design.norm_place != "none" or design.embedding_norm, design.norm_place
-
-
-ORACLES.add(
-    "mean_field",
-    Oracle(
-        name="mean_field",
-        summary="Any norm, skip and MLP at large width, scores small",
-        assumptions=(
-            COMPLETE,
-            POSITION_FREE,
-            Assumption("score standard deviation on normed tokens at most 0.5", _has_small_scores),
-            Assumption("width at least twice the tokens", _is_wide),
-            Assumption("tokens of unit mean square at the start, or normed", _starts_normed),
-            Assumption("scores stay that small through every block", _keeps_small_scores),
+    starts_normed = design.norm_place != "none" or design.embedding_norm
+    small = design.score_std <= _LARGEST_SCORE_STD
+    answer = OracleAnswer(
+        "mean_field",
+        (
+            Assumption("every token sees every token", design.is_complete, design.mask),
+            Assumption("scores depend on tokens alone", design.is_position_free, design.positions),
+            Assumption("score standard deviation on normed tokens at most 0.5", small, design.score_std),
+            Assumption("width at least twice the tokens", design.width >= 2 * tokens, design.width),
+            Assumption("tokens of unit mean square at the start, or normed", starts_normed, design.norm_place),
+            Assumption("scores stay that small through every block", covered == design.depth, covered),
         ),
-        cites=(),
-        curve=_curve,
-    ),
-)
+    )
+    if not answer.applies:
+        return answer
+    curve = [share_of(m.D, m.q) * (tokens - 1) / tokens for m in moments(design, tokens, blocks)]
+    # NaN stays NaN: a stream of zeros has no relative residual, which is not the same as tokens that are equal.
+    logs = tuple(value if math.isnan(value) else 0.5 * math.log10(value) if value > 0 else -math.inf for value in curve)
+    return replace(answer, log10_relative=logs)
+
+
+def share_of(part: float, whole: float) -> float:
+    """``part / whole``; NaN if the whole is zero.
+
+    Example:
+        >>> share_of(1.0, 4.0), share_of(0.0, 0.0)
+        (0.25, nan)
+    """
+    return part / whole if whole != 0 else math.nan

@@ -17,9 +17,8 @@ from rankscope.verdicts.states import State
 
 
 def with_state(run: Run, depth: int) -> Run:
-    """A prediction that also names its state within ``depth`` blocks, extrapolated to the context where it was."""
-    curve = "extrapolated" if "extrapolated" in run.table["curve"].to_pylist() else "sampled"
-    rows = only(run.table, curve=curve, site="block.out")
+    """A prediction that also names its state within ``depth`` blocks."""
+    rows = only(run.table, curve="sampled", site="block.out")
     rows = rows.filter(pc.less(rows["layer"], depth))
     seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     logs = np.full((depth, seeds.size), np.nan)
@@ -30,7 +29,9 @@ def with_state(run: Run, depth: int) -> Run:
     steps = (f"rankscope predict {name} --remedies all",) if reading.state >= State.COLLAPSING else ()
     if State.HEALTHY < reading.state < State.COLLAPSING:
         state = f"no collapse, {state},"
-    words = f"{state[0].upper()}{state[1:]} within {depth} blocks: {run.verdict}"
+    sampling = run.extra["sampling"]
+    shorter = f" at a context of {sampling['tokens']} tokens" if sampling["tokens"] < sampling["context"] else ""
+    words = f"{state[0].upper()}{state[1:]} within {depth} blocks{shorter}: {run.verdict}"
     return replace(run, verdict=words, code=reading.state.code, next_steps=steps)
 
 
@@ -38,4 +39,4 @@ def read_logs(logs: Floats) -> StackReading:
     """Judge log10 of relative residuals after each block, ``(blocks, sequences)``; minus infinity is an exact zero."""
     with np.errstate(under="ignore"):
         residuals = np.power(10.0, logs)
-    return read_stack(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"), None, {})
+    return read_stack(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"))

@@ -14,17 +14,18 @@ import numpy as np
 from rankscope._types import Status, kind_of
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.ext.theory.designs import design_of
-from rankscope.ext.theory.oracles._spec import consulted
+from rankscope.ext.theory.oracles import OracleAnswer
+from rankscope.ext.theory.oracles.mean_field import mean_field
+from rankscope.ext.theory.oracles.random_energy import random_energy
 from rankscope.ext.theory.predict import DESIGN, PREDICT
 from rankscope.ext.theory.predict.judge import with_state
 from rankscope.ext.theory.predict.sampled_design import (
-    Estimate,
     Followed,
     affordable_tokens,
     agreement_of,
     crossing,
-    estimate,
     follow_seeds,
+    interval_of,
     late_factor,
     visible_in,
 )
@@ -32,8 +33,6 @@ from rankscope.ext.theory.prediction import (
     AGREEMENT,
     Agreement,
     CollapseName,
-    OracleAnswer,
-    curve_rows,
     predicted_sentence,
 )
 from rankscope.models.design import Design
@@ -50,7 +49,6 @@ OPTIONS = tuple(option for option in PREDICT.options if option not in DESIGN and
 """Those of the Python function; the others are parts of the design."""
 METRIC = "log10_relative_residual"
 SAMPLED = "sampled"
-EXTRAPOLATED = "extrapolated"
 MOST_BLOCKS = 256
 ORACLE_BLOCKS = 4000
 ROUNDING = 1e-9
@@ -80,19 +78,17 @@ def predict(
         design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that contains one.
         changes: other values for parts of the design, e.g. ``{"depth": 48, "skip_gain": 0.0}``; see ``Design.changed``.
         seeds: number of initialisations to sample.
-        tokens: context length to sample in full; by default that of the design, of which fewer tokens are sampled if
-            all of them would take minutes. Numbers are then extrapolated from two sample sizes, and their intervals
-            include the extrapolation error.
+        tokens: context length; by default that of the design, or a shorter one, which a note then gives, if that
+            would take minutes.
         most_blocks: number of blocks after which to stop if tokens do not agree within the design's depth; by default
             twice the depth and, unless pre-norm keeps them apart, at least 256.
         seed: of the first initialisation.
         progress: show a progress bar.
 
     Returns:
-        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed),
-        ``extrapolated`` if fewer tokens than the context has were sampled, and the oracles. ``extra`` holds ``design``,
-        ``class``, ``agreement``, ``final`` (mean, spread and 95% interval after the last block), ``sampling`` and
-        ``oracles``.
+        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed) and
+        the oracles. ``extra`` holds ``design``, ``class``, ``agreement``, ``final`` (mean, spread and 95% interval
+        after the last block), ``sampling`` and ``oracles``.
 
     Raises:
         InputError: an impossible design, or one whose stream overflows or vanishes within its depth.
@@ -108,39 +104,40 @@ def predict(
     if seeds < 1:
         raise InputError(f"seeds={seeds}: expected one or more.")
     furthest = max(chosen.depth, _far(chosen) if most_blocks is None else most_blocks)
-    expected = chosen.depth if _is_cubic(chosen, chosen.tokens) else furthest
-    sampled_tokens = chosen.tokens if tokens is not None else affordable_tokens(chosen, seeds, expected)
-    numbers = range(seed, seed + seeds)
-    runs = follow_seeds(chosen, numbers, sampled_tokens, chosen.depth, furthest, progress=progress)
-    fewer, doublings = None, 0.0
-    if sampled_tokens < chosen.tokens:
-        half = math.ceil(sampled_tokens / 2)
-        fewer = follow_seeds(chosen, numbers, half, chosen.depth, furthest, progress=progress)
-        doublings = math.log2(chosen.tokens / sampled_tokens)
-        notes += (
-            f"Sampled on {sampled_tokens} of the {chosen.tokens} tokens of the context, and extrapolated from {half} "
-            f"and {sampled_tokens}; the intervals include the error of that. tokens={chosen.tokens} samples all.",
-        )
-    answers = consulted(chosen, sampled_tokens, ORACLE_BLOCKS)
-    agreement = agreement_of(runs, fewer=fewer, doublings=doublings)
-    kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
-    curve = [_estimate_at(place, runs, fewer, doublings) for place in range(chosen.depth + 1)]
-    final = curve[-1]
+    context = chosen.tokens
+    if tokens is None:
+        # With fewer tokens the prediction is that of a shorter context, and the run says so.
+        affordable = affordable_tokens(chosen, seeds, chosen.depth if _is_cubic(chosen) else furthest)
+        chosen = chosen.changed(tokens=affordable)
+        if affordable < context:
+            notes += (
+                f"This is the prediction for a context of {affordable} tokens: the {context} of the design would take "
+                f"minutes. tokens={context} (--tokens {context}) samples all of them.",
+            )
+    runs = follow_seeds(chosen, range(seed, seed + seeds), furthest, progress=progress)
+    answers = (mean_field(chosen, chosen.tokens, ORACLE_BLOCKS), random_energy(chosen, chosen.tokens))
+    agreement = agreement_of(runs)
+    kind, factor, reason = _class_of(chosen, runs, answers[0])
+    ends = np.array([run.log10_relative[min(chosen.depth, len(run.log10_relative) - 1)] for run in runs])
+    final, (low, high) = float(ends.mean()), interval_of(ends)
+    spread = float(ends.std(ddof=1)) if seeds > 1 and math.isfinite(final) else math.nan
+    # in this order the minimum of NaN stays NaN
+    facts = {"mean": final, "spread": spread, "low": low, "high": min(high, 0.0)}
     extra = {
         "design": {"name": name, **chosen.to_json()},
         "class": {"name": kind, "factor": factor, "reason": reason},
         "agreement": agreement.to_json(),
-        "final": _facts(final),
-        "sampling": {"tokens": sampled_tokens, "context": chosen.tokens, "is_extrapolated": fewer is not None},
+        "final": {name: value if math.isfinite(value) else None for name, value in facts.items()},
+        "sampling": {"tokens": chosen.tokens, "context": context},
         "oracles": [_with_agreement(answer) for answer in answers],
     }
     run = Run(
         kind="predict",
-        provenance=_provenance(name, chosen, seed, seeds, sampled_tokens, time.perf_counter() - started),
+        provenance=_provenance(name, seed, seeds, chosen.tokens, time.perf_counter() - started),
         floor=exact_floors("float64"),
-        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final.mean, final.interval),
-        evidence=_evidence(agreement, final.mean, chosen.depth),
-        table=_table(runs, answers, None if fewer is None else [place.mean for place in curve]),
+        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final, (low, high)),
+        evidence=_evidence(agreement, final, chosen.depth),
+        table=_table(runs, answers),
         notes=notes,
         extra=extra,
     )
@@ -170,21 +167,18 @@ def _is_slowing(design: Design) -> bool:
     return design.norm_place == "pre" and design.attention_skip >= 1
 
 
-def _is_cubic(design: Design, tokens: int) -> bool:
-    return visible_in(design, tokens) is None and design.is_position_free and design.attention_skip == 0
+def _is_cubic(design: Design) -> bool:
+    return visible_in(design) is None and design.is_position_free and design.attention_skip == 0
 
 
-def _class_of(
-    design: Design, tokens: int, runs: Sequence[Followed], answers: Sequence[OracleAnswer]
-) -> tuple[CollapseName, float, str]:
-    if _is_cubic(design, tokens):
+def _class_of(design: Design, runs: Sequence[Followed], field: OracleAnswer) -> tuple[CollapseName, float, str]:
+    if _is_cubic(design):
         return (
             "order 3",
             math.nan,
             "complete mask, position-free scores and no skip around attention: no linear term is left",
         )
-    field = next((a for a in answers if a.name == "mean_field" and a.applies), None)
-    if field is not None:
+    if field.applies:
         factor, margin, source = _oracle_factor(field.log10_relative), ROUNDING, "of the mean field"
     else:
         factor, error = late_factor(runs)
@@ -214,28 +208,6 @@ def _with_agreement(answer: OracleAnswer) -> dict[str, Any]:
     return facts
 
 
-def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed] | None, doublings: float) -> Estimate:
-    """The relative residual after ``place`` blocks, which is at most 1 for any tokens."""
-
-    def values(of: Sequence[Followed]) -> np.ndarray:
-        return np.array([run.log10_relative[min(place, len(run.log10_relative) - 1)] for run in of])
-
-    estimated = estimate(values(runs), None if fewer is None else values(fewer), doublings)
-    return dataclasses.replace(estimated, mean=min(0.0, estimated.mean))
-
-
-def _facts(final: Estimate) -> dict[str, Any]:
-    low, high = final.interval
-    facts = {
-        "mean": final.mean,
-        "spread": final.spread,
-        "extrapolation": final.extrapolation,
-        "low": low,
-        "high": min(high, 0.0),  # in this order NaN stays NaN
-    }
-    return {name: value if math.isfinite(value) else None for name, value in facts.items()}
-
-
 def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str, Any], ...]:
     evidence: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final}]
     if agreement.depth is not None:
@@ -245,15 +217,13 @@ def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str,
     return tuple(evidence)
 
 
-def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer], extrapolated: Sequence[float] | None) -> Any:
+def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer]) -> Any:
     writer = RowWriter(coordinates=("curve",))
     longest = max(len(run.log10_relative) for run in runs)
     for position, run in enumerate(runs):
         _add_curve(writer, SAMPLED, position, run.log10_relative)
-    if extrapolated is not None:
-        _add_curve(writer, EXTRAPOLATED, 0, extrapolated)
-    for name, curve in curve_rows(answers).items():
-        _add_curve(writer, name, 0, curve[:longest])
+    for answer in answers:
+        _add_curve(writer, answer.name, 0, answer.log10_relative[:longest])
     return writer.table()
 
 
@@ -273,7 +243,7 @@ def _add_curve(writer: RowWriter, name: str, sequence: int, curve: Sequence[floa
         )
 
 
-def _provenance(name: str, design: Design, seed: int, seeds: int, tokens: int, seconds: float) -> Provenance:
+def _provenance(name: str, seed: int, seeds: int, tokens: int, seconds: float) -> Provenance:
     return Provenance(
         model=name,
         origin="design",
@@ -342,7 +312,8 @@ def predict_remedies(
         except UnsupportedOperationError as error:
             refused.append(f"{word} was left out: {error}")
             continue
-        predicted = predict(treated, seeds=seeds, tokens=tokens, most_blocks=most_blocks, seed=seed, progress=progress)
+        same = run.extra["sampling"]["tokens"]
+        predicted = predict(treated, seeds=seeds, tokens=same, most_blocks=most_blocks, seed=seed, progress=progress)
         changed = {key: value for key, value in treated.to_json().items() if value != plain.to_json()[key]}
         entries.append(_entry(word, changed, predicted))
     entries.sort(key=lambda entry: -entry["log10_relative_residual"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import t as student_t
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -22,9 +23,9 @@ from rankscope.models.design import Design
 Floats = NDArray[np.float64]
 LOG10 = math.log(10)
 LEAST_TOKENS = 64
-"""At least this many tokens are sampled, if the context has as many."""
+"""The shortest context that is predicted in place of a longer one."""
 MOST_WORK = 5e10
-"""Multiplications of one prediction (5 to 15 s) above which only some tokens of the context are sampled."""
+"""Multiplications of one prediction (5 to 15 s) above which a shorter context is predicted."""
 LARGEST = 1e150
 """Size of tokens above which scores, which are products of two tokens, overflow float64."""
 PLAIN = 1e-4
@@ -59,24 +60,24 @@ def crossing(curve: Floats, level: float) -> float:
     return place - 1 + ((before - level) / (before - after) if math.isfinite(after) else 1.0)
 
 
-def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int) -> Followed:
-    """Run a design on new random weights for ``blocks`` blocks, then up to ``most_blocks`` until tokens agree.
+def follow(design: Design, seed: int, most_blocks: int) -> Followed:
+    """Run a design on new random weights through its depth, then up to ``most_blocks`` until tokens agree.
 
     Exact in distribution at the design's width, and in exact arithmetic: see :mod:`rankscope.ext.theory.sampling`
     and :mod:`rankscope.exact_arithmetic`.
     """
-    sampler = Sampler(design, visible_in(design, tokens), torch.Generator().manual_seed(seed), span_of_either)
+    sampler = Sampler(design, visible_in(design), torch.Generator().manual_seed(seed), span_of_either)
     logs: list[float] = []
     with torch.no_grad():
-        x: Tensor = sampler.tokens(tokens)
+        x: Tensor = sampler.tokens(design.tokens)
         for block in range(most_blocks + 1):
             x, log_relative = _read(x)
             if math.isnan(log_relative):
-                if block <= blocks:
+                if block <= design.depth:
                     raise InputError(_no_residual(x, block, design))
                 break
             logs.append(log_relative)
-            if log_relative == -math.inf or (block >= blocks and log_relative <= math.log10(AGREEMENT)):
+            if log_relative == -math.inf or (block >= design.depth and log_relative <= math.log10(AGREEMENT)):
                 break
             if block < most_blocks:
                 x = sampler.block(x)
@@ -118,81 +119,32 @@ def _work(design: Design, tokens: int) -> float:
     return maps + bases + tokens**2 * (2 * inner + 100 * design.heads)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Estimate of a number of a design at its own context length, over initialisations.
-
-    Attributes:
-        mean: mean over seeds, extrapolated if fewer tokens were sampled.
-        spread: standard deviation over seeds; nan with one seed.
-        extrapolation: possible error of the mean because fewer tokens were sampled; 0 if all were.
-        seeds: number of seeds.
-    """
-
-    mean: float
-    spread: float
-    extrapolation: float
-    seeds: int
-
-    @property
-    def plus_minus(self) -> float:
-        """Combined spread over seeds and extrapolation error; nan with one seed."""
-        return math.hypot(self.spread, self.extrapolation)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95% prediction interval for one more seed: Student's t over seeds, and twice the extrapolation error."""
-        if self.seeds < 2 or math.isnan(self.spread):
-            return math.nan, math.nan
-        over_seeds = _student(self.seeds - 1) * self.spread * math.sqrt(1 + 1 / self.seeds)
-        half = math.hypot(over_seeds, 2 * self.extrapolation)
-        return self.mean - half, self.mean + half
-
-
-def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0) -> Estimate:
-    """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated by ``doublings``.
-
-    The extrapolation is linear in the logarithm of the number of tokens, through half of the tokens and all that were
-    sampled, if the difference between these exceeds the noise of the seeds. **Heuristic**: the whole extrapolated
-    step and its noise count as its error.
+def interval_of(values: Floats) -> tuple[float, float]:
+    """95% prediction interval for one more seed, by Student's t; NaN with one seed or an infinite value.
 
     Example:
-        >>> found = estimate(np.array([-3.0, -3.0]), np.array([-2.0, -2.0]), doublings=2)
-        >>> found.mean, found.extrapolation
-        (-5.0, 2.0)
+        >>> low, high = interval_of(np.array([-3.0, -1.0]))
+        >>> round(low, 1), round(high, 1)
+        (-24.0, 20.0)
     """
-    mean, seeds = float(values.mean()), len(values)
-    if not math.isfinite(mean):
-        return Estimate(mean, math.nan, math.nan, seeds)
-    spread = float(values.std(ddof=1)) if seeds > 1 else math.nan
-    if fewer is None or doublings == 0:
-        return Estimate(mean, spread, 0.0, seeds)
-    step = mean - float(fewer.mean())
-    noise = math.sqrt((values.var(ddof=1) + fewer.var(ddof=1)) / seeds) if seeds > 1 else 0.0
-    moved = doublings * step if abs(step) > 2 * noise else 0.0
-    return Estimate(mean + moved, spread, doublings * (abs(step) + noise), seeds)
+    seeds = len(values)
+    if seeds < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    half = float(student_t.ppf(0.975, seeds - 1)) * float(values.std(ddof=1)) * math.sqrt(1 + 1 / seeds)
+    return float(values.mean()) - half, float(values.mean()) + half
 
 
-def _student(freedom: int) -> float:
-    """97.5% quantile of Student's t."""
-    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-    return exact[freedom - 1] if freedom <= len(exact) else 1.96 + 2.4 / freedom + 2.8 / freedom**2
-
-
-def follow_seeds(
-    design: Design, seeds: Sequence[int], tokens: int, blocks: int, most_blocks: int, *, progress: bool = False
-) -> list[Followed]:
+def follow_seeds(design: Design, seeds: Sequence[int], most_blocks: int, *, progress: bool = False) -> list[Followed]:
     """:func:`follow` for several seeds."""
     bar = tqdm(seeds, desc="predict", unit="seed", disable=not progress)
-    return [follow(design, seed, tokens, blocks, most_blocks) for seed in bar]
+    return [follow(design, seed, most_blocks) for seed in bar]
 
 
-def visible_in(design: Design, tokens: int) -> Tensor | None:
-    """The mask of the design over ``tokens`` tokens; None if every token sees all tokens."""
-    mask = parse_mask(design.mask)
-    if tokens < 2:
-        raise InputError(f"A design cannot be run on {tokens} tokens. Expected two or more.")
-    visible = mask.dense(tokens)
+def visible_in(design: Design) -> Tensor | None:
+    """The mask of the design over its tokens; None if every token sees all tokens."""
+    if design.tokens < 2:
+        raise InputError(f"A design cannot be run on {design.tokens} tokens. Expected two or more.")
+    visible = parse_mask(design.mask).dense(design.tokens)
     return None if bool(visible.all()) else visible
 
 
@@ -230,28 +182,16 @@ def span_of_either(x: Tensor) -> Tensor:
     return basis
 
 
-def agreement_of(
-    runs: Sequence[Followed],
-    level: float = AGREEMENT,
-    *,
-    fewer: Sequence[Followed] | None = None,
-    doublings: float = 0.0,
-) -> Agreement:
-    """Depth at which tokens agree, over seeds: mean and spread if they agree for all seeds, else for how many.
-
-    With ``fewer``, runs on half the tokens, it is extrapolated as in :func:`estimate`.
-    """
+def agreement_of(runs: Sequence[Followed], level: float = AGREEMENT) -> Agreement:
+    """Depth at which tokens agree, over seeds: mean and spread if they agree for all seeds, else for how many."""
     depths = np.array([run.depth_at(math.log10(level)) for run in runs])
     reached = np.isfinite(depths)
     followed = min(len(run.log10_relative) - 1 for run in runs)
     if not reached.all():
         return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
-    before = None if fewer is None else np.array([run.depth_at(math.log10(level)) for run in fewer])
-    if before is not None and not np.isfinite(before).all():
-        return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
-    estimated = estimate(depths, before, doublings)
-    mean = max(0.0, estimated.mean)
-    return Agreement(level, mean, estimated.plus_minus, math.ceil(mean), len(runs), len(runs), followed)
+    mean = float(depths.mean())
+    spread = float(depths.std(ddof=1)) if len(runs) > 1 else math.nan
+    return Agreement(level, mean, spread, math.ceil(mean), len(runs), len(runs), followed)
 
 
 def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:

@@ -17,12 +17,9 @@ def cubic_layer(network: Network, layer: LayerQuantities, heads: int, log_more: 
 
     ``log_more`` is the logarithm of an additional factor on the bound.
     """
-    log_weights = math.log(4 * heads * layer.scale) + log(layer.beta) + log_more
-    if layer.passage is None:
-        return LayerBound(layer.layer, log_factor=log_weights)
     seen = layer.passage
     gamma = least_gamma(seen)
-    log_factor = log_weights + log(gamma)
+    log_factor = math.log(4 * heads * layer.scale) + log(layer.beta) + log_more + log(gamma)
     return LayerBound(
         layer.layer,
         log_upper=log_factor + 3 * log(seen.composite_in),
@@ -56,7 +53,6 @@ def _sum_over_heads(layer: LayerQuantities, gamma: float, heads: int) -> float:
     :math:`2\sqrt{\sum_h(\sum_iD_{ii})\|W_h\|_1\cdot\sum_h(\max_iD_{ii})\|W_h\|_\infty}\,\|R\|_{1,\infty}`.
     """
     seen = layer.passage
-    assert seen is not None
     ones = sum(total * head.value_one for total, head in zip(seen.spread_total, layer.heads, strict=True))
     infs = sum(most * head.value_inf for most, head in zip(seen.spread, layer.heads, strict=True))
     allowed = 2 * gamma * layer.scale * layer.beta * heads * seen.composite_in**2
@@ -73,16 +69,14 @@ def bilinear_attention(seen: Passage) -> tuple[Hypothesis, ...]:
 
 def network_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
     """Hypotheses of all versions: nothing but attention, and scores that are bilinear in the tokens."""
-    hypotheses = [claim("scores without positions or norms", network.bilinear)]
-    if network.pure is not None:
-        hypotheses.append(claim("attention alone (no skip, MLP or norm)", network.pure))
-    return tuple(hypotheses)
+    return (
+        claim("scores without positions or norms", network.bilinear),
+        claim("attention alone (no skip, MLP or norm)", network.pure),
+    )
 
 
-def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> LayerBound | None:
+def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> LayerBound:
     r"""All layers: :math:`\log r_L \le \sum_l 3^{L-l}c_l + 3^L\log r_0`, from the first residual on."""
-    if not layers or layers[0].passage is None or layers[-1].passage is None:
-        return None
     log_bound = log(layers[0].passage.composite_in)
     for bound in bounds:
         assert bound.log_factor is not None
@@ -99,18 +93,12 @@ def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities])
 
 def sum_of_rounding(layers: Sequence[LayerQuantities]) -> float:
     """Rounding over the whole depth: every layer contributes, and each later layer cubes it."""
-    return sum(3.0 ** min(len(layers) - 1 - n, 600) * x.passage.log_rounding for n, x in enumerate(layers) if x.passage)
+    return sum(3.0 ** min(len(layers) - 1 - n, 600) * x.passage.log_rounding for n, x in enumerate(layers))
 
 
 def cubic_sentence(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
     """A sentence: in how many layers the bound shows that the residual shrinks, and in how many it does."""
-    if layers[0].passage is None:
-        needed = [math.exp(-bound.log_factor / 2) for bound in bounds if bound.log_factor is not None]
-        return (
-            f"With gamma = 1 the bound shows a smaller residual only below a composite residual of {min(needed):.3g} "
-            f"to {max(needed):.3g}, depending on the layer."
-        )
-    seen = [(bound, layer.passage) for bound, layer in zip(bounds, layers, strict=True) if layer.passage is not None]
+    seen = [(bound, layer.passage) for bound, layer in zip(bounds, layers, strict=True)]
     shows = sum(b.log_upper is not None and b.log_upper < log(p.composite_in) for b, p in seen)
     shrinks = sum(p.composite_out < p.composite_in for _, p in seen)
     needs = [b.log_factor + 2 * log(p.composite_in) for b, p in seen if b.log_factor is not None]

@@ -33,11 +33,6 @@ ORTHOGONAL = 1e-6
 """How far singular values may be from 1 for the values to count as orthogonal."""
 
 
-def passages(layers: Sequence[LayerQuantities]) -> list[Passage]:
-    """The passage of every layer; the theorems on masks need them."""
-    return [layer.passage for layer in layers if layer.passage is not None]
-
-
 def log_rate(least_edge: float, length: int, sources: int = 1, power: int = 1) -> float:
     r""":math:`\log(1 - m\epsilon^{pr})`: the logarithm of the factor for r layers.
 
@@ -130,7 +125,7 @@ def graph_claims(seen: Passage, *, strong: bool) -> tuple[Hypothesis, ...]:
     """Hypotheses: self-loops, a token (or all tokens) that reaches all, and positive attention on every edge."""
     reached = claim("strongly connected mask", seen.graph.strongly_connected)
     if not strong:
-        reached = claim("a token that reaches every other", seen.graph.radius is not None)
+        reached = claim("a token that reaches every other", seen.graph.has_centre)
     positive = Hypothesis("attention above zero on every edge", seen.least_edge, 5e-324, "at least")
     return claim("every token sees itself", seen.graph.self_loops), reached, positive
 
@@ -147,7 +142,7 @@ def sphere_decay(
     strong: bool,
 ) -> Evaluation:
     """Bounds on mu of the tokens scaled to unit length, from the first layer at which no cosine is negative."""
-    seen = passages(layers)
+    seen = [layer.passage for layer in layers]
     least = min(passage.least_edge for passage in seen)
     since = next((n for n, p in enumerate(seen) if p.stream_in.least_cosine >= NONNEGATIVE), None)
     cut = [] if since is None else windows(seen, since, all_sources=strong)
@@ -179,7 +174,7 @@ def sphere_decay(
         )
     hypotheses = (
         *structure(network),
-        claim("attention and scaling to unit length only", bool(network.row_scaling)),
+        claim("attention and scaling to unit length only", network.row_scaling),
         orthogonality(layers),
         *further,
     )

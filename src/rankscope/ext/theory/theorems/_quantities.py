@@ -21,7 +21,7 @@ class Network:
         depth: number of attention layers.
         heads: heads per layer; the largest number if layers differ.
         width: width of the stream.
-        pure: nothing but attention: no skip, no MLP, no norm. None if only weights were read.
+        pure: nothing but attention: no skip, no MLP, no norm.
         only_mlp: attention and an MLP in every layer, no skip and no norm.
         has_skip: there is a skip around attention.
         row_scaling: every layer ends with scaling tokens to unit length and nothing else is done to them.
@@ -31,10 +31,10 @@ class Network:
     depth: int
     heads: int
     width: int
-    pure: bool | None = None
-    only_mlp: bool | None = None
-    has_skip: bool | None = None
-    row_scaling: bool | None = None
+    pure: bool = False
+    only_mlp: bool = False
+    has_skip: bool = False
+    row_scaling: bool = False
     bilinear: bool = True
 
 
@@ -100,9 +100,9 @@ class Passage:
         logit_size: per head a bound on the norm of that row's logits, from weights and tokens.
         stream_in: the stream before the layer.
         stream_out: the stream after the layer.
+        gains: gains of the attention branch.
         log_cubic: lower and upper bound of the cubic law on the log of the residual after attention; None with
             positions in the scores or a mask.
-        gains: gains of the attention branch; None if not computed.
         sum_gains: gains of stream plus branch, if attention reads the stream itself.
         sum_out: :math:`\|R\|_F` of stream plus branch, as the model computed it; NaN if ``sum_gains`` is None.
         at_floor: the residual before or after attention is only rounding.
@@ -140,8 +140,8 @@ class Passage:
     logit_size: tuple[float, ...]
     stream_in: StreamState
     stream_out: StreamState
+    gains: LayerGains
     log_cubic: tuple[float, float] | None = None
-    gains: LayerGains | None = None
     sum_gains: LayerGains | None = None
     sum_out: float = math.nan
     at_floor: bool = False
@@ -178,23 +178,23 @@ def log_of_rounding(relative: float) -> float:
 
 @dataclass(frozen=True)
 class LayerQuantities:
-    """One layer: the norms of its weights, and one sequence's passage through it if there was one.
+    """One layer: the norms of its weights, and one sequence's passage through it.
 
     Attributes:
         layer: number of the block.
+        passage: what one sequence did there.
         heads: norms per head.
         scale: factor on query times key.
-        mlp: certified Lipschitz constants of the MLP that follows; None if it was not read.
+        mlp: certified Lipschitz constant of the MLP that follows; None if it was not read.
         mlp_note: why the MLP was not read.
-        passage: None if only weights were read.
     """
 
     layer: int
+    passage: Passage
     heads: tuple[HeadSizes, ...]
     scale: float
     mlp: LipschitzConstants | None = None
     mlp_note: str = ""
-    passage: Passage | None = None
 
     @property
     def beta(self) -> float:

@@ -209,7 +209,6 @@ def on_the_sphere(seen: Passage) -> tuple[Hypothesis, ...]:
     )
 
 
-Needs = Literal["nothing", "weights", "attention", "activations"]
 Sides = Literal["upper", "lower", "two-sided", "construction"]
 Evaluate = Callable[[Network, Sequence[LayerQuantities]], Evaluation]
 
@@ -223,7 +222,6 @@ class Theorem:
         cites: its sources; empty for ours.
         statement: in one formula, LaTeX.
         hypotheses: the conditions under which it holds, in words.
-        needs: the minimum input for an evaluation.
         sides: which side it bounds.
         summary: first line of its docstring.
         function: maps a network's numbers to an evaluation.
@@ -233,7 +231,6 @@ class Theorem:
     cites: tuple[Cite, ...]
     statement: str
     hypotheses: tuple[str, ...]
-    needs: Needs
     sides: Sides
     summary: str
     function: Evaluate
@@ -243,14 +240,14 @@ THEOREMS: Registry[Theorem] = Registry("theorem", __package__)
 
 
 def theorem(
-    *, cites: tuple[Cite, ...], statement: str, hypotheses: tuple[str, ...], needs: Needs, sides: Sides
+    *, cites: tuple[Cite, ...], statement: str, hypotheses: tuple[str, ...], sides: Sides
 ) -> Callable[[Evaluate], Evaluate]:
     """Register a function of a network and its layers."""
 
     def register(evaluate: Evaluate) -> Evaluate:
         summary = (evaluate.__doc__ or "").strip().split("\n", 1)[0]
         name = evaluate.__name__
-        THEOREMS.add(name, Theorem(name, cites, statement, hypotheses, needs, sides, summary, evaluate))
+        THEOREMS.add(name, Theorem(name, cites, statement, hypotheses, sides, summary, evaluate))
         return evaluate
 
     return register

@@ -24,7 +24,6 @@ from rankscope.ext.theory.theorems._spec import (
     statement=r"\sigma_{\min}(W_O)\Big(\sum_{h,k}s_{h,n-k}^2\sigma_{h,k}^2\Big)^{1/2} - \|\ell\|_F \le \|R'\|_F"
     r"\le \sigma_{\max}(W_O)\Big(\sum_{h,k}s_{h,k}^2\sigma_{h,k}^2\Big)^{1/2} + \|\ell\|_F",
     hypotheses=("attention stays within the tokens that count", "what attention gives is the sum of its heads"),
-    needs="activations",
     sides="two-sided",
 )
 def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -38,29 +37,22 @@ def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) ->
     between, the product is that of the branches.
     """
     bounds = tuple(_layer(layer) for layer in layers)
-    known = [b for b in bounds if b.log_upper is not None and b.log_lower is not None and b.log_measured is not None]
-    depth = None
-    if known and len(known) == len(layers):
-        depth = LayerBound(
-            None,
-            log_upper=sum(b.log_upper for b in known if b.log_upper is not None),
-            log_lower=sum(b.log_lower for b in known if b.log_lower is not None),
-            log_measured=sum(b.log_measured for b in known if b.log_measured is not None),
-            hypotheses=(claim("nothing between attention layers", bool(network.pure)),),
-            at_floor=any(b.at_floor for b in known),
-            log_rounding=sum(b.log_rounding for b in known),
-        )
+    depth = LayerBound(
+        None,
+        log_upper=sum(b.log_upper for b in bounds if b.log_upper is not None),
+        log_lower=sum(b.log_lower for b in bounds if b.log_lower is not None),
+        log_measured=sum(b.log_measured for b in bounds if b.log_measured is not None),
+        hypotheses=(claim("nothing between attention layers", network.pure),),
+        at_floor=any(b.at_floor for b in bounds),
+        log_rounding=sum(b.log_rounding for b in bounds),
+    )
     return Evaluation(
-        "contraction_interval", "residual after attention over before", bounds, depth, (), _said(known, layers)
+        "contraction_interval", "residual after attention over before", bounds, depth, (), _said(bounds, layers)
     )
 
 
 def _layer(layer: LayerQuantities) -> LayerBound:
     seen = layer.passage
-    if seen is None:
-        return LayerBound(layer.layer)
-    if seen.gains is None:
-        return LayerBound(layer.layer, hypotheses=heads_make_it_up(seen))
     lower, upper = seen.gains.narrowest
     return LayerBound(
         layer.layer,
@@ -73,10 +65,8 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     )
 
 
-def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
-    if not known:
-        return "The gains of no layer were computed."
-    known = [b for b in known if not b.at_floor]
+def _said(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
+    known = [b for b in bounds if not b.at_floor]
     if not known:
         return "The residual after attention is rounding in every layer: nothing can be compared."
     ten = math.log(10)
@@ -84,13 +74,13 @@ def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str
     widths = sorted(b.log_width / ten for b in known if b.log_width is not None)
     inside = sum(not b.is_violated for b in known)
     shows = sum(b.log_upper is not None and b.log_upper < 0 for b in known)
-    leaks = [x.passage.gains.leak for x in layers if x.passage is not None and x.passage.gains is not None]
-    rows = [x.passage.row_gap for x in layers if x.passage is not None]
     sink = ""
-    if any(x.passage is not None and not rows_add_up(x.passage).holds for x in layers):
+    if not all(rows_add_up(x.passage).holds for x in layers):
+        rows = max(x.passage.row_gap for x in layers)
+        leak = max(x.passage.gains.leak for x in layers)
         sink = (
-            f" Rows of attention miss 1 by up to {max(rows):.2g}: what tokens share leaks into the residual and "
-            f"widens both ends by up to {powers_of_ten(log(max(leaks)))}."
+            f" Rows of attention miss 1 by up to {rows:.2g}: what tokens share leaks into the residual and widens both "
+            f"ends by up to {powers_of_ten(log(leak))}."
         )
     return (
         f"The measured contraction lies inside the interval in {inside} of {len(known)} layers, at most "

@@ -14,7 +14,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, LayerBound, claim, l
     cites=(),
     statement=r"\Big|\,\|R'\|_F - \Big\|\tfrac1n\sum_h R A_h (R^TR) W_h / \sqrt{d_{qk}}\Big\|_F\Big| \le K\|R\|_F^4",
     hypotheses=("bilinear scores", "complete mask", "rows of attention add up to one"),
-    needs="activations",
     sides="two-sided",
 )
 def cubic_law_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -40,8 +39,8 @@ def cubic_law_interval(network: Network, layers: Sequence[LayerQuantities]) -> E
 
 def _layer(layer: LayerQuantities) -> LayerBound:
     seen = layer.passage
-    complete = claim("every row sees every token", seen is not None and seen.graph.complete)
-    if seen is None or seen.log_cubic is None:
+    complete = claim("every row sees every token", seen.graph.complete)
+    if seen.log_cubic is None:
         return LayerBound(layer.layer, hypotheses=(complete,))
     lower, upper = seen.log_cubic
     return LayerBound(

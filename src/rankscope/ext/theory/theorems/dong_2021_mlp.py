@@ -16,7 +16,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, LayerBound, claim, l
     statement=r"\|res(X^L)\|_{1,\infty} \le \left(\tfrac{4\gamma\beta H\lambda}{\sqrt{d_{qk}}}\right)^{(3^L-1)/2}"
     r"\|res(X)\|_{1,\infty}^{3^L}",
     hypotheses=("attention and MLPs only", "MLP with a certified Lipschitz constant", "those of the collapse"),
-    needs="weights",
     sides="upper",
 )
 def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -24,15 +23,14 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
 
     **Bound** on the composite residual after attention and MLP, without skips and norms. :math:`\lambda` is certified
     from the weights: the slope of the activation times the composite norm of :math:`|W_1||W_2|`, since the composite
-    residual is what it multiplies. The spectral constant, for the Frobenius residual, is also in
-    ``LayerQuantities.mlp``. Measured only in a network without skips and norms: elsewhere there is no such state.
+    residual is what it multiplies. Measured only in a network without skips and norms: elsewhere there is no such
+    state.
     """
     bounds = tuple(_layer(network, layer) for layer in layers)
     constants = [layer.mlp.composite for layer in layers if layer.mlp is not None]
     depth = None
-    first = layers[0].passage if layers else None
-    if first is not None and len(constants) == len(layers):
-        log_bound = log(first.composite_in)
+    if len(constants) == len(layers):
+        log_bound = log(layers[0].passage.composite_in)
         for bound in bounds:
             assert bound.log_factor is not None
             log_bound = bound.log_factor + 3 * log_bound
@@ -44,9 +42,10 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
         if constants
         else f"No MLP could be read: {next((layer.mlp_note for layer in layers if layer.mlp_note), 'none was found')}."
     )
-    hypotheses = tuple(h for h in network_hypotheses(network) if "alone" not in h.name)
-    if network.only_mlp is not None:
-        hypotheses = (*hypotheses, claim("attention and MLPs only (no skip or norm)", network.only_mlp))
+    hypotheses = (
+        *(h for h in network_hypotheses(network) if "alone" not in h.name),
+        claim("attention and MLPs only (no skip or norm)", network.only_mlp),
+    )
     return Evaluation("dong_2021_mlp", "composite residual after attention and MLP", bounds, depth, hypotheses, said)
 
 
@@ -58,7 +57,7 @@ def _layer(network: Network, layer: LayerQuantities) -> LayerBound:
         return LayerBound(layer.layer, hypotheses=(known,))
     bound = cubic_layer(network, layer, len(layer.heads), log(layer.mlp.composite))
     bound = replace(bound, hypotheses=(*bound.hypotheses, known))
-    if not network.only_mlp or layer.passage is None:
+    if not network.only_mlp:
         return replace(bound, log_measured=None)
     after = layer.passage
     at_floor = after.at_floor or after.stream_at_floor

@@ -22,7 +22,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, theorem
         "rows of attention add up to one",
         "heads together stay below H times the largest",
     ),
-    needs="weights",
     sides="upper",
 )
 def dong_2021_multi_head(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:

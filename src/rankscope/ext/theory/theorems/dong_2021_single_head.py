@@ -22,7 +22,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, Hypothesis, theorem
         "scores spread by at most 1.256",
         "rows of attention add up to one",
     ),
-    needs="weights",
     sides="upper",
 )
 def dong_2021_single_head(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:

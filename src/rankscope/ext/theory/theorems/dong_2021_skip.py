@@ -68,7 +68,6 @@ def skip_example(beta: float, tokens: int = TOKENS) -> SkipExample:
     cites=(Cite("dong2021attention", "claim 3.1"),),
     statement=r"\exists\,\text{parameters}:\ \|res(X^L)\|_{1,\infty} \ge \|res(X)\|_{1,\infty}",
     hypotheses=("a skip around attention", "any depth", "any beta"),
-    needs="weights",
     sides="construction",
 )
 def dong_2021_skip(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -87,7 +86,7 @@ def dong_2021_skip(network: Network, layers: Sequence[LayerQuantities]) -> Evalu
     depth = LayerBound(None, log_lower=residuals[0], log_measured=residuals[-1], log_rounding=64 * ROUNDING)
     hypotheses = (
         Hypothesis("beta of the example", example.beta, beta * (1 + 1e-12)),
-        claim("a skip around attention", network.has_skip is not False),
+        claim("a skip around attention", network.has_skip),
     )
     grown = math.exp(min(residuals[-1] - residuals[0], 700.0))
     said = (

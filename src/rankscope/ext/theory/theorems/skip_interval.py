@@ -16,7 +16,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, LayerBound, claim, h
         "attention stays within the tokens that count",
         "what attention gives is the sum of its heads",
     ),
-    needs="activations",
     sides="two-sided",
 )
 def skip_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -41,9 +40,9 @@ def skip_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
 
 
 def _layer(layer: LayerQuantities) -> LayerBound:
-    gains = None if layer.passage is None else layer.passage.sum_gains
+    gains = layer.passage.sum_gains
     reads = claim("attention reads the stream itself, past a skip", gains is not None)
-    if layer.passage is None or gains is None:
+    if gains is None:
         return LayerBound(layer.layer, hypotheses=(reads,))
     lower, upper = gains.narrowest
     return LayerBound(

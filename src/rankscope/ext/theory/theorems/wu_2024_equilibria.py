@@ -71,7 +71,6 @@ def attended(X: Float[Tensor, "tokens dim"], W_V: Float[Tensor, "dim dim"]) -> F
     cites=(Cite("wu2024role", "thm. 3"),),
     statement=r"\forall k \le N\ \exists X:\ \mathrm{rank}(X) = k,\ D\,P\,X\,W_V = X",
     hypotheses=("causal mask", "uniform attention", "W_V = I + w N with w at least N", "as wide as there are tokens"),
-    needs="nothing",
     sides="construction",
 )
 def wu_2024_equilibria(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:

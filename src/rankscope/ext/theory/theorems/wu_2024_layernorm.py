@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.ext.theory.theorems._decay import passages, sphere_decay
+from rankscope.ext.theory.theorems._decay import sphere_decay
 from rankscope.ext.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.ext.theory.theorems._spec import Evaluation, Hypothesis, theorem
 
@@ -20,7 +20,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, Hypothesis, theorem
         "N tokens of full rank N",
         "rows of attention add up to one, no biases",
     ),
-    needs="attention",
     sides="upper",
 )
 def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -31,7 +30,7 @@ def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Ev
     :math:`C = \sqrt{(N-1)(1-\phi)}` for the least cosine :math:`\phi` there, and before it is :math:`\sqrt N`. That
     all N tokens reach all within a window is what the N in the rate needs: under one mask r is its diameter.
     """
-    first = passages(layers)[0]
+    first = layers[0].passage
     full = Hypothesis("tokens of full rank", first.stream_in.rank, first.tokens, "at least")
     return sphere_decay(
         "wu_2024_layernorm",

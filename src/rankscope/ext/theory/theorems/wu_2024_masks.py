@@ -10,7 +10,6 @@ from rankscope._citations import Cite
 from rankscope.ext.theory.theorems._decay import (
     graph_claims,
     mean_rate,
-    passages,
     slowest,
     structure,
     window_rates,
@@ -41,7 +40,6 @@ from rankscope.ext.theory.theorems._spec import (
         "products of values bounded",
         "rows of attention add up to one",
     ),
-    needs="attention",
     sides="upper",
 )
 def wu_2024_masks(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -61,7 +59,7 @@ def wu_2024_masks(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
     paper. If masks change from layer to layer, the radii of the individual graphs do not bound a window: the graphs
     are multiplied instead.
     """
-    seen = passages(layers)
+    seen = [layer.passage for layer in layers]
     least = min(passage.least_edge for passage in seen)
     cut = windows(seen)
     rates = window_rates(cut, least)
@@ -86,7 +84,7 @@ def wu_2024_masks(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
     growth = max(sum(head.value_spectral for head in layer.heads) for layer in layers)
     hypotheses = (
         *structure(network),
-        claim("attention alone (no skip, MLP or norm)", bool(network.pure)),
+        claim("attention alone (no skip, MLP or norm)", network.pure),
         Hypothesis("values of norm at most 1 (enough for bounded products)", growth, 1.0),
     )
     depth = replace(bounds[-1], layer=None, hypotheses=())

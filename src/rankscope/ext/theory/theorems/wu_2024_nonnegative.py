@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.ext.theory.theorems._decay import passages, sphere_decay
+from rankscope.ext.theory.theorems._decay import sphere_decay
 from rankscope.ext.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.ext.theory.theorems._spec import Evaluation, Hypothesis, theorem
 
@@ -20,7 +20,6 @@ from rankscope.ext.theory.theorems._spec import Evaluation, Hypothesis, theorem
         "no negative cosine at first",
         "rows of attention add up to one, no biases",
     ),
-    needs="attention",
     sides="upper",
 )
 def wu_2024_nonnegative(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -30,7 +29,7 @@ def wu_2024_nonnegative(network: Network, layers: Sequence[LayerQuantities]) -> 
     :math:`C = \sqrt{(N-1)(1-\phi_0)}`; n counts the tokens that reach all within a window of r
     layers; under one mask r is its radius.
     """
-    first = passages(layers)[0]
+    first = layers[0].passage
     cosine = Hypothesis("least cosine at first", first.stream_in.least_cosine, 0.0, "at least")
     return sphere_decay(
         "wu_2024_nonnegative",

@@ -37,7 +37,6 @@ def log_entropy_bound(tokens: int, logit_size: float) -> float:
     statement=r"\mathrm{Ent}(P_i) \ge \log(1+(T-1)b) + \frac{\sigma\sqrt{T(T-1)}\,b}{1+(T-1)b},"
     r"\quad b = e^{-\sigma\sqrt{T/(T-1)}}",
     hypotheses=("logits of a row bounded by sigma, from weights and tokens", "rows of attention add up to one"),
-    needs="activations",
     sides="lower",
 )
 def zhai_2023_entropy(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
@@ -60,7 +59,7 @@ def zhai_2023_entropy(network: Network, layers: Sequence[LayerQuantities]) -> Ev
 
 def _layer(layer: LayerQuantities) -> LayerBound:
     seen = layer.passage
-    if seen is None or not seen.least_entropy:
+    if not seen.least_entropy:
         return LayerBound(layer.layer)
     rows = zip(seen.least_entropy, seen.entropy_tokens, seen.logit_size, seen.logit_spread, strict=True)
     bounds = [

@@ -15,11 +15,12 @@ For a finite n, with :math:`Z = \sum_je^{\sigma x_j}` and :math:`Z^{-2} = \int_0
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from rankscope._citations import Cite
-from rankscope.ext.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
+from rankscope.ext.theory.oracles import Assumption, OracleAnswer
 from rankscope.models.design import Design
 
 
@@ -86,28 +87,27 @@ def _range_of_largest(keys: int) -> tuple[float, float]:
     return float(grid[int(np.argmax(keys * log_below > -42))]), math.sqrt(2 * math.log(keys)) + 9
 
 
-def _values(design: Design, tokens: int) -> dict[str, float]:
-    """Scores of one query vary over keys with the part of the tokens that they do not share."""
+def random_energy(design: Design, tokens: int) -> OracleAnswer:
+    """The score size at which attention over n keys turns from an average into a choice, beside that of a design.
+
+    Scores of one query vary over keys with the part of the tokens that they do not share.
+    """
+    answer = OracleAnswer(
+        "derrida_1981_random_energy",
+        (
+            Assumption("every token sees every token", design.is_complete, design.mask),
+            Assumption("scores depend on tokens alone", design.is_position_free, design.positions),
+            Assumption("normed tokens", design.norm_place != "none", design.norm_place),
+        ),
+        cites=(str(Cite("derrida1981random")), str(Cite("giorlandino2026"))),
+    )
+    if not answer.applies:
+        return answer
     spread = design.score_std * math.sqrt(1 - design.initial_cosine)
-    return {
+    values = {
         "score_std": spread,
         "critical_score_std": critical_score_std(tokens),
         "critical_keys": critical_keys(spread),
         "effective_keys": 1 / participation(spread, tokens),
     }
-
-
-def _is_normed(design: Design, tokens: int) -> tuple[bool, str]:
-    return design.norm_place != "none", design.norm_place
-
-
-ORACLES.add(
-    "derrida_1981_random_energy",
-    Oracle(
-        name="derrida_1981_random_energy",
-        summary="The score size at which attention over n keys turns from an average into a choice",
-        assumptions=(COMPLETE, POSITION_FREE, Assumption("normed tokens", _is_normed)),
-        cites=(Cite("derrida1981random"), Cite("giorlandino2026")),
-        values=_values,
-    ),
-)
+    return replace(answer, values=values)
