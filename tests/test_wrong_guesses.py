@@ -142,6 +142,28 @@ def test_a_wrong_guess_is_told_what_to_do(guess: str, tmp_path: Path, monkeypatc
     assert "\n" not in message
 
 
+TRAIN = """
+import torch
+class Classifier(torch.nn.Linear):
+    pass
+def build_model():
+    return Classifier(4, 4)
+raise SystemExit("it was run")
+"""
+
+
+def test_a_file_of_python_is_listed_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    with pytest.raises(RankscopeError, match=r"train\.py:build_model\. Found: Classifier, build_model\.$"):
+        rs.doctor(str(tmp_path / "train.py"))
+
+
+def test_a_module_of_a_file_needs_inputs(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(TRAIN.replace("raise", "#"))
+    with pytest.raises(RankscopeError, match=r"Pass --inputs \S+own\.py:NAME, a batch"):
+        rs.doctor(f"{tmp_path}/own.py:build_model")
+
+
 @pytest.mark.parametrize(
     ("guess", "told"),
     [

@@ -90,14 +90,14 @@ def test_verbs_that_would_only_repeat_are_refused(monkeypatch: pytest.MonkeyPatc
 def test_help_needs_no_other_process(monkeypatch: pytest.MonkeyPatch, cli) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    outcome = cli("measure", "--help")
+    outcome = cli("measure", "--help-all")
     assert outcome.code == 0
     assert VERBS["measure"].under_torchrun in outcome.out
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.execution is not None])
 def test_help_says_why_not(cli, verb: Verb) -> None:
-    said = " ".join(cli(verb.name, "--help").out.split())
+    said = " ".join(cli(verb.name, "--help-all").out.split())
     for reason in (verb.execution.no_offload, verb.execution.no_spread):
         assert reason is None or reason in said
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
+from rankscope import causes
 from rankscope.errors import RankscopeError
+from rankscope.models.inputs import Batch
 
 
 class Block(nn.Module):
@@ -311,6 +313,7 @@ def test_unknown_ids_come_first_and_no_objective_is_proposed() -> None:
     assert "of the tokens are the id 1" in report.answer
     assert "std(0)" not in json.dumps(report.to_json())
     assert "objective" not in str(report)
+    assert "labels are the inputs" not in str(report), "the next token is the same one as often by chance"
 
 
 # Two equal passes.
@@ -432,6 +435,29 @@ def test_a_model_that_is_operated_on_is_not_examined() -> None:
     model = Net()
     with rs.operate(model, rs.Surgery(skip=0.5), inputs=ids), pytest.raises(RankscopeError, match="outside"):
         rs.doctor(model, ids)
+    examination = causes.examine(model, Batch({"ids": ids}, None, 0, 4))
+    with rs.operate(model, rs.Surgery(skip=0.5), inputs=ids), pytest.raises(RankscopeError, match="outside"):
+        causes.find(examination)
+
+
+class TokensFirst(nn.Module):
+    """Layers that take tokens first are given sequences first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(50, 32)
+        self.layers = nn.Sequential(*(nn.TransformerEncoderLayer(32, 4, 64, 0.0) for _ in range(3)))
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layers(self.e(ids)).mean(1))
+
+
+def test_an_axis_that_is_mixed_up_is_not_to_be_declared() -> None:
+    report = asked(seeded(TokensFirst))
+    assert "Sequences of a batch influence each other" in report.answer
+    assert "Declare where the stream is" not in str(report)
+    assert not report.trusted
 
 
 def test_an_objective_that_compares_sequences_is_found_beside_classes() -> None:

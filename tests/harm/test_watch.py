@@ -83,6 +83,9 @@ def test_adapters_that_get_no_gradient_are_found_and_nothing_is_to_be_initialise
     watch = train(model, adam(model), marked, F.cross_entropy, 40)
     assert watch.alarms
     assert "gradient" in told(watch)
+    assert [one.name for one in watch.alarms] == ["shown_faults", "still_weights"]
+    assert "See the fault that was shown at the first step" in watch.alarms[1].sentence
+    assert "Cause:" not in watch.alarms[1].sentence, "one opinion"
     assert not DESTRUCTIVE.search(told(watch))
     assert "matrices that learn are zero" not in told(watch)
 
@@ -144,6 +147,8 @@ def test_an_update_with_finite_gradients_is_not_said_to_have_had_others() -> Non
     assert watch.alarms[0].name == "not_finite"
     assert "gradient was not finite" not in watch.alarms[0].sentence
     assert "Settings of the optimizer contradict" not in told(watch)
+    of_state = [one.sentence for one in watch.alarms if one.name == "optimizer_settings"]
+    assert all("holds a mean of gradients" in one for one in of_state), "squares of gradients that are zero in fp16"
 
 
 # Item 4: curves are notes.
@@ -226,10 +231,20 @@ def test_blocks_without_skips_are_said_as_the_doctor_says_them() -> None:
     model.body.blocks = nn.ModuleList(Bare(32) for _ in range(6))
     ids, targets = next_letters()
     (finding, *_) = rs.doctor(model, ids, loss=of_letters, labels=targets).findings
-    watch = train(model, adam(model), next_letters, of_letters, 20)
+    watch = train(model, adam(model), next_letters, of_letters, 40)
     assert finding.sentence in str(watch)
+    assert "Cause not found" not in told(watch)
     assert "neutreno" not in told(watch)
     assert "no addition of a skip was found" not in told(watch)
+
+
+def test_a_model_that_is_operated_on_is_watched_and_not_examined(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    with rs.operate(model, rs.Surgery(skip=0.5), inputs=next_letters()[0]):
+        watch = train(model, adam(model), next_letters, of_letters, 20)
+    assert "only looked for outside operate()" in caplog.text
+    assert "shown_faults" not in told(watch)
 
 
 def test_no_remedy_is_named() -> None:

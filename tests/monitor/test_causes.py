@@ -132,7 +132,7 @@ def scene(alarm: str = "token_collapse", layer: int | None = 0, **given: Any) ->
     facts: dict[str, Any] = {
         "state": empty, "whole": empty, "past": [Moment(step, {(None, 0): 1e-3}) for step in range(0, 200, 5)],
         "changes": (), "before": None, "structure": lambda: ROOM, "not_finite": lambda: None, "known": None,
-        "diagnose": tuple, "inputs_apart": 0.5, "structural": lambda: None,
+        "diagnose": tuple, "faults": (), "inputs_apart": 0.5, "structural": lambda: None,
             "experiment": lambda: Cause("mlp", "by experiment"),
     }  # fmt: skip
     return Scene(ALARMS[alarm], None, layer, **{**facts, **given})

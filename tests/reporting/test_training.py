@@ -85,7 +85,7 @@ def test_a_loss_that_is_stuck_is_not_good() -> None:
     readings = [reading(step, [0.9]) for step in range(8)]
     stuck = replace(readings[-1], table=(*readings[-1].table, fact("answers_alike", "loss", SOON)))
     chapter = training_chapter(record(*readings[:-1], stuck), 1)
-    assert (chapter.headline, chapter.state) == ("No better than one answer for all inputs so far", "plain")
+    assert (chapter.headline, chapter.state) == ("Predicts no better than a constant so far", "plain")
     assert chapter.verdict == ["No alarm in 8 readings over steps 0 to 7, but the loss does not fall so far."]
 
 

@@ -18,7 +18,7 @@ from rankscope.linalg import numbered_vectors
 from rankscope.metrics import METRICS
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.run import Run
-from rankscope.verdicts.inputs import _with_most_rank, averaging_residual
+from rankscope.verdicts.inputs import averaging_residual
 from tests.flat_calls import flat
 
 BLOCKS, VOCABULARY, TRAINED = 3, 100, 2
@@ -60,7 +60,7 @@ def test_a_bert_trained_to_collapse_is_called_so_from_the_block_where_it_happens
         optimiser.step()
     run = rs.measure(model, sentences())
     assert finding(run)["code"] == "collapsed"
-    assert f"Between inputs (mean): collapsed in the last block ({TRAINED})" in run.verdict
+    assert f"Between inputs (mean): Collapsed in the last block ({TRAINED})" in run.verdict
     assert run.verdict.startswith(f"Collapsed along {headline}.")
 
 
@@ -82,7 +82,7 @@ def test_a_network_that_ignores_its_input_is_collapsed_between_inputs_and_not_wi
     assert run.code == "healthy"
     assert finding(run)["code"] == "floor"
     assert run.verdict.startswith("Collapsed along inputs, not tokens.")
-    assert "collapsed in every block" in run.verdict
+    assert "Between inputs (mean): At the float floor in every block" in run.verdict
 
 
 @pytest.mark.sampled(3)
@@ -91,9 +91,9 @@ def test_a_network_that_ignores_its_input_is_collapsed_between_inputs_and_not_wi
 def test_minilm_is_not_collapsed(pooling: str) -> None:
     run = rs.measure(pretrained_folder("minilm"), rs.Inputs(tokens=32), between_inputs=pooling)
     assert finding(run)["code"] in ("healthy", "mean offset", "huge channel")
-    assert "not collapsed" in finding(run)["sentence"]
+    assert "Collapsed" not in finding(run)["sentence"]
     assert run.curve("relative_residual", f"inputs.{pooling}").mean[-1] > 0.5
-    nearly_equal = "They are nearly equal in block" in run.verdict
+    nearly_equal = "they are nearly equal in block" in run.verdict.details
     assert nearly_equal == (pooling == "first"), "the class token has not seen much after block 0"
 
 
@@ -142,9 +142,9 @@ def test_the_sentence_cites_the_block_it_names() -> None:
     run = rs.measure("init:deep-bert", rs.Inputs(sequences=8, tokens=8))
     values = run.curve("relative_residual", "inputs.mean").mean
     sentence = next(entry["sentence"] for entry in run.extra["axes"] if entry["axis"] == "inputs")
-    block, value = re.search(r"at block (\d+) .* by (\d+)% of", sentence).groups()  # type: ignore[union-attr]
+    value, block = re.search(r"residual: ([0-9.]+), after block (\d+)", sentence).groups()  # type: ignore[union-attr]
     assert 0 < int(block) == values.argmin()
-    assert float(value) / 100 == pytest.approx(values.min(), abs=5e-3)
+    assert float(value) == pytest.approx(values.min(), abs=5e-3)
 
 
 def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
@@ -153,9 +153,6 @@ def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
     (last,) = by_hand(model, ids, torch.ones_like(ids), "mean")[-1:]
     got = run.curve("centred_effective_rank", "inputs.mean").mean[-1]
     assert got == pytest.approx(centred_effective_rank_by_hand(last), rel=1e-10)
-    assert _with_most_rank("(centred effective rank 5.47)", run.extra["between_inputs"]) == (
-        "(centred effective rank 5.47 of at most 8)"
-    )
     null = run.extra["between_inputs"]["null"]["centred_effective_rank"]
     assert 7 < null["mean"] < 8, "Gaussian vectors of the same number and width"
 
@@ -195,7 +192,7 @@ def test_means_of_long_sequences_agree_without_any_collapse() -> None:
     run = rs.measure(rs.Model(Averages(), blocks="layers.*"), given, metrics=["relative_residual", "mean_cosine"])
     assert run.curve("relative_residual", "inputs.mean").mean[0] < 0.03
     assert finding(run)["code"] == "mean offset"
-    assert "because each mean is over many tokens" in run.verdict
+    assert "each mean is over many tokens" in run.verdict.details
     blocks = rs.Model(Averages(), blocks="layers.*")
     last = rs.measure(blocks, given, metrics=["relative_residual"], between_inputs="last")
     assert finding(last)["code"] == "healthy"
@@ -203,7 +200,7 @@ def test_means_of_long_sequences_agree_without_any_collapse() -> None:
     same[:] = x[:1] + 1e-3 * x
     alike = rs.measure(blocks, rs.Inputs(same, axes="batch tokens"))
     assert finding(alike)["code"] == "mean offset", "the model did not make them alike"
-    assert "Before the first block they differ by" in finding(alike)["sentence"]
+    assert "before the first block" in alike.verdict.details
 
 
 @pytest.mark.parametrize(("left", "code"), [(1.0, "mean offset"), (0.12, "mean offset"), (0.08, "collapsed")])
@@ -219,9 +216,6 @@ def test_inputs_are_judged_by_what_the_model_leaves_of_their_differences(left: f
     assert before == pytest.approx(0.088, abs=0.01)
     assert after == pytest.approx(left * before, rel=0.02)
     assert finding(run)["code"] == code
-    if left < 1:
-        kept = f"Of what told them apart before the first block, {100 * after / before:.2g}% is left"
-        assert kept in finding(run)["sentence"]
 
 
 def test_averaging_residual_is_that_of_independent_tokens() -> None:
@@ -374,7 +368,7 @@ def test_inputs_of_one_class_that_meet_are_neural_collapse() -> None:
     assert finding(without)["code"] not in ("healthy", "mean offset")
     told = rs.judge(met(), inputs=rs.Inputs(labels=["cat", "dog"] * 4), **said)
     assert finding(told)["code"] in ("healthy", "mean offset")
-    assert "Inputs of one class meet in the last block (1), and the 2 classes stay apart" in told.verdict
+    assert "Inputs of one class meet in the last block (1), and classes stay apart" in told.verdict
     assert "neural collapse" in told.verdict
     classes = met()[1, :2, 0].double()
     gap = (classes[0] - classes[1]).norm() / (2 * classes.square().sum()).sqrt()

@@ -210,7 +210,7 @@ def test_values_without_digits_are_not_quoted() -> None:
     layers = [nn.Sequential(nn.RMSNorm(8, eps=1e-300), Attention(8, 1.0, 0.0, None)) for _ in range(3)]
     run = exactly(Stack(*layers).double(), x)
     assert set(read(run)[1]) == {"at the float floor"}
-    assert "By how much is not known: even exact arithmetic ran out of digits in block 0" in run.verdict
+    assert "Residual unknown: exact arithmetic ran out of digits in block 0." in run.verdict
     assert "10^" not in run.verdict
 
 

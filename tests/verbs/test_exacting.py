@@ -40,7 +40,9 @@ def test_pure_attention_has_order_three_and_follows_the_law() -> None:
     assert np.abs(curves["exact"].mean - curves["law"].mean)[1:].max() < 1e-5
     cut, _, rest = run.verdict.partition(": ")
     assert cut == "Without skip connections, MLPs and norms"
-    assert rest.startswith("Collapsed in every block; from block 1 on each cubes what tokens differ by (order 3). ")
+    assert rest.startswith(
+        "Collapsed in every block: from block 1 on, each block cubes the distance between tokens (order 3). "
+    )
     assert "float64 cannot resolve block 2" in run.verdict
 
 

@@ -344,15 +344,12 @@ def update_rows(changes: list[float]) -> Any:
 
 def test_the_sentence_about_depth() -> None:
     (found,) = depth_findings(update_rows([0.9, 0.05, 0.03, 0.04, 0.5]))
-    assert found.sentence == "Depth: blocks 1 to 3 change the stream by 3 to 5% each, the others by 50 to 90%."
-    assert found.code == "healthy"
+    assert (found.code, found.sentence) == ("healthy", "")
     (found,) = depth_findings(update_rows([0.01, 0.02, 0.01, 0.04]))
     assert found.code == "collapsed"
-    assert found.sentence.startswith(
-        "Depth: collapsed: 3 of 4 blocks change the stream by less than 3%, which is usual"
-    )
+    assert found.sentence == "3 of 4 blocks change the stream by less than 0.03 (usual at initialisation)."
     (found,) = depth_findings(update_rows([0.9, 0.2, 0.05]))
-    assert found.sentence == "Depth: blocks change the stream by 5% (block 2) to 90% (block 0)."
+    assert found.details == "Depth: blocks change the stream by 0.05 (block 2) to 0.9 (block 0)."
     assert depth_findings(update_rows([0.5])) == []
     assert depth_findings(update_rows([])) == []
 
@@ -369,9 +366,9 @@ def test_the_sentence_about_experts() -> None:
 
     (healthy,) = found([7.1, 6.2], 8, 2)
     assert (healthy.code, healthy.sentence) == (
-        "healthy", "Experts: routers use 6.20 to 7.10 of 8 experts in effect (2 per token).")  # fmt: skip
+        "healthy", "Experts: routers use 6.2 to 7.1 of 8.")  # fmt: skip
     (collapsed,) = found([7.1, 2.5], 8, 2)
     assert collapsed.code == "collapsed"
-    assert "block 1 uses 2.50 of 8" in collapsed.sentence
+    assert "block 1 uses 2.5 of 8" in collapsed.details
     assert found([2.0], 2, 2) == [], "a router that uses all its experts for every token has no choice"
     assert found([], 8, 2) == []

@@ -55,27 +55,27 @@ def findings(
 def test_uniform_everywhere_one_hot_everywhere_and_neither() -> None:
     flat = findings({0: [1.0, 0.9995], 1: [0.9999, 1.0]})
     assert flat.code == "collapsed"
-    assert "uniform: every head of every block" in flat.sentence
-    assert "at least 0.9995" in flat.sentence
+    assert flat.sentence == "Attention is uniform in all heads (usual at initialisation)."
+    assert "heads from 0.9995 to 1.0000" in flat.details
     picked = findings({0: [0.0, 0.01], 1: [0.004, 0.0]})
     assert picked.code == "collapsed"
-    assert "one-hot: every head of every block" in picked.sentence
-    assert "at most 0.0100" in picked.sentence
+    assert picked.sentence.startswith("Attention is one-hot in all heads")
+    assert "heads from 0.0000 to 0.0100" in picked.details
     between = findings({0: [0.5, 0.9]})
     assert (between.code, between.sentence) == (
         "healthy",
-        "Attention: no head is uniform or one-hot.",
+        "",
     )
     one_left = findings({0: [1.0, 1.0], 1: [1.0, 0.99]})
     assert one_left.code == "healthy"
-    assert "every" not in one_left.sentence
-    assert "all tokens) in all heads in block 0 and in 1 other heads (block 1 head 0)" in one_left.sentence
+    assert one_left.sentence == "Attention is uniform in 3 of 4 heads (all in block 0)."
+    assert "uniform heads in block 0: 0, 1; block 1: 0" in one_left.details
 
 
 def test_a_sink_is_named_and_no_fault() -> None:
     found = findings({0: [0.4, 0.3], 1: [0.5, 0.01]}, {0: [0.1, 0.2], 1: [0.7, 0.99]})
     assert found.code == "healthy"
-    assert "a sink on the first token in 2 of 4 heads, which is usual in trained models" in found.sentence
+    assert "A sink on the first token in 2 of 4 heads (usual in trained models)." in found.sentence
     assert "one-hot" not in found.sentence, "a head that picks the first token is a sink"
     assert "sink" not in findings({0: [0.4]}, {0: [0.6]}, tokens=4).sentence, "two of four tokens may have it by chance"
 
@@ -85,7 +85,7 @@ def test_a_headline_names_saturated_attention_and_not_uniform() -> None:
     assert str(across_axes(tokens, [findings({0: [1.0]})])).startswith("No collapse.")
     told = str(across_axes(tokens, [findings({0: [0.0]})])).splitlines()
     assert told[0] == "Collapsed along attention, not tokens."
-    assert told[1].startswith("Attention: one-hot")
+    assert told[1].startswith("Attention is one-hot")
 
 
 @pytest.mark.parametrize("preset", ["tiny-bert", "tiny-gpt2"])
@@ -98,4 +98,4 @@ def test_a_model_whose_attention_ignores_tokens_is_said_to(preset: str) -> None:
     run = rs.measure(model, torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0)))
     (found,) = [axis for axis in run.extra["axes"] if axis["axis"] == "attention"]
     assert found["code"] == "collapsed"
-    assert "Attention: uniform: every head of every block" in run.verdict
+    assert "Attention is uniform in all heads" in run.verdict

@@ -160,7 +160,9 @@ def test_there_are_forty_patterns() -> None:
 def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     stack, label = PATTERNS[name].build(Draw(7)), PATTERNS[name].label
     table, facts = table_of(stack), facts_of(stack)
-    assert judge_rows(table, **facts).code == label
+    verdict = judge_rows(table, **facts)
+    assert verdict.code == label
+    assert max(len(sentence.split()) for sentence in verdict.sentence.split(". ")) <= 25, verdict.sentence
     for column, value in (("variant", "full"), ("mask", "own"), ("weights", "given")):
         table = table.append_column(column, pa.array([value] * table.num_rows))
     assert judge_ablation(table, facts["floor_relative"], lengths=facts["lengths"], dim=facts["dim"]).code == label

@@ -49,22 +49,20 @@ def test_the_last_block_decides_at_the_threshold_of_tokens(values: list[float], 
 
 def test_it_says_from_which_block_on() -> None:
     (found,) = streams_findings(table([0.5, 0.02, 0.01]), [MIXING])
-    assert "from block 1 on the residual streams of a token are equal up to 0.01" in found.sentence
-    assert "x 0.5 or less (median), 3 blocks together to x 10^-0.9" in found.sentence
+    assert found.sentence == "Streams of a token are equal from block 1 on. Relative residual 0.01 after block 2."
+    assert "at most 0.5 (median), 3 blocks together by 10^-0.9" in found.details
 
 
 def test_copies_at_the_start_are_named() -> None:
     (found,) = streams_findings(table([0.0, 0.0, 0.0], entry=0.0, status=Status.FLOOR), [MIXING])
-    assert "They enter block 0 as copies" in found.sentence
+    assert "they enter block 0 as copies" in found.details
     (found,) = streams_findings(table([0.1, 0.2, 0.3], entry=0.0), [MIXING])
-    assert "although they enter block 0 as copies" in found.sentence
+    assert "they enter block 0 as copies" in found.details
 
 
 def test_mixing_that_was_not_measured_is_said_so() -> None:
     (found,) = streams_findings(table([0.5, 0.5, 0.5]), [{"stack": None, "layout": "", "why": "it is too narrow."}])
-    assert "How blocks mix them was not measured: it is too narrow." in found.sentence
-    none = {**MIXING, "kind": "not stochastic", "contraction": [1e-16] * 3}
-    assert "Mixing makes them equal in one block" in streams_findings(table([0.5, 0.5, 0.5]), [none])[0].sentence
+    assert "Mixing of streams was not measured: it is too narrow." in found.details
 
 
 def test_a_model_with_one_stream_has_no_finding() -> None:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from rankscope.causes._examination import Examination, Loss
 from rankscope.causes._spec import CAUSES, Finding
-from rankscope.errors import RankscopeError
+from rankscope.errors import RankscopeError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import same_buffers
 from rankscope.stream.viewing import view_of
+from rankscope.surgery.session import operations_on
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,12 @@ def find(examination: Examination, tell: Callable[[str], None] = lambda _: None)
     Args:
         examination: of a model.
         tell: called with the title of each cause before it is looked for.
+
+    Raises:
+        UnsupportedOperationError: surgery is active on the model. Causes are of a model as it is written.
     """
+    if operations_on(examination.model):
+        raise UnsupportedOperationError("Causes are looked for in a model as it is written, outside operate().")
     with torch.random.fork_rng(devices=[]):  # a model in training draws random numbers in each pass
         return _found(examination, tell)
 

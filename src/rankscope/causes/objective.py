@@ -333,9 +333,14 @@ def labels_are_inputs(x: Examination) -> Iterator[Finding]:
     if len(same) != 1 or labels.shape[1] < 4 or x.token_axis(out) != 1:
         return
     counted = labels >= 0  # negative labels are not counted by any loss of torch
-    share = float((same[0] == labels)[counted].double().mean()) if bool(counted.any()) else 0.0
+    read, wanted = same[0][counted], labels[counted]
+    if not len(wanted):
+        return
+    # The control: how often the two agree if tokens are drawn at random, which is often where most are one id.
+    share = float((read == wanted).double().mean())
+    chance = sum(float((read == one).double().mean() * (wanted == one).double().mean()) for one in wanted.unique())
     middle = labels.shape[1] // 2
-    if share < 0.95 or _tokens_of_label(x, out, labels, middle) != [middle]:
+    if not share - chance > 0.95 * (1.0 - chance) or _tokens_of_label(x, out, labels, middle) != [middle]:
         return
     yield Finding(
         "labels_are_inputs",

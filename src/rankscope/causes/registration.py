@@ -203,7 +203,7 @@ def _detached(x: Examination, names: Sequence[str]) -> Iterator[Finding]:
     yield Finding(
         "detached",
         f"{len(names)} parameters ({few(owners)}) change the output and get no gradient: the graph is cut by "
-        "detach(), torch.no_grad(), .data, .item() or NumPy between them and the loss.",
+        "detach(), torch.no_grad(), reentrant checkpointing, .data, .item() or NumPy between them and the loss.",
         "Look for what cuts the graph between them and the loss; what is meant to be fixed should have requires_grad "
         "False",
         measured="parameters without a gradient, of those that require one",

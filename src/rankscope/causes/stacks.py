@@ -304,8 +304,7 @@ def deep_post_norm(x: Examination) -> Iterator[Finding]:
         is_tried = bool(written)
     yield Finding(
         "deep_post_norm",
-        f"{x.stack.depth} blocks with norms after their sums (post-norm) are too deep at these weights: each block "
-        "halves what is left of the stream, and tokens become alike.",
+        f"{x.stack.depth} post-norm blocks: each halves the signal from the blocks before it.",
         line,
         tried=is_tried,
         measured=RESIDUAL,

@@ -29,7 +29,7 @@ DEBUG_VARIABLE = "RANKSCOPE_DEBUG"
 app = typer.Typer(
     name="rankscope",
     cls=GroupedCommands,
-    help="Measure, explain, predict and prevent rank collapse in your own transformer.",
+    help="Find out why your transformer does not learn: measure, explain, predict and prevent rank collapse.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -96,7 +96,7 @@ def options(
         bool, typer.Option(DEBUG_FLAG, help=f"Show the full traceback on errors; also {DEBUG_VARIABLE}=1.")
     ] = False,
 ) -> None:
-    """Measure, explain, predict and prevent rank collapse in your own transformer."""
+    """Find out why your transformer does not learn: measure, explain, predict and prevent rank collapse."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,21 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import typer
 import typer.core
 
 from rankscope.options import FAIL_IF, Option
 
-MOST_USED = ("tokens", "sequences", "metrics", "out", "as_json")
-"""Options that are listed first, if a command has them."""
+MOST_USED = ("inputs", "labels", "loss", "optimizer", "page", "variants", "remedies", "seeds", "sequences", "tokens",
+             "depth", "width", "norm_place", "skip_gain", "metrics", "sites", "skip", "theorems", "device", "seed", "out",
+             "as_json", "details", "quiet", "figure", "weights")  # fmt: skip
+"""``--help`` lists the first :data:`SHOWN` of them that a command has; all others are under ``--help-all``."""
+SHOWN = 10
+MANY = 12
+"""Commands with at most as many options list all of them."""
+WITHOUT_SURGERY = ("doctor", "remedy")
+"""Commands that list no surgery: what they are asked about is the model as it is."""
 EXECUTION = ("parallel", "offload", "memory", "work", "byte_budget")
-PANELS = ("Most used", "What is measured", "Inputs", "Model", "Surgery", "Execution", "Output", "Options")
+PANELS = ("What is measured", "Inputs", "Model", "Surgery", "Execution", "Output", "Options")
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Look at a model": ("measure", "doctor", "selftest"),
-    "Find the cause": ("ablate", "decompose", "exact", "bound", "graph"),
-    "Prevent": ("predict", "remedy"),
-    "Many models": ("sweep", "query"),
-    "Results": ("report", "compare"),
-    "Learn": ("ls", "env"),
+    "Start here": ("doctor", "measure", "ablate", "remedy", "exact", "report"),
+    "Design and theory": ("predict", "graph", "decompose", "bound"),
+    "Many models": ("compare", "sweep", "query"),
+    "This installation": ("ls", "env", "selftest"),
 }
 """Commands by what they are for; others are listed last."""
 INSTEAD = dict.fromkeys(
@@ -35,8 +41,6 @@ INSTEAD = dict.fromkeys(
 
 def panel_of(option: Option, outputs: Iterable[Option]) -> str:
     """The section of the help to which an option belongs."""
-    if option.name in MOST_USED:
-        return "Most used"
     if option in tuple(outputs) or option.name == FAIL_IF.name:
         return "Output"
     if option.name in EXECUTION:
@@ -45,18 +49,41 @@ def panel_of(option: Option, outputs: Iterable[Option]) -> str:
 
 
 class PanelledCommand(typer.core.TyperCommand):
-    """A command whose options are listed in sections."""
+    """A command whose ``--help`` lists the options people use, and whose ``--help-all`` lists all, in sections."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then each section."""
+        names = {parameter.name for parameter in self.params}
+        first = [name for name in MOST_USED if name in names and not (name == "skip" and self.has_no_surgery)][:SHOWN]
+        short = len(self.params) > MANY and not ctx.meta.get(ALL)
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+            if record is None:
+                continue
+            title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            panel = getattr(parameter, "rich_help_panel", None)
+            if panel and (parameter.name not in first if short else panel == "Surgery" and self.has_no_surgery):
+                continue
+            sections.setdefault(title if short or not panel else panel, []).append(record)
         for title in ("Arguments", *PANELS):
             _write(formatter, title, sections.get(title, []))
+
+    @property
+    def has_no_surgery(self) -> bool:
+        """Whether the command lists no surgery."""
+        return self.name in WITHOUT_SURGERY
+
+
+ALL = "rankscope.help_all"
+
+
+def show_all(ctx: typer.Context, asked: bool) -> None:
+    """Print the help with all options, and exit."""
+    if asked:
+        ctx.meta[ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
 
 
 class GroupedCommands(typer.core.TyperGroup):

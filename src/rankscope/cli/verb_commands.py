@@ -14,7 +14,7 @@ from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.completing import complete_site, complete_spec
 from rankscope.cli.interrupting import keeping
-from rankscope.cli.panels import panel_of
+from rankscope.cli.panels import MANY, panel_of, show_all
 from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
 from rankscope.cli.streams import remarks_console
 from rankscope.errors import InputError
@@ -50,6 +50,11 @@ def command_of(verb: Verb) -> Callable[..., None]:
         )
         for option in declared
     ]
+    if len(declared) > MANY:
+        everything = typer.Option("--help-all", callback=show_all, is_eager=True, help="Show all options and exit.")
+        annotation = Annotated[bool, everything]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=annotation))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

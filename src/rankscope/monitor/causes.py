@@ -358,6 +358,7 @@ class Scene:
         before: how the model was put together before.
         structure: how it is put together now.
         diagnose: what ``doctor`` finds in it on the probe.
+        faults: what it showed before the first step.
         inputs_apart: how far the inputs are from their mean after the last block; NaN if they were not compared.
         not_finite: the first number that is not finite; None if all are finite.
         known: the cause of another alarm of the last readings, which a loss that moved follows; None if none is known.
@@ -375,6 +376,7 @@ class Scene:
     before: Structure | None
     structure: Callable[[], Structure]
     diagnose: Callable[[], Sequence[Finding]]
+    faults: Sequence[Finding]
     inputs_apart: float
     not_finite: Callable[[], Cause | None]
     known: Cause | None
@@ -396,6 +398,8 @@ def find_cause(scene: Scene) -> Cause:
 
 
 def _of_numbers(scene: Scene) -> Cause | None:
+    if "settings_contradiction" in scene.spec.metrics:  # read from the optimizer, and what may have made them so
+        return _of_contradiction(scene)
     found = scene.not_finite()
     empty = _of_broken_batch(scene) or _of_empty_batch(scene)
     # The mean over no label is not a number: the batch comes before what follows from it.
@@ -573,6 +577,8 @@ def _of_still_weights(scene: Scene) -> Cause | None:
         words = f"only {moved:.1%} of the entries of the weights moved in a reading"
         return Cause("numbers", f"Cause: rounding: {words}.")
     if scene.whole.now.get("blocks_with_gradient") == 0.0 and scene.whole.now.get("total_gradient_norm", 0.0) > 0.0:
+        if any(one.code in NO_GRADIENT for one in scene.faults):
+            return SEE_FAULT
         words = f"no weight of a block moved in {still:.0f} steps; other parameters have gradients"
         return Cause("gradients", f"Cause: no gradient reaches the blocks: {words}.", _NO_GRADIENT)
     return Cause("optimizer", f"Cause: the optimizer: no weight moved in {still:.0f} steps.")
@@ -696,6 +702,10 @@ def _of_objective(scene: Scene) -> Cause | None:
     return None
 
 
+SEE_FAULT = Cause("structure", "See the fault that was shown at the first step.")
+"""Instead of a vaguer cause: there is one opinion about the structure of a model, that of ``doctor``."""
+NO_GRADIENT = frozenset({"detached", "unused_parameters"})
+"""Faults that explain weights which get no gradient."""
 OF_WEIGHTS = 31
 """Order of the first cause that may depend on weights, which training changes; those before it are of the wiring."""
 OF_OUTPUTS = range(40, 45)
@@ -764,8 +774,10 @@ def _of_unread_keys(scene: Scene) -> Cause | None:
 
 def _by_experiment(scene: Scene) -> Cause | None:
     if scene.layer is None or scene.spec.is_event:
-        return Cause("unknown", "Cause not found.")
-    return scene.experiment()
+        found = Cause("unknown", "Cause not found.")
+    else:
+        found = scene.experiment()
+    return SEE_FAULT if found.component == "unknown" and scene.faults else found
 
 
 _LOOKS: tuple[Callable[[Scene], Cause | None], ...] = (

@@ -368,7 +368,7 @@ class Gauge:
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
             if 0 < count < ENOUGH and not self._closed and self._ranks.is_first:
-                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), self.summary)
+                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), self.summary.rstrip("."))
             self._closed = True
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
@@ -559,6 +559,7 @@ class Gauge:
                         None,
                     ),
                     diagnose=self._prober.diagnosed,
+                    faults=tuple(filter(is_shown, self._findings or ())),
                     inputs_apart=_last_of(values, "inputs_relative_residual"),
                     not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
                     structural=lambda: structural_cause(

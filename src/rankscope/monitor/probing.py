@@ -341,7 +341,10 @@ class Prober:
             objective: the loss on the probe, if it is known.
             optimizers: of the run.
         """
-        if self.needs_all_ranks or is_operating():
+        if self.needs_all_ranks:
+            return ()
+        if is_operating():
+            LOGGER.warning("The model was not examined: causes are only looked for outside operate().")
             return ()
         view, (loss, labels) = None, objective or (None, None)
         try:

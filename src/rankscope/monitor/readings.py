@@ -18,7 +18,7 @@ ENOUGH = 8
 SOON = 32
 """Steps for which answers may be no better than one answer for all inputs before that is said."""
 NO_COLLAPSE = "no collapse seen"
-NOT_LEARNING = "no better than one answer for all inputs so far"
+NOT_LEARNING = "predicts no better than a constant so far"
 LOSS = "rankscope/loss"
 """Name of the scalar with the loss of the step, if it was passed to the gauge."""
 LAYERS, LAYERS_READ, RANKS_READ = (f"rankscope/status/{name}" for name in ("layers", "layers_read", "ranks_read"))

@@ -323,7 +323,7 @@ def _main_difference(table: pa.Table, row: int) -> str:
     numbers = f"{number(difference)} [{number(low)}, {number(high)}]"
     if low > 0 or high < 0:
         return f"In b the {what} at block {block} is {'lower' if difference < 0 else 'higher'}: {numbers}."
-    return f"The {what} at block {block} differs by no more than sequences do: {numbers}."
+    return f"No significant difference in the {what} at block {block}: {numbers}."
 
 
 def _held(run: Run) -> str:

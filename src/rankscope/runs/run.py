@@ -28,6 +28,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+class VerdictText(str):
+    """The sentences of a verdict; ``details`` has what they mean and every value behind them."""
+
+    details: str
+
+    def __new__(cls, sentences: str, details: str = "") -> VerdictText:
+        """A string has its text from its creation on."""
+        text = super().__new__(cls, sentences)
+        text.details = details
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (VerdictText, (str(self), self.details))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """Values per metric, site, layer, head and sequence, never averaged before they are stored.
@@ -36,7 +51,7 @@ class Run:
         kind: the verb that produced it, e.g. ``"measure"``.
         provenance: model, inputs, versions.
         floor: the float floor: ``{"dtype", "relative", "meaning"}``.
-        verdict: one sentence (per stack) that names its evidence; a line for each axis besides tokens.
+        verdict: the state and its numbers, a line for each axis besides tokens; ``verdict.details`` explains it.
         evidence: the values the verdict is based on.
         table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those added by the verb.
         null: per metric the mean and spread over same-shape random tokens, or None if not requested.
@@ -51,7 +66,7 @@ class Run:
     kind: str
     provenance: Provenance
     floor: Mapping[str, Any]
-    verdict: str
+    verdict: str | VerdictText
     table: pa.Table
     evidence: tuple[Mapping[str, Any], ...] = ()
     null: Mapping[str, Any] | None = None
@@ -62,6 +77,8 @@ class Run:
     source: Path | str | None = None
 
     def __post_init__(self) -> None:
+        # Stored with the results of the verb, so that a run read from a folder has it too.
+        object.__setattr__(self, "verdict", VerdictText(self.verdict, str(self.extra.get("verdict_details", ""))))
         for name in ("floor", "evidence", "null", "notes", "extra", "next_steps"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
 
@@ -74,7 +91,7 @@ class Run:
             "kind": self.kind,
             "provenance": self.provenance.to_json(),
             "floor": thaw(self.floor),
-            "verdict": self.verdict,
+            "verdict": str(self.verdict),
             "code": self.code,
             "next_steps": thaw(self.next_steps),
             "evidence": thaw(self.evidence),

@@ -12,14 +12,11 @@ from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import AxisFinding
 from rankscope.verdicts.reading import span_of
+from rankscope.verdicts.sentences import blocks_in_words, say
 from rankscope.verdicts.states import DOMINANT_SHARE, LEAST_TOKENS, ONE_HOT_ENTROPY, UNIFORM_ENTROPY, State
-from rankscope.views import number
 
 SITES: Mapping[str, str] = {"attention.probs": "Attention", "cross_attention.probs": "Cross-attention"}
 ENTROPY, SINK = "attention_entropy", "first_token_sink_rate"
-
-MOST_HEADS = 4
-"""Heads that are named one by one."""
 
 Heads = Mapping[tuple[int, int], tuple[float, float]]
 """Block and head to the least and the largest value over sequences."""
@@ -63,56 +60,47 @@ def _heads(table: pa.Table, metric: str, site: str) -> Heads:
 
 
 def _finding(entropy: Heads, sinks: Heads, site: str, name: str, stack: str | None) -> AxisFinding:
+    name = f"{name} of the {stack}" if stack else name
     uniform = [place for place, (low, _) in entropy.items() if low >= UNIFORM_ENTROPY]
     one_hot = [place for place, (_, high) in entropy.items() if high <= ONE_HOT_ENTROPY]
     sinking = [place for place, (low, _) in sinks.items() if low > DOMINANT_SHARE]
     least, most = min(low for low, _ in entropy.values()), max(high for _, high in entropy.values())
-    of = f" of the {stack}" if stack else ""
     code, value = State.HEALTHY, least
     if len(uniform) == len(entropy):
-        code = State.COLLAPSED
-        words = (
-            "uniform: every head of every block gives all tokens it sees nearly the same weight (relative entropy at "
-            f"least {least:.4f}), which is usual at initialisation and, after training, means that attention does not "
-            "depend on the tokens"
-        )
+        code, words = State.COLLAPSED, say("uniform", name=name)
     elif len(one_hot) == len(entropy):
-        code, value = State.COLLAPSED, most
-        words = (
-            f"one-hot: every head of every block gives nearly all weight to one token (relative entropy at most "
-            f"{number(most)}), so that hardly any gradient reaches queries and keys"
-        )
+        code, value, words = State.COLLAPSED, most, say("one-hot", name=name)
     else:
         # A head that picks the first token, and nothing else, is a sink.
         picking = [place for place in one_hot if place not in sinking]
-        kinds = {
-            "uniform (the same weight for all tokens)": uniform,
-            "one-hot (nearly all weight on one token)": picking,
-        }
-        parts = [f"{kind} {_where(heads, entropy)}" for kind, heads in kinds.items() if heads]
-        if sinking:
-            share = f"{len(sinking)} of {len(entropy)} heads"
-            parts.append(f"a sink on the first token in {share}, which is usual in trained models")
-        words = "; ".join(parts) or "no head is uniform or one-hot"
+        told = [
+            say("attention", name=name, kind=kind, heads=_where(heads, entropy))
+            for kind, heads in (("uniform", uniform), ("one-hot", picking))
+            if heads
+        ]
+        told += [say("sinks", sinking=len(sinking), heads=len(entropy))] if sinking else []
+        words = " ".join(told)
     place = next(one for one, ends in entropy.items() if value in ends)
     evidence = {"code": code.code, "metric": ENTROPY, "site": site, "stack": stack, "layer": place[0], "head": place[1],
                 "value": value}  # fmt: skip
+    listed = (f"  {kind} heads in {_listed(heads)}" for kind, heads in
+              (("uniform", uniform), ("one-hot", one_hot), ("sink", sinking)) if heads)  # fmt: skip
+    details = "\n".join([f"{name}: relative entropy of the heads from {least:.4f} to {most:.4f}.", *listed])
     usual = code is State.HEALTHY or bool(uniform)
-    return AxisFinding("attention", code.code, f"{name}{of}: {words}.", (evidence,), is_usual_at_first=usual)
+    return AxisFinding("attention", code.code, words, (evidence,), is_usual_at_first=usual, details=details)
 
 
 def _where(heads: Sequence[tuple[int, int]], every: Heads) -> str:
-    """``in all heads of blocks 0-2 and 3 other heads``, ``in 1 of 12 heads (block 4, head 2)``."""
-    layers = np.array(sorted({layer for layer, _ in every}), dtype=np.int64)
-    whole = [row for row, layer in enumerate(layers.tolist()) if _all_of(layer, heads, every)]
-    rest = [place for place in heads if place[0] not in layers[whole]]
-    shown = ", ".join(f"block {layer} head {head}" for layer, head in rest[:MOST_HEADS])
-    shown += f" and {len(rest) - MOST_HEADS} more" if len(rest) > MOST_HEADS else ""
-    if not whole:
-        return f"in {len(heads)} of {len(every)} heads ({shown})"
-    others = f" and in {len(rest)} other heads ({shown})" if rest else ""
-    return f"in all heads {span_of(whole, layers)}{others}"
+    """How many heads, and the blocks they are in: ``182 of 192 heads (all from block 9 on)``."""
+    layers = sorted({layer for layer, _ in every})
+    within = sorted({layer for layer, _ in heads})
+    whole = [row for row, layer in enumerate(layers) if all(one in heads for one in every if one[0] == layer)]
+    blocks = f"all {span_of(whole, np.array(layers))}" if whole else blocks_in_words(within)
+    return f"{len(heads)} of {len(every)} heads ({blocks})"
 
 
-def _all_of(layer: int, heads: Sequence[tuple[int, int]], every: Heads) -> bool:
-    return all(place in heads for place in every if place[0] == layer)
+def _listed(heads: Sequence[tuple[int, int]]) -> str:
+    by_block: dict[int, list[str]] = {}
+    for layer, head in heads:
+        by_block.setdefault(layer, []).append(str(head))
+    return "; ".join(f"block {layer}: {', '.join(names)}" for layer, names in by_block.items())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankscope.runs._frozen import freeze, thaw
+from rankscope.verdicts.sentences import say
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
 
@@ -32,10 +33,11 @@ class AxisFinding:
     Args:
         axis: a key of :data:`AXES`.
         code: that of a :class:`State`.
-        sentence: what was found, with its values.
+        sentence: what was found, with its values; may be empty.
         evidence: those values, in the form of a verdict's evidence.
         next_steps: commands worth running next.
         is_usual_at_first: whether a random initialisation is usually in this state; a headline does not name it then.
+        details: what it means, and further values.
     """
 
     axis: str
@@ -44,6 +46,7 @@ class AxisFinding:
     evidence: tuple[Mapping[str, Any], ...] = ()
     next_steps: tuple[str, ...] = ()
     is_usual_at_first: bool = False
+    details: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "evidence", freeze(self.evidence))
@@ -66,12 +69,12 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     found along another axis than tokens, the first line says along which axes the model collapsed and along which not.
 
     Example:
-        >>> tokens = Verdict("No collapse: ...", (), "healthy")
+        >>> tokens = Verdict("No collapse.", (), "healthy")
         >>> found = AxisFinding("inputs", "collapsed", "Between inputs: all inputs look the same.")
         >>> print(across_axes(tokens, [found]))
         Collapsed along inputs, not tokens.
         Between inputs: all inputs look the same.
-        Tokens: No collapse: ...
+        Tokens: No collapse.
     """
     findings = list(findings)
     if not findings:
@@ -86,12 +89,13 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     if any(axis != "tokens" for axis in alarming):
         others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
         rest = f", not {' or '.join(others)}" if others else ""
-        lines.insert(0, ("", None, f"Collapsed along {' and '.join(alarming)}{rest}."))
+        lines.insert(0, ("", None, say("axes", axes=" and ".join(alarming), rest=rest)))
     steps = [*tokens.next_steps, *(step for finding in findings for step in finding.next_steps)]
     return replace(
         tokens,
-        sentence="\n".join(sentence for _, _, sentence in lines),
+        sentence="\n".join(sentence for _, _, sentence in lines if sentence),
         evidence=(*tokens.evidence, *({"axis": one.axis, **item} for one in findings for item in one.evidence)),
         next_steps=tuple(dict.fromkeys(steps))[:3],
         axes=tuple(finding.to_json() for finding in findings),
+        details="\n".join(filter(None, [tokens.details, *(finding.details for finding in findings)])),
     )

@@ -26,15 +26,6 @@ from rankscope.verdicts.states import (
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Consecutive layers in one state; positions are rows of the battery, both ends included."""
-
-    state: State
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
 class Trend:
     """A residual that falls by a steady factor per block.
 
@@ -138,17 +129,6 @@ def headline(by_sequence: NDArray[np.int64]) -> State:
     if State(int(known[0])).is_grave:
         return State(int(known[0]))
     return State(int(known[max(math.ceil(MAJORITY * known.size), 1) - 1]))
-
-
-def segments(states: list[State]) -> list[Segment]:
-    """Runs of equal states over depth."""
-    segments_so_far: list[Segment] = []
-    for row, state in enumerate(states):
-        if segments_so_far and segments_so_far[-1].state == state:
-            segments_so_far[-1] = Segment(state, segments_so_far[-1].first, row)
-        else:
-            segments_so_far.append(Segment(state, row, row))
-    return segments_so_far
 
 
 def _at_least(tokens: Floats | None, least: int) -> Flags | bool:

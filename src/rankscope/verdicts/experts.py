@@ -1,4 +1,4 @@
-"""Whether routers use their experts, in one sentence."""
+"""Whether routers use their experts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 from rankscope.runs.curves import curve
 from rankscope.runs.rows import of_stack, only
 from rankscope.verdicts.axes import AxisFinding
+from rankscope.verdicts.sentences import say, short
 from rankscope.verdicts.states import IDLE_EXPERTS, State
-from rankscope.views import number
 
 METRIC, SITE = "effective_experts", "mlp.router"
 
@@ -39,24 +39,21 @@ def experts_findings(table: pa.Table, routers: Routers) -> list[AxisFinding]:
         place: (used - routers[place][1]) / (routers[place][0] - routers[place][1]) for place, used in uses.items()
     }
     worst = min(spare, key=lambda place: spare[place])
-    experts, chosen = routers[worst]
     idle = [place for place in spare if spare[place] <= IDLE_EXPERTS]
     code = State.COLLAPSED if idle else State.HEALTHY
-    each = f"{chosen} per token"
     if idle:
-        sentence = (
-            f"Experts: {len(idle)} of {len(spare)} routers send nearly every token to the same experts; "
-            f"{f'{worst[0]} ' if worst[0] else ''}block {worst[1]} uses {number(uses[worst])} of {experts} ({each})."
-        )
+        words = say("idle experts", idle=len(idle), routers=len(spare))
     else:
-        low, high = (number(pick(uses[place] for place in spare)) for pick in (min, max))
-        used = low if low == high else f"{low} to {high}"
-        sizes = sorted({routers[place][0] for place in spare})
-        of = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        each = each if len({routers[place][1] for place in spare}) == 1 else "the number per token differs"
-        sentence = f"Experts: routers use {used} of {of} experts in effect ({each})."
+        used, sizes = (
+            " to ".join(dict.fromkeys((short(min(values)), short(max(values)))))
+            for values in (list(uses.values()), [routers[place][0] for place in uses])
+        )
+        words = say("experts", used=used, experts=sizes)
+    experts, chosen = routers[worst]
+    name = f"{worst[0]} block" if worst[0] else "block"
+    details = f"Experts: {name} {worst[1]} uses {short(uses[worst])} of {experts}, {chosen} per token."
     evidence = (
         {"code": code.code, "metric": METRIC, "site": SITE, "stack": worst[0], "layer": worst[1],
          "value": uses[worst]},
     )  # fmt: skip
-    return [AxisFinding("experts", code.code, sentence, evidence)]
+    return [AxisFinding("experts", code.code, words, evidence, details=details)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +16,9 @@ from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import AxisFinding
 from rankscope.verdicts.battery import Battery, Flags, Floats, read_battery
 from rankscope.verdicts.classifying import classify
-from rankscope.verdicts.reading import StackReading, read_stack, span_of
-from rankscope.verdicts.sentences import percent
+from rankscope.verdicts.reading import read_stack, span_of
+from rankscope.verdicts.sentences import explained, say, short, token_sentences
 from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, KEPT_SPREAD, LEAST_INPUTS, State
-from rankscope.views import number
 
 MEAN, METRIC = "inputs.mean", "relative_residual"
 TOKENS_SITE = "block.out"
@@ -47,87 +45,98 @@ def inputs_findings(
     """
     why = _not_judged(compared)
     if why:
-        sentence = f"Between inputs: not judged, because {why}."
-        return [AxisFinding("inputs", State.UNKNOWN.code, sentence)] if asked else []
-    by_place: list[tuple[State, str, list[dict[str, Any]]]] = []
+        words = say("inputs not judged", pooling="", why=why)
+        return [AxisFinding("inputs", State.UNKNOWN.code, words)] if asked else []
+    found: list[tuple[State, str, list[dict[str, Any]], str]] = []
     for site, pooling in compared["poolings"].items():
         here = only(table, site=site)
         for stack in stacks_of(here) if here.num_rows else []:
             mine = of_stack(here, stack)
             battery = read_battery(mine, lengths={0: compared["inputs"]}, dim=compared["width"], sites=(site,))
-            if battery is None or "spread" not in battery.played_by:
-                continue
-            expected = _averaging(of_stack(table, stack), battery.layers, lengths.get(stack, {}))
-            states = classify(battery)
-            averaged = np.zeros(states.shape, np.bool_)
-            if site == MEAN:
-                averaged = (states == State.COLLAPSED) & (battery.spread() >= AVERAGING * expected)
-                states[averaged] = int(State.MEAN_OFFSET)
-            entry = _at_entry(of_stack(table, stack), site)
-            states[_is_kept(battery, states, entry)] = int(State.MEAN_OFFSET)
-            met = _met_by_class(battery, states, _class_gaps(compared, site, stack))
-            states[met] = int(State.MEAN_OFFSET)
-            early = _before_they_come_apart(states)
-            states[early] = int(State.MEAN_OFFSET)
-            reading = read_stack(battery, floor_relative, compared.get("null") or {}, states)
-            state = reading.state
-            if _is_by_construction(reading, site, pooling, compared):
-                words = (
-                    "not judged: all inputs begin with the same tokens, which in a causal model see nothing else. Use "
-                    "'last' or 'mean'"
-                )
-                state = State.UNKNOWN
-            else:
-                words = _words(reading, compared) + _about_entry(reading, entry)
-                words += _about_averaging(averaged, expected) + _about_early(reading, early)
-                words += _about_classes(battery, met, compared, site, stack)
-            named = f"{stack}, " if stack else ""
-            by_place.append(
-                (
-                    state,
-                    f"Between inputs ({named}{pooling}): {words}.",
-                    list(reading.cited_values(stack)),
-                )
-            )
-    if not by_place:
+            if battery is not None and "spread" in battery.played_by:
+                averaging = _averaging(of_stack(table, stack), battery.layers, lengths.get(stack, {}))
+                entry = _at_entry(of_stack(table, stack), site)
+                place = f"({stack}, {pooling})" if stack else f"({pooling})"
+                found.append(_judged(battery, compared, site, pooling, stack, place, averaging, entry, floor_relative))
+    if not found:
         return []
-    gravest = max(state for state, _, _ in by_place)
-    steps = (f"rankscope measure {model or 'MODEL'} --between-inputs last",) if gravest >= State.COLLAPSED else ()
-    finding = AxisFinding(
-        "inputs",
-        gravest.code,
-        " ".join(sentence for _, sentence, _ in by_place),
-        tuple(item for _, _, evidence in by_place for item in evidence),
-        steps if set(compared["poolings"]) == {MEAN} else (),
-    )
-    return [finding]
+    gravest = max(state for state, *_ in found)
+    # Means of many tokens hide what single tokens show.
+    steps = (f"rankscope measure {model or 'MODEL'} --between-inputs last",)
+    return [
+        AxisFinding(
+            "inputs",
+            gravest.code,
+            " ".join(words for _, words, _, _ in found),
+            tuple(item for _, _, evidence, _ in found for item in evidence),
+            steps if gravest >= State.COLLAPSED and set(compared["poolings"]) == {MEAN} else (),
+            details="\n".join(details for *_, details in found),
+        )
+    ]
 
 
-def _class_gaps(compared: Mapping[str, Any], site: str, stack: str | None) -> Mapping[str, float]:
-    """By block, the relative residual of the two closest classes of inputs; empty if classes are not known."""
-    gaps: Mapping[str, float] = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
-    return gaps
+def _judged(
+    battery: Battery,
+    compared: Mapping[str, Any],
+    site: str,
+    pooling: str,
+    stack: str | None,
+    place: str,
+    averaging: Floats,
+    entry: float | None,
+    floor: float | None,
+) -> tuple[State, str, list[dict[str, Any]], str]:
+    """State, sentences, evidence and details of one way of pooling in one stack.
 
-
-def _met_by_class(battery: Battery, states: np.ndarray, gaps: Mapping[str, float]) -> Flags:
-    """Where inputs have the same vector as others, and no two classes have: neural collapse."""
-    alike = np.isin(states, (int(State.COPIES), int(State.CLUSTERS), int(State.COLLAPSED), int(State.SAME_DIRECTION)))
+    Inputs may look alike for four reasons that are no collapse; each makes its blocks a mean offset.
+    """
+    states, spread = classify(battery), battery.spread()
+    details = []
+    # The mean of many tokens varies little from input to input.
+    if site == MEAN:
+        averaged = (states == State.COLLAPSED) & (spread >= AVERAGING * averaging)
+        states[averaged] = int(State.MEAN_OFFSET)
+        if averaged.any():
+            level = short(float(averaging[averaged.any(axis=1)].max()))
+            details.append(
+                f"  each mean is over many tokens: independent tokens would have a relative residual of {level}; "
+                "'last' compares single tokens"
+            )
+    # They enter the model alike, and keep what tells them apart.
+    states[_is_kept(battery, states, entry)] = int(State.MEAN_OFFSET)
+    # Inputs of one class have the same vector, and no two classes have: neural collapse.
+    gaps = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
     apart = np.array([gaps.get(str(int(layer)), 0.0) > COLLAPSED_RESIDUAL for layer in battery.layers], np.bool_)
-    met: Flags = alike & apart[:, None]
-    return met
-
-
-def _about_classes(battery: Battery, met: Flags, compared: Mapping[str, Any], site: str, stack: str | None) -> str:
-    if not met.any():
-        return ""
-    gaps = _class_gaps(compared, site, stack)
-    rows: list[int] = np.flatnonzero(met.any(axis=1)).tolist()
-    closest = min(gaps[str(int(battery.layers[row]))] for row in rows)
-    where, count = span_of(rows, battery.layers), compared["classes"]["count"]
-    return (
-        f". Inputs of one class meet {where}, and the {count} classes stay apart (the two closest have relative "
-        f"residual {number(closest)}): neural collapse, as training for these labels aims at"
-    )
+    met = np.isin(states, (State.COPIES, State.CLUSTERS, State.COLLAPSED, State.SAME_DIRECTION)) & apart[:, None]
+    states[met] = int(State.MEAN_OFFSET)
+    # They are equal and differ later: a class token is the same in all inputs until attention reads the others.
+    equal = np.isin(states, (State.COLLAPSED, State.FLOOR))
+    early = equal & np.logical_or.accumulate((~equal)[::-1], axis=0)[::-1]
+    states[early] = int(State.MEAN_OFFSET)
+    reading = read_stack(battery, states)
+    # The pooled token and all before it are the same in every input of a causal model.
+    position = {"inputs.first": 0, "inputs.at": int(pooling.partition(":")[2] or 0)}.get(site)
+    alike = bool((battery.floor | (battery.values["spread"] == 0.0)).all())
+    if position is not None and compared["common_prefix"] > position and alike:
+        why = "all inputs begin with the same tokens; use 'last' or 'mean'"
+        return State.UNKNOWN, say("inputs not judged", pooling=f" {place}", why=why), [], ""
+    inputs, distinct = compared["inputs"], compared["distinct"]
+    if distinct != inputs:
+        details.append(f"  {distinct} of the inputs are different")
+    words = [f"Between inputs {place}: {' '.join(token_sentences(reading, floor, f'{inputs} inputs'))}"]
+    if met.any():
+        rows = np.flatnonzero(met.any(axis=1)).tolist()
+        words.append(say("classes", where=span_of(rows, battery.layers)))
+        closest = short(min(gaps[str(int(battery.layers[row]))] for row in rows))
+        classes = compared["classes"]["count"]
+        details.append(f"  relative residual {closest} between the two closest of {classes} classes")
+    if entry is not None:
+        details.append(f"  relative residual {short(entry)} before the first block")
+    if early.any():
+        where = span_of(np.flatnonzero(early.any(axis=1)).tolist(), battery.layers)
+        details.append(f"  they are nearly equal {where} and come apart after it, so nothing is lost")
+    told = "\n".join([f"Between inputs {place}: {explained(reading, compared.get('null') or {})}", *details])
+    return reading.state, " ".join(words), reading.cited_values(stack), told
 
 
 def _at_entry(table: pa.Table, site: str) -> float | None:
@@ -152,16 +161,6 @@ def _is_kept(battery: Battery, states: np.ndarray, entry: float | None) -> Flags
     kept: Flags = ((states == State.COLLAPSED) | copies) & (spread > least)
     kept |= (states == State.SAME_DIRECTION) & (battery.direction() > least)
     return kept
-
-
-def _about_entry(r: StackReading, entry: float | None) -> str:
-    """What the model leaves of the differences that its inputs have when they enter it."""
-    if entry is None or r.state not in (State.MEAN_OFFSET, State.COLLAPSED, State.FLOOR, State.COLLAPSING):
-        return ""
-    lowest = r.value("spread", r.worst("spread", list(range(r.battery.layers.size)), highest=False))
-    if r.state is not State.FLOOR and lowest < entry:
-        return f". Of what told them apart before the first block, {percent(lowest / entry)} is left"
-    return f". Before the first block they differ by {percent(entry)}"
 
 
 def averaging_residual(residuals: Floats, counts: Floats) -> float:
@@ -194,7 +193,7 @@ def _not_judged(compared: Mapping[str, Any]) -> str:
     if distinct == 1:
         return f"all {inputs} inputs are identical: pass different ones"
     if distinct < LEAST_INPUTS:
-        return f"{distinct} different inputs are too few (at least {LEAST_INPUTS}); the values are in the table"
+        return f"{distinct} different inputs are too few (at least {LEAST_INPUTS})"
     return ""
 
 
@@ -209,104 +208,3 @@ def _averaging(table: pa.Table, layers: np.ndarray, lengths: Mapping[int, int]) 
     for row, layer in enumerate(grid.layers):
         shares[layers == layer] = averaging_residual(grid.values[row], counts)
     return shares
-
-
-def _before_they_come_apart(states: np.ndarray) -> np.ndarray:
-    """Rows in which inputs are equal and after which they are not.
-
-    What differs later was not lost: a class token is the same in all inputs until attention has told it of the others.
-    """
-    equal = np.isin(states, (int(State.COLLAPSED), int(State.FLOOR)))
-    equal_until: np.ndarray = equal & np.logical_or.accumulate((~equal)[::-1], axis=0)[::-1]
-    return equal_until
-
-
-def _about_early(r: StackReading, early: np.ndarray) -> str:
-    rows = np.flatnonzero(early.any(axis=1)).tolist()
-    if not rows:
-        return ""
-    value = r.cite("spread", r.worst("spread", rows, highest=False), beside_null=False)
-    where = span_of(rows, r.battery.layers)
-    return f". They are nearly equal {where} ({value}) and come apart after it, so nothing is lost"
-
-
-def _is_by_construction(reading: StackReading, site: str, pooling: str, compared: Mapping[str, Any]) -> bool:
-    """Whether the pooled token and all before it are the same in every input, and its vectors are equal everywhere."""
-    position = {"inputs.first": 0, "inputs.at": int(pooling.partition(":")[2] or 0)}.get(site)
-    if position is None or compared["common_prefix"] <= position:
-        return False
-    return bool((reading.battery.floor | (reading.battery.values["spread"] == 0.0)).all())
-
-
-def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
-    inputs = compared["inputs"]
-    repeated = "" if compared["distinct"] == inputs else f" ({compared['distinct']} different)"
-    lowest = r.worst("spread", list(range(r.battery.layers.size)), highest=False)
-    at = r.rows(r.state)[0] if r.state is not State.HEALTHY and r.rows(r.state) else lowest
-    if r.state in (State.MEAN_OFFSET, State.COLLAPSING):
-        at = lowest  # the block these sentences name
-    r.cite_all(at, "spread", "cosine", "centred_dimension")
-    if r.state is State.VANISHED:
-        return f"the pooled vectors are exactly zero {r.span(State.VANISHED)}"
-    if r.state in (State.COLLAPSED, State.FLOOR):
-        span = r.span(State.COLLAPSED, State.FLOOR)
-        at = r.rows(State.COLLAPSED, State.FLOOR)[0]
-        if r.state is State.FLOOR and not r.rows(State.COLLAPSED):
-            return f"collapsed {span}: {inputs} inputs{repeated} get the same vector to the last digits of its format"
-        r.cite_all(at, "spread", "cosine", "centred_dimension")
-        return (
-            f"collapsed {span}: at {r.block(at)}, {inputs} inputs{repeated} differ from their mean by "
-            f"{percent(r.value('spread', at))} of their size{r.name(at, 'spread')}"
-        )
-    where = "where they are closest, " if r.battery.layers.size > 1 else ""
-    closest = (
-        f"{where}at {r.block(lowest)}, {inputs} inputs{repeated} differ from their mean by "
-        f"{percent(r.value('spread', lowest))} of their size{r.name(lowest, 'spread')}"
-    )
-    if r.state is State.MEAN_OFFSET:
-        return f"not collapsed: {closest}; they share a large common vector, which is usual for pooled inputs"
-    if r.state in _SAYS:
-        at = r.rows(r.state)[0]
-        same = percent(r.value("cluster_share", at))
-        words = _SAYS[r.state].format(inputs=f"{inputs} inputs{repeated}", share=same)
-        facts = _with_most_rank(r.cite_all(at, *_SHOWN_BY[r.state]).replace("token", "input"), compared)
-        mild = "not collapsed, but " if r.state < State.CLUSTERS else ""
-        return f"{mild}{words}, {r.span(r.state)}{facts} at {r.block(at)}"
-    if r.state is State.COLLAPSING:
-        return f"collapsing: inputs become alike block by block; {closest}"
-    return f"not collapsed: {closest}"
-
-
-_SAYS: Mapping[State, str] = {
-    State.FEW_DIRECTIONS: "{inputs} differ along a few directions only",
-    State.HUGE_CHANNEL: "one channel carries most of the energy of {inputs}",
-    State.HUGE_TOKEN: "one of {inputs} carries most of the energy",
-    State.CLUSTERS: "nearly each of {inputs} has the same vector as another",
-    State.SAME_DIRECTION: "{inputs} point the same way; what differs is mostly their norm",
-    State.COPIES: "{share} of {inputs} have the same vector",
-}
-_SHOWN_BY: Mapping[State, tuple[str, ...]] = {
-    State.FEW_DIRECTIONS: ("directions", "centred_dimension"),
-    State.HUGE_CHANNEL: ("channel_share",),
-    State.HUGE_TOKEN: ("token_share",),
-    State.CLUSTERS: ("distinct", "copied_share"),
-    State.SAME_DIRECTION: ("direction", "cosine"),
-    State.COPIES: ("cluster_share", "distinct"),
-}
-"""The values that show a state; others, such as a residual that half of the inputs keep large, may seem to deny it."""
-
-
-def _with_most_rank(facts: str, compared: Mapping[str, Any]) -> str:
-    """Add to a centred rank how large it can be: N points around their mean span at most N - 1 directions."""
-    most = min(compared["inputs"] - 1, compared["width"] or math.inf)
-    return re.sub(r"(centred [a-z ]+ [-+.e0-9]+)", rf"\1 of at most {most}", facts)
-
-
-def _about_averaging(averaged: np.ndarray, expected: Floats) -> str:
-    if not averaged.any():
-        return ""
-    level = number(float(expected[averaged.any(axis=1)].max()))
-    return (
-        f". The residual is small because each mean is over many tokens: independent tokens would give {level}. Use "
-        "'last' to compare single tokens"
-    )

@@ -16,8 +16,8 @@ from rankscope.runs.intervals import mean_differences
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import ALARMING, AxisFinding
+from rankscope.verdicts.sentences import say, short
 from rankscope.verdicts.states import TREND_FALL, State
-from rankscope.views import number
 
 LEVEL = 0.95
 VARIANCE = "attention_output_variance"
@@ -137,51 +137,31 @@ def length_finding(
         lengths: ascending.
         codes: of the verdict on the tokens, at the shortest and the longest length.
     """
-    short, long = lengths[0], lengths[-1]
-    spread = [one for one in slopes if one.metric == SPREAD and one.site == STREAM and _known(one.means)]
+    short_end, long_end = lengths[0], lengths[-1]
+    spread = [one for one in slopes if (one.metric, one.site) == (SPREAD, STREAM) and np.isfinite(one.means).all()]
     falling = [one for one in spread if one.means[0] >= TREND_FALL * one.means[-1] and one.high < 0]
-    code, sentence = (
-        State.UNKNOWN,
-        f"Length: the relative residual after the blocks was not measured at {short} tokens.",
-    )
-    steepest = max(spread, key=_change, default=None)
-    if steepest is not None:
-        code = State.HEALTHY
-        sentence = f"Length: no collapse: {_most(steepest, short, long)}."
+    code, state = State.HEALTHY, "no collapse"
     if falling:
-        code = State.COLLAPSING
-        steepest = max(falling, key=_change)
-        sentence = (
-            f"Length: tokens become alike as inputs grow, threefold or more in {len(falling)} of {len(spread)} blocks: "
-            f"{_most(steepest, short, long)}."
-        )
-    if codes.get(long) in ALARMING and codes.get(short) not in ALARMING:
-        code = State.COLLAPSED
-        most = f": {_most(steepest, short, long)}" if steepest is not None else ""
-        sentence = f"Length: {codes[long]} at {long} tokens, {codes.get(short)} at {short}{most}."
-    evidence: tuple[dict[str, Any], ...] = ()
-    if steepest is not None:
-        place = {name: getattr(steepest, name) for name in ("metric", "site", "stack", "layer")}
-        ends = ((short, steepest.means[0]), (long, steepest.means[-1]))
-        evidence = tuple({"code": code.code, **place, "value": value, "length": length} for length, value in ends)
-    return AxisFinding("length", code.code, sentence, evidence)
+        code, state = State.COLLAPSING, f"tokens become alike as inputs grow, in {len(falling)} of {len(spread)} blocks"
+    if codes.get(long_end) in ALARMING and codes.get(short_end) not in ALARMING:
+        code, state = State.COLLAPSED, f"{codes[long_end]} at {long_end} tokens, {codes.get(short_end)} at {short_end}"
+    if not spread:
+        known = State.UNKNOWN if code is State.HEALTHY else code
+        return AxisFinding("length", known.code, say("length unknown"))
+    steepest = max(falling or spread, key=_change)
+    first, last = steepest.means[0], steepest.means[-1]
+    words = say("length", state=state, long=short(last), most=long_end, short=short(first), fewest=short_end,
+                block=steepest.layer)  # fmt: skip
+    place = {name: getattr(steepest, name) for name in ("metric", "site", "stack", "layer")}
+    ends = ((short_end, first), (long_end, last))
+    evidence = tuple({"code": code.code, **place, "value": value, "length": length} for length, value in ends)
+    return AxisFinding("length", code.code, words, evidence)
 
 
 def _change(slope: LengthSlope) -> float:
     """How many-fold the value rises or falls from the shortest to the longest length, as a logarithm."""
     first, last = slope.means[0], slope.means[-1]
     return math.inf if min(first, last) <= 0 < max(first, last) else abs(math.log(last / first)) if first > 0 else 0.0
-
-
-def _most(slope: LengthSlope, short: int, long: int) -> str:
-    return (
-        f"from {short} to {long} tokens the relative residual changes most at block {slope.layer}, from "
-        f"{number(slope.means[0])} to {number(slope.means[-1])}"
-    )
-
-
-def _known(means: Sequence[float]) -> bool:
-    return all(math.isfinite(value) for value in means)
 
 
 def _plain(value: float) -> float | None:

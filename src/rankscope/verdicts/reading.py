@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.verdicts.battery import Battery, Flags, Floats
-from rankscope.verdicts.classifying import Trend, classify, headline, overall, segments, trends
+from rankscope.verdicts.classifying import Trend, classify, headline, overall, trends
 from rankscope.verdicts.states import MAJORITY, State
-from rankscope.views import number
 
-BESIDE_NULL = ("spread", "centred_dimension")
 SEEN_OR_NOT = (State.COLLAPSED, State.FLOOR)
 
 
 @dataclass(frozen=True, eq=False)
 class StackReading:
-    """The sequences of one stack; collects the values that a sentence cites.
+    """The sequences of one stack; collects the values that the sentences cite.
 
     Attributes:
         battery: their values.
@@ -29,11 +27,8 @@ class StackReading:
         trends: trend of each sequence whose residual falls steadily.
         state: the state they are named after.
         members: which sequences are in that state at some layer.
-        total: number of sequences of the run.
-        floor_relative: the float floor, to print.
-        null: values of random tokens, to print.
         besides: readings of what is not in that state: other sequences or other blocks.
-        cited: part and row of every value in the sentence.
+        cited: part and row of every value behind the sentences.
     """
 
     battery: Battery
@@ -41,9 +36,6 @@ class StackReading:
     trends: list[Trend | None]
     state: State
     members: Flags
-    total: int
-    floor_relative: float | None
-    null: Mapping[str, Any]
     besides: list[StackReading] = field(default_factory=list)
     cited: list[tuple[str, int]] = field(default_factory=list)
 
@@ -52,35 +44,48 @@ class StackReading:
         """Whether all sequences are in the state."""
         return bool(self.members.all())
 
-    def rows(self, *states: State) -> list[int]:
-        """Layers at which half of the members are in one of ``states``; if there are none, at which any member is."""
-        held = np.isin(self.states[:, self.members], [int(state) for state in states])
-        for needed in (0.5 * held.shape[1], 1):
-            numbers = np.flatnonzero(held.sum(axis=1) >= max(needed, 1)).tolist()
-            if numbers:
-                return [int(row) for row in numbers]
-        return []
-
-    def those(self, row: int) -> Flags:
-        """The sequences a value at this row is about: the members that are in the state there, else all members."""
-        held = self.members & np.isin(self.states[row], [int(state) for state in self._own_states])
-        return held if row in self.rows(*self._own_states) else self.members
+    @property
+    def spread_part(self) -> str:
+        """The relative residual, or the typical one if only that was measured."""
+        return "spread" if "spread" in self.battery.played_by else "typical"
 
     @property
     def _own_states(self) -> tuple[State, ...]:
         return SEEN_OR_NOT if self.state in SEEN_OR_NOT else (self.state,)
 
+    def rows(self, *states: State) -> list[int]:
+        """Layers at which half of the members are in one of ``states``; if there are none, at which any member is."""
+        held = np.isin(self.states[:, self.members], states).sum(axis=1)
+        for needed in (max(MAJORITY * self.members.sum(), 1), 1):
+            numbers: list[int] = np.flatnonzero(held >= needed).tolist()
+            if numbers:
+                return numbers
+        return []
+
     def value(self, part: str, row: int) -> float:
-        """Mean over the sequences, as in every table; median over those that are meant if these are not all."""
-        those = self.those(row) if self.state.is_grave else self.members
+        """Mean over the sequences, as in every table; median over those that are meant if these are not all.
+
+        Of a grave state, those that are in it at this row are meant; otherwise all members.
+        """
+        those = self.members
+        if self.state.is_grave and row in self.rows(*self._own_states):
+            those = those & np.isin(self.states[row], self._own_states)
         known = self.battery.values[part][row, those]
         known = known[np.isfinite(known)]
         if not known.size:
             return math.nan
         return float(known.mean() if those.all() else np.median(known))
 
+    def cite(self, part: str, row: int) -> float:
+        """The value, recorded as evidence; NaN if it is unknown."""
+        value = self.value(part, row)
+        known = part in self.battery.played_by and not math.isnan(value)
+        if known and (part, row) not in self.cited:
+            self.cited.append((part, row))
+        return value if known else math.nan
+
     def cited_values(self, stack: str | None) -> list[dict[str, Any]]:
-        """The values in the sentence, as entries of a verdict's evidence; call it after building the sentence."""
+        """The values behind the sentences, as entries of a verdict's evidence; call it after writing the sentences."""
         battery = self.battery
         return [
             {
@@ -94,49 +99,7 @@ class StackReading:
             for part, row in self.cited
         ]
 
-    def line(self, part: str) -> Floats:
-        """:meth:`value` over depth."""
-        return np.array([self.value(part, row) for row in range(self.battery.layers.size)])
-
-    def spread(self) -> Floats:
-        """The relative residual over depth, or the typical one if only that was measured."""
-        return self.line("spread" if "spread" in self.battery.played_by else "typical")
-
-    def cite(self, part: str, row: int, *, beside_null: bool = True) -> str | None:
-        """``metric value`` for the sentence, recorded as evidence; None if it is unknown."""
-        value = self.value(part, row)
-        if part not in self.battery.played_by or math.isnan(value):
-            return None
-        if (part, row) not in self.cited:
-            self.cited.append((part, row))
-        name = self.battery.played_by[part]
-        reference = self.null.get(name) if beside_null and part in BESIDE_NULL else None
-        beside = f", same-shape random {number(float(reference['mean']))}" if reference else ""
-        return f"{name.replace('_', ' ')} {number(value)}{beside}"
-
-    def metric(self, part: str, row: int) -> str | None:
-        """The metric that measures a part, in words; its value is recorded as evidence. None if it is unknown."""
-        return self.battery.played_by[part].replace("_", " ") if self.cite(part, row) else None
-
-    def name(self, row: int, part: str) -> str:
-        """The metric in brackets, after its value was said in words; empty if it is unknown."""
-        name = self.metric(part, row)
-        if name is None:
-            return ""
-        reference = self.null.get(self.battery.played_by[part]) if part in BESIDE_NULL else None
-        beside = f"; same-shape random {number(float(reference['mean']))}" if reference else ""
-        return f" ({name}{'' if self._is_about_all(row) else ', median of those'}{beside})"
-
-    def _is_about_all(self, row: int) -> bool:
-        return bool((self.those(row) if self.state.is_grave else self.members).all())
-
-    def cite_all(self, row: int, *parts: str) -> str:
-        """Several parts in brackets, without unknown ones."""
-        citations = [words for part in parts if (words := self.cite(part, row))]
-        whose = "" if self._is_about_all(row) else "median of those: "
-        return f" ({whose}{'; '.join(citations)})" if citations else ""
-
-    def worst(self, part: str, rows: list[int], *, highest: bool) -> int:
+    def worst(self, part: str, rows: Sequence[int], *, highest: bool = False) -> int:
         """The row among ``rows`` with the extreme value of a part; the last one if it is unknown."""
         values = {row: self.value(part, row) for row in rows}
         known = [row for row in rows if not math.isnan(values[row])]
@@ -144,23 +107,22 @@ class StackReading:
             return rows[-1]
         return max(known, key=lambda row: values[row] if highest else -values[row])
 
-    def block(self, row: int) -> str:
-        """``block 11 (of 0-11)``."""
-        layers = self.battery.layers
-        return f"block {layers[row]} (of {layers[0]}-{layers[-1]})" if layers.size > 1 else f"block {layers[row]}"
-
     def count(self) -> str:
-        """``in 3 of 8 sequences ``; empty if all are meant."""
-        return "" if self.is_everywhere else f"in {int(self.members.sum())} of {self.total} sequences "
+        """``in 3 of 8 sequences``; empty if all are meant."""
+        return "" if self.is_everywhere else f"in {int(self.members.sum())} of {self.members.size} sequences"
 
     def span(self, *states: State) -> str:
         """Where over depth the states hold: ``in every block``, ``from block 3 on``, ``in blocks 12-24``."""
         chosen = self.rows(*states)
-        held = np.isin(self.states[chosen][:, self.members], [int(state) for state in states])
+        held = np.isin(self.states[chosen][:, self.members], states)
         least = held.mean(axis=1).min(initial=1.0) if held.size else 1.0
         whose = "the sequences" if self.is_everywhere else "these"
         share = f" (in half of {whose} or more)" if least >= MAJORITY else f" (in some of {whose})"
         return span_of(chosen, self.battery.layers) + ("" if least == 1.0 else share)
+
+    def where(self, *states: State) -> str:
+        """In which sequences and over which blocks the states hold; of the state itself, without an argument."""
+        return ", ".join(filter(None, (self.count(), self.span(*(states or (self.state,))))))
 
 
 def span_of(rows: Sequence[int], layers: NDArray[np.int64]) -> str:
@@ -171,21 +133,20 @@ def span_of(rows: Sequence[int], layers: NDArray[np.int64]) -> str:
         >>> span_of([0, 1, 2, 3, 4, 5], layers), span_of([4, 5], layers), span_of([1, 3], layers)
         ('in every block', 'from block 4 on', 'in blocks 1, 3')
     """
+    places = np.asarray(sorted(rows), dtype=np.int64)
+    runs = [run for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if run.size]
     end = layers.size - 1
-    grouped = [State.COLLAPSED if row in rows else State.UNKNOWN for row in range(end + 1)]
-    parts = [piece for piece in segments(grouped) if piece.state == State.COLLAPSED]
-    if len(parts) == 1 and parts[0].last == end:
-        if parts[0].first == end:
+    if len(runs) == 1 and runs[0][-1] == end:
+        start = int(runs[0][0])
+        if start == end:
             return f"in the last block ({layers[end]})" if end > 0 else f"in block {layers[end]}"
-        return "in every block" if parts[0].first == 0 else f"from block {layers[parts[0].first]} on"
-    names = [f"{layers[p.first]}-{layers[p.last]}" if p.last > p.first else str(layers[p.first]) for p in parts]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more spans" if len(names) > 3 else "")
+        return "in every block" if start == 0 else f"from block {layers[start]} on"
+    names = [f"{layers[run[0]]}-{layers[run[-1]]}" if run.size > 1 else str(layers[run[0]]) for run in runs]
+    shown = ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more spans"
     return f"in block {shown}" if len(names) == 1 and "-" not in names[0] else f"in blocks {shown}"
 
 
-def read_stack(
-    battery: Battery, floor_relative: float | None, null: Mapping[str, Any], states: NDArray[np.int64] | None = None
-) -> StackReading:
+def read_stack(battery: Battery, states: NDArray[np.int64] | None = None) -> StackReading:
     """Name the sequences of a battery after a state, and keep a reading of those not in it.
 
     With a zero stream, the other blocks are read as well; with a collapse in some sequences, the other sequences.
@@ -194,25 +155,28 @@ def read_stack(
     falling = trends(battery, states)
     by_sequence = overall(states, falling)
     state = headline(by_sequence)
-    members = _members(states, falling, by_sequence, state)
-    reading = StackReading(battery, states, falling, state, members, members.size, floor_relative, null)
+    if state in SEEN_OR_NOT:
+        members: Flags = np.isin(by_sequence, SEEN_OR_NOT)
+    elif state is State.COLLAPSING:
+        members = np.array([one is not None for one in falling], dtype=np.bool_)
+    elif state is State.HEALTHY:
+        members = np.ones(states.shape[1], dtype=np.bool_)
+    else:
+        members = (states == state).any(axis=0)
+    reading = StackReading(battery, states, falling, state, members)
     if state is State.VANISHED:
         rest = np.where(states == State.VANISHED, int(State.UNKNOWN), states)
         if rest.any():
-            reading.besides.append(read_stack(battery, floor_relative, null, rest))
+            reading.besides.append(read_stack(battery, rest))
     elif state.is_grave and not members.all():
-        reading.besides.append(read_stack(battery.of_sequences(~members), floor_relative, null, states[:, ~members]))
+        reading.besides.append(read_stack(battery.of_sequences(~members), states[:, ~members]))
     return reading
 
 
-def _members(
-    states: NDArray[np.int64], falling: list[Trend | None], by_sequence: NDArray[np.int64], state: State
-) -> Flags:
-    if state in SEEN_OR_NOT:
-        return np.isin(by_sequence, [int(one) for one in SEEN_OR_NOT])
-    if state is State.COLLAPSING:
-        return np.array([one is not None for one in falling], dtype=np.bool_)
-    members: Flags = (states == state).any(axis=0)
-    if state is State.HEALTHY:
-        members = np.ones(states.shape[1], dtype=np.bool_)
-    return members
+def steady(reading: StackReading) -> tuple[float, int]:
+    """Factor per block of the sequences whose residual falls, and the block at which it crosses the threshold."""
+    known = [trend for trend in reading.trends if trend is not None]
+    return float(np.median([trend.factor for trend in known])), int(np.median([trend.crossing for trend in known]))
+
+
+__all__ = ["SEEN_OR_NOT", "Floats", "StackReading", "read_stack", "span_of", "steady"]

@@ -1,247 +1,129 @@
-"""The sentences of a verdict."""
+"""Every sentence that a verdict can print, and those about the tokens of one stack.
+
+A verdict says the state first, then where, then two numbers; what they mean is in its details and on the page about
+verdicts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rankscope.verdicts.reading import SEEN_OR_NOT, StackReading
-from rankscope.verdicts.states import COLLAPSED_RESIDUAL, SHARED_RESIDUAL, State
-from rankscope.views import number
+from rankscope.verdicts.battery import PARTS
+from rankscope.verdicts.reading import SEEN_OR_NOT, StackReading, steady
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, MEANINGS, State
 
-LOOKALIKES: Mapping[str, str] = {
-    "token_share": "one huge token",
-    "channel_share": "one huge channel",
-    "centred_dimension": "few directions",
-    "cluster_share": "copies of one token",
+SENTENCES: Mapping[str, str] = {
+    # States of the tokens of a sequence, or of different inputs.
+    "healthy": "No collapse.",
+    "mean offset": "No collapse: {items} share a large common vector {where}.",
+    "few directions": "The {items} differ along a few directions only, {where}.",
+    "huge channel": "One channel carries most of the energy, {where}.",
+    "huge token": "One of the {items} carries most of the energy, {where}.",
+    "clusters": "Nearly all {items} are copies of one another, {where}.",
+    "same direction": "All {items} point the same way, {where}.",
+    "copies": "Half of the {items} or more are copies of one, {where}.",
+    "collapsing": "Collapsing {whose}: at this rate, {items} are nearly equal after block {crossing}.",
+    "floor": "At the float floor {where}: {items} are equal to the last digit.",
+    "collapsed": "Collapsed {where}: all {items} are nearly equal.",
+    "vanished": "Vanished {where}: the stream is exactly zero.",
+    # Why there is none.
+    "not measured": "No verdict: none of the metrics it is drawn from was measured.",
+    "one token": "No verdict: the sequences have one token each, and a residual needs two.",
+    "unknown": "No verdict: every value at {site} is undefined or not finite.",
+    # Their numbers.
+    "lowest": "Lowest {metric}: {value}, after block {block} of {blocks}.",
+    "values": "{values}, after block {block} of {blocks}.",
+    "change": "{metric} {value} after block {block}, {other} after block {start}.",
+    "at the floor": "It reaches {floor} {where}.",
+    "below the floor": "Differences below {floor} cannot be measured: use float64.",
+    # What else was seen, or was not.
+    "also": "Also {states}.",
+    "undefined": "Undefined {where}.",
+    "minority": "Of {total} sequences, {states}.",
+    "others": "{whose}: {state}.",
+    "not excluded": "Not measured, so not excluded: {states}.",
+    "undecided": "Undecided: few directions, in {count} estimated values. spectra='exact' decides.",
+    # Other axes.
+    "axes": "Collapsed along {axes}{rest}.",
+    "inputs not judged": "Between inputs{pooling}: not judged, because {why}.",
+    "classes": "Inputs of one class meet {where}, and classes stay apart (neural collapse).",
+    "attention": "{name} is {kind} in {heads}.",
+    "sinks": "A sink on the first token in {sinking} of {heads} heads (usual in trained models).",
+    "uniform": "{name} is uniform in all heads (usual at initialisation).",
+    "one-hot": "{name} is one-hot in all heads, and passes hardly any gradient to queries and keys.",
+    "depth": "{idle} of {blocks} blocks change the stream by less than {least} (usual at initialisation).",
+    "experts": "Experts: routers use {used} of {experts}.",
+    "idle experts": "Experts: {idle} of {routers} routers send nearly every token to the same experts.",
+    "streams": "Streams of a token differ. Relative residual {value} after block {block}.",
+    "equal streams": "Streams of a token are equal {where}. Relative residual {value} after block {block}.",
+    "length": "Length: {state}. Relative residual {long} at {most} tokens, {short} at {fewest}, after block {block}.",
+    "length unknown": "Length: not judged, because the relative residual after the blocks was not measured.",
+}
+"""Each at most 25 words long when it is printed."""
+
+WORDS: Mapping[State, str] = {
+    State.UNKNOWN: "no verdict",
+    State.HEALTHY: "no collapse",
+    State.MEAN_OFFSET: "a large common vector",
+    State.FEW_DIRECTIONS: "few directions",
+    State.HUGE_CHANNEL: "one huge channel",
+    State.HUGE_TOKEN: "one huge token",
+    State.SAME_DIRECTION: "one common direction",
+    State.CLUSTERS: "clusters of copies",
+    State.COPIES: "copies of one token",
+    State.COLLAPSING: "collapsing",
+    State.FLOOR: "at the float floor",
+    State.COLLAPSED: "collapsed",
+    State.VANISHED: "exactly zero",
 }
 
-BESIDES: Mapping[State, tuple[str, str]] = {
-    State.COPIES: ("cluster_share", "copies of one token"),
-    State.CLUSTERS: ("distinct", "clusters of copies"),
-    State.SAME_DIRECTION: ("direction", "one common direction"),
-    State.HUGE_TOKEN: ("token_share", "one huge token"),
-    State.HUGE_CHANNEL: ("channel_share", "one huge channel"),
-    State.FEW_DIRECTIONS: ("centred_dimension", "few directions"),
-    State.MEAN_OFFSET: ("spread", "a large common vector"),
+DECIDING: Mapping[State, tuple[str, ...]] = {
+    State.MEAN_OFFSET: ("spread", "typical"),
+    State.FEW_DIRECTIONS: ("centred_dimension", "directions"),
+    State.HUGE_CHANNEL: ("channel_share", "typical"),
+    State.HUGE_TOKEN: ("token_share", "typical"),
+    State.CLUSTERS: ("distinct", "copied_share"),
+    State.SAME_DIRECTION: ("direction", "cosine"),
+    State.COPIES: ("cluster_share", "distinct"),
 }
-"""Milder states that are mentioned after a more severe one: the part that is cited, and the words."""
-
+"""The parts that decide a state; the first one measured names the block, and both are printed."""
+HIGHEST = frozenset({"cosine", "cluster_share", "copied_share", "token_share", "channel_share"})
+"""Parts whose extreme is the largest value."""
 ON_THE_WAY = (State.MEAN_OFFSET, State.SAME_DIRECTION, State.CLUSTERS, State.COPIES, State.FEW_DIRECTIONS)
 """States that tokens pass through on their way to being equal; not mentioned if the tokens collapse."""
-
-MOSTLY = 3.0
-"""Tokens differ mostly in norm if their relative residual is at least this many times that of their directions: then
-at most a ninth of what differs, in energy, is in the directions."""
-
-HARM = "This describes the activations; whether it hurts depends on your task."
-
-
-def sentence_for(reading: StackReading) -> str:
-    """The sentence for the state of a reading, followed by additional remarks."""
-    return _SENTENCES[reading.state](reading) + _besides(reading) + _minority(reading) + _rest(reading)
-
-
-def _collapsed(r: StackReading) -> str:
-    rows = r.rows(*SEEN_OR_NOT)
-    seen = r.rows(State.COLLAPSED)
-    row = r.worst("spread", [row for row in seen if row in rows] or seen, highest=False)
-    r.cite("cosine", row)
-    text = (
-        f"Collapsed {r.count()}{r.span(*SEEN_OR_NOT)}: the tokens of a sequence become nearly equal; at {r.block(row)} "
-        f"they differ from their mean by {percent(r.spread()[row])} of their size{r.name(row, 'spread')}"
-        f"{_course(r, rows)}"
-    )
-    if r.rows(State.FLOOR):
-        text += f"; {r.span(State.FLOOR)} it reaches the {_floor_words(r)}, below which it cannot be measured"
-    return f"{text}.{_afterwards(r, rows)} {HARM}"
-
-
-def _at_floor(r: StackReading) -> str:
-    rows = r.rows(State.FLOOR)
-    r.cite("spread", r.worst("spread", rows, highest=True))
-    return (
-        f"At the float floor, cannot tell how far: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digit "
-        f"of their format ({_floor_words(r)}), so they have collapsed at least that far. Measure in float64."
-        f"{_afterwards(r, rows)}"
-    )
-
-
-def _vanished(r: StackReading) -> str:
-    return (
-        f"Vanished: {r.count()}{r.span(State.VANISHED)} the stream is exactly zero, so relative residuals are "
-        "undefined."
-    )
-
-
-def _collapsing(r: StackReading) -> str:
-    trends = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
-    factor, first, last = (float(np.median([getattr(t, name) for t in trends])) for name in ("factor", "first", "last"))
-    crossing = int(np.median([trend.crossing for trend in trends]))
-    layers, part = r.battery.layers, "spread" if "spread" in r.battery.played_by else "typical"
-    name = r.battery.played_by.get(part, "relative_residual").replace("_", " ")
-    r.cite(part, 0)
-    r.cite(part, layers.size - 1)
-    return (
-        f"Collapsing: {r.count()}the tokens become alike block by block, and at this rate count as collapsed at block "
-        f"{crossing}. Their {name} falls by a factor of {factor:.2f} per block over the second half of the blocks, "
-        f"from {number(first)} at block {layers[0]} to {number(last)} at block {layers[-1]}. {HARM}"
-    )
-
-
-def _copies(r: StackReading) -> str:
-    row = r.worst("cluster_share", r.rows(State.COPIES), highest=True)
-    share = r.value("cluster_share", row)
-    r.cite("distinct", row)
-    text = (
-        f"Copies: {r.count()}{r.span(State.COPIES)} many tokens are copies of one: at {r.block(row)}, {percent(share)} "
-        f"of them are within {percent(COLLAPSED_RESIDUAL)} of one vector{r.name(row, 'cluster_share')}"
-    )
-    other = r.metric("spread", row)
-    return f"{text}. {f'The {other} describes only the others. ' if other else ''}{HARM}"
-
-
-def _clusters(r: StackReading) -> str:
-    row = r.worst("distinct", r.rows(State.CLUSTERS), highest=False)
-    count = r.value("distinct", row)
-    number_of = f"{round(count)} distinct vectors" if math.isfinite(count) else "few distinct vectors"
-    r.cite_all(row, "distinct", "copied_share", "cluster_share", "spread")
-    return (
-        f"Clusters: {r.count()}{r.span(State.CLUSTERS)} nearly every token is a copy of another; at {r.block(row)} "
-        f"there are {number_of}. {HARM}"
-    )
-
-
-def _same_direction(r: StackReading) -> str:
-    part = "direction" if "direction" in r.battery.played_by else "cosine"
-    row = r.worst(part, r.rows(State.SAME_DIRECTION), highest=part == "cosine")
-    r.cite_all(row, "direction", "cosine", "spread")
-    return (
-        f"Same direction: {r.count()}{r.span(State.SAME_DIRECTION)} the tokens point the same way"
-        f"{_norm_words(r, row)}; at {r.block(row)} a typical pair of directions differs by "
-        f"{percent(float(_median_direction(r, row)))}{r.name(row, part)}. {HARM}"
-    )
-
-
-def _norm_words(r: StackReading, row: int) -> str:
-    """What tells tokens of one direction apart; r² = (part from directions)² + (part from norms)², roughly."""
-    spread = r.spread()[row]
-    if not math.isfinite(spread):
-        return "; whether their norms differ was not measured"
-    if spread >= MOSTLY * _median_direction(r, row):
-        return " and differ mostly in norm"
-    return (
-        f", and their norms are nearly equal too: the tokens differ from their mean by {percent(spread)} of their size"
-    )
-
-
-def _huge_token(r: StackReading) -> str:
-    row = r.worst("token_share", r.rows(State.HUGE_TOKEN), highest=True)
-    share = r.value("token_share", row)
-    text = (
-        f"One huge token: {r.count()}{r.span(State.HUGE_TOKEN)} a single token carries most of the energy, "
-        f"{percent(share)}{r.name(row, 'token_share')} at {r.block(row)}.{_others_words(r, row)}"
-    )
-    fooled = [words for part in ("spread", "dimension") if (words := r.metric(part, row))]
-    if fooled:
-        verb = "describes" if len(fooled) == 1 else "describe"
-        text += f" There, {' and '.join(fooled)} {verb} the huge token"
-        return f"{text}: leave it out (tokens policy no-first) to see the rest."
-    return f"{text} Leave it out (tokens policy no-first) to see the rest."
-
-
-def _huge_channel(r: StackReading) -> str:
-    row = r.worst("channel_share", r.rows(State.HUGE_CHANNEL), highest=True)
-    share = r.value("channel_share", row)
-    text = (
-        f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries most of the energy, "
-        f"{percent(share)}{r.name(row, 'channel_share')} at {r.block(row)}. "
-    )
-    if r.metric("typical", row):
-        text += (
-            "With it scaled down to the size of the others, a typical pair of tokens differs by "
-            f"{percent(r.value('typical', row))} of its size{r.name(row, 'typical')}."
-        )
-    else:
-        shared = r.spread()[row] <= SHARED_RESIDUAL
-        differ = "The tokens share most of their energy" if shared else "The tokens still differ"
-        text += f"{differ}{r.cite_all(row, 'spread')}."
-    r.cite("cosine", row)
-    fooled = r.metric("dimension", row)
-    return f"{text} There, {fooled} describes the huge channel." if fooled else text
-
-
-def _mean_offset(r: StackReading) -> str:
-    row = r.worst("spread", r.rows(State.MEAN_OFFSET), highest=False)
-    common = 1.0 - float(r.spread()[row]) ** 2
-    r.cite_all(row, "spread", "cosine")
-    text = (
-        f"Mean offset, not collapse: {r.count()}{r.span(State.MEAN_OFFSET)} the tokens share a large common vector; "
-        f"at {r.block(row)} it carries {percent(common)} of the energy"
-    )
-    around = r.cite("centred_dimension", row)
-    return f"{text}, and around it they stay apart ({around})." if around else f"{text}."
-
-
-def _few_directions(r: StackReading) -> str:
-    part = "centred_dimension" if "centred_dimension" in r.battery.played_by else "directions"
-    row = r.worst(part, r.rows(State.FEW_DIRECTIONS), highest=False)
-    r.cite_all(row, "spread", "cosine")
-    facts = [w for p in ("centred_dimension", "directions") if (w := r.cite(p, row))]
-    return (
-        f"Few directions: {r.count()}{r.span(State.FEW_DIRECTIONS)} the tokens differ along a few directions only (at "
-        f"{r.block(row)}: {'; '.join(facts)})."
-    )
-
-
-def _healthy(r: StackReading) -> str:
-    spread = r.spread()
-    rows = r.rows(State.HEALTHY)
-    checked = [
-        name
-        for part, name in (("token_share", "token"), ("channel_share", "channel"))
-        if r.cite(part, r.worst(part, rows, highest=True))
-    ]
-    dominated = np.isin(r.states, (int(State.HUGE_TOKEN), int(State.HUGE_CHANNEL))).any()
-    tail = f" No {' or '.join(checked)} dominates." if checked and not dominated else ""
-    if not np.isfinite(spread).any():
-        return f"No sign of collapse in what was measured.{tail}"
-    low = int(np.nanargmin(spread))
-    closest = "where they are closest, " if spread.size > 1 else ""
-    name = r.name(low, "spread") or r.name(low, "typical")
-    return (
-        f"No collapse: {closest}at {r.block(low)}, the tokens differ from their mean by {percent(spread[low])} of "
-        f"their size{name}.{tail}"
-    )
-
-
-def _unknown(r: StackReading) -> str:
-    if r.battery.tokens is not None and (r.battery.tokens < 2).all():
-        return "No verdict: the sequences have one token each, and a residual needs two."
-    return f"No verdict: every value at {r.battery.site} is undefined or not finite."
-
-
-_SENTENCES: Mapping[State, Callable[[StackReading], str]] = {
-    State.UNKNOWN: _unknown,
-    State.HEALTHY: _healthy,
-    State.MEAN_OFFSET: _mean_offset,
-    State.FEW_DIRECTIONS: _few_directions,
-    State.HUGE_CHANNEL: _huge_channel,
-    State.HUGE_TOKEN: _huge_token,
-    State.SAME_DIRECTION: _same_direction,
-    State.CLUSTERS: _clusters,
-    State.COPIES: _copies,
-    State.COLLAPSING: _collapsing,
-    State.FLOOR: _at_floor,
-    State.COLLAPSED: _collapsed,
-    State.VANISHED: _vanished,
+LOOKALIKES: Mapping[str, State] = {
+    "token_share": State.HUGE_TOKEN,
+    "channel_share": State.HUGE_CHANNEL,
+    "centred_dimension": State.FEW_DIRECTIONS,
+    "cluster_share": State.COPIES,
 }
+
+
+def say(key: str, **facts: object) -> str:
+    """The sentence under that key with its facts."""
+    return SENTENCES[key].format(**facts)
+
+
+def short(value: float) -> str:
+    """Two significant digits, three just below 1.
+
+    Example:
+        >>> short(0.8803), short(3.7e-4), short(4.77e-7), short(0.9968), short(23.4), short(0.0)
+        ('0.88', '3.7e-4', '4.8e-7', '0.997', '23', '0')
+    """
+    if not math.isfinite(value):
+        return "undefined"
+    if value != 0 and not 1e-3 <= abs(value) < 1e4:
+        digits, exponent = f"{value:.1e}".split("e")
+        return f"{digits}e{int(exponent)}"
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.3g}" if 0.995 <= value < 1 else f"{value:.2g}"
 
 
 def percent(share: float) -> str:
-    """A share in words: ``63%``, ``0.39%``, ``99.6%``, ``>99.9%``."""
+    """A share as a percentage: ``63%``, ``0.39%``, ``99.6%``, ``>99.9%``."""
     value = 100.0 * float(share)
     if value < 0.01:
         return f"{float(share):.1e}" if value > 0 else "0"
@@ -250,120 +132,151 @@ def percent(share: float) -> str:
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"
 
 
-def _course(r: StackReading, rows: list[int]) -> str:
-    """How a collapse developed, unless it was present from the first block."""
-    first = r.spread()[0]
-    return "" if rows[0] == 0 or math.isnan(first) else f", down from {percent(first)} at block {r.battery.layers[0]}"
+def token_sentences(r: StackReading, floor: float | None = None, items: str = "tokens") -> list[str]:
+    """The state, its numbers, and what else holds.
 
-
-def _median_direction(r: StackReading, row: int) -> float:
-    known = r.battery.direction()[row, r.members]
-    known = known[np.isfinite(known)]
-    return float(np.median(known)) if known.size else math.nan
-
-
-def _floor_words(r: StackReading) -> str:
-    return "float floor" if r.floor_relative is None else f"float floor {number(r.floor_relative)}"
-
-
-def _afterwards(r: StackReading, rows: list[int]) -> str:
-    """Whether the stream spreads again after the last collapsed block."""
-    spread, last = r.spread(), r.battery.layers.size - 1
-    if rows[-1] == last or not math.isfinite(spread[last]):
-        return ""
-    text = f" It spreads again to {percent(spread[last])} at block {r.battery.layers[last]}"
-    if rows[-1] in r.rows(State.FLOOR):
-        text += ", which may be rounding noise that a norm amplified"
-    return f"{text}."
-
-
-def _others_words(r: StackReading, row: int) -> str:
-    """What metrics that weight all tokens equally say about the other tokens."""
-    if r.metric("typical", row):
-        apart = percent(r.value("typical", row))
-        return f" The others: a typical pair differs by {apart} of its size{r.name(row, 'typical')}."
-    words = r.cite("cosine", row)
-    if words is None:
-        return ""
-    apart = "stay apart" if r.value("cosine", row) < 1.0 - SHARED_RESIDUAL**2 else "point in similar directions"
-    return f" The others {apart} ({words}, which weights all tokens equally)."
-
-
-def _besides(r: StackReading) -> str:
-    """Milder states of the same sequences in other blocks, and blocks without any defined value."""
-    clauses = []
-    for state, (part, words) in BESIDES.items():
+    Args:
+        r: the sequences of one stack; the values printed, and all others at the same block, become its evidence.
+        floor: the float floor, to print.
+        items: what is compared.
+    """
+    told = _state_and_numbers(r, floor, items)
+    # Milder states of the same sequences in other blocks.
+    also = []
+    for state, parts in DECIDING.items():
         rows = r.rows(state)
-        if not rows or state >= r.state or r.state is State.VANISHED:
-            continue
-        if r.state >= State.COLLAPSING and state in ON_THE_WAY:
-            continue
-        row = r.worst(part, rows, highest=part.endswith("share"))
-        clauses.append(f" Also {words} {r.span(state)}{r.cite_all(row, part)}.")
-    lost = (r.battery.undefined & ~r.battery.vanished)[:, r.members].all(axis=1)
-    if lost.any() and r.state is not State.UNKNOWN:
-        blocks = ", ".join(str(layer) for layer in r.battery.layers[lost])
-        clauses.append(f" Undefined in block{'s' if lost.sum() > 1 else ''} {blocks}.")
-    return "".join(clauses)
+        passed = r.state >= State.COLLAPSING and state in ON_THE_WAY
+        if rows and state < r.state and r.state is not State.VANISHED and not passed:
+            part = _known(r, parts)
+            r.cite(part, r.worst(part, rows, highest=part in HIGHEST))
+            also.append(f"{WORDS[state]} {r.span(state)}")
+    told += [say("also", states=", ".join(also))] if also else []
+    # Blocks without any defined value.
+    lost = np.flatnonzero((r.battery.undefined & ~r.battery.vanished)[:, r.members].all(axis=1)).tolist()
+    if lost and r.state is not State.UNKNOWN:
+        told.append(say("undefined", where=blocks_in_words(r.battery.layers[lost].tolist())))
+    # Sequences in a graver state than the one that half of them reach.
+    if not r.state.is_grave and r.state is not State.UNKNOWN:
+        graver = [State(int(one)) for one in r.states.max(axis=0) if one > r.state]
+        if r.state < State.COLLAPSING:
+            graver += [State.COLLAPSING for trend in r.trends if trend is not None]
+        states = [f"{graver.count(state)} {WORDS[state]}" for state in sorted(set(graver))]
+        told += [say("minority", total=r.members.size, states=", ".join(states))] if states else []
+    # What is not in the state: other blocks, or other sequences.
+    for beside in r.besides:
+        if beside.state is not State.UNKNOWN:
+            others = beside.members.size
+            whose = "The other sequence" if others == 1 else f"The other {others} sequences"
+            whose = "Where it is not zero" if r.state is State.VANISHED else whose
+            _state_and_numbers(beside, floor, items)  # for the evidence
+            told.append(say("others", whose=whose, state=in_words(beside)))
+    return told
+
+
+def _state_and_numbers(r: StackReading, floor: float | None, items: str) -> list[str]:
+    part, state, last = r.spread_part, r.state, r.battery.layers.size - 1
+    limit = "the float floor" if floor is None else f"the float floor {short(floor)}"
+    if state is State.UNKNOWN:
+        alone = r.battery.tokens is not None and (r.battery.tokens < 2).all()
+        return [say("one token") if alone else say("unknown", site=r.battery.site)]
+    if state is State.VANISHED:
+        return [say("vanished", where=r.where())]
+    if state is State.FLOOR:
+        _cite_all(r, r.worst(part, r.rows(State.FLOOR), highest=True))
+        return [
+            say("floor", where=r.where(), items=items),
+            say("below the floor", floor="it" if floor is None else short(floor)),
+        ]
+    if state is State.COLLAPSED:
+        rows, seen = r.rows(*SEEN_OR_NOT), r.rows(State.COLLAPSED)
+        row = r.worst(part, [one for one in seen if one in rows] or seen)
+        # Beside it, where the collapse came from; or where it went, if tokens differ again at the end.
+        whose = " of a sequence" if items == "tokens" else ""
+        told = [say("collapsed", where=r.where(*SEEN_OR_NOT), items=f"{items}{whose}")]
+        told.append(_change(r, part, row, 0 if rows[-1] == last else last))
+        if r.rows(State.FLOOR):
+            told.append(say("at the floor", floor=limit, where=r.span(State.FLOOR)))
+        return told
+    if state is State.COLLAPSING:
+        whose = r.count() or "block by block"
+        return [say("collapsing", whose=whose, items=items, crossing=steady(r)[1]), _change(r, part, last, 0)]
+    told = [say(state.code, items=items, where=r.where()) if state is not State.HEALTHY else say("healthy")]
+    if state is State.HEALTHY or state is State.MEAN_OFFSET:
+        row = r.worst(part, list(range(last + 1)))
+        _cite_all(r, row)
+        value = r.value(part, row)
+        where = {"block": r.battery.layers[row], "blocks": last + 1}
+        return told + ([say("lowest", metric=_name(r, part), value=short(value), **where)] if value == value else [])
+    deciding = _known(r, DECIDING[state])
+    row = r.worst(deciding, r.rows(state), highest=deciding in HIGHEST)
+    r.cite(deciding, row)
+    _cite_all(r, row)
+    return [*told, _values(r, dict.fromkeys((deciding, *DECIDING[state])), row)]
+
+
+def _known(r: StackReading, parts: Sequence[str]) -> str:
+    return next((part for part in parts if part in r.battery.played_by), parts[0])
+
+
+def _cite_all(r: StackReading, row: int) -> None:
+    """All values at the block that is named are evidence: each excludes a state that looks alike in the others."""
+    for part in PARTS:
+        if part not in ("size", "dimension"):
+            r.cite(part, row)
+
+
+def _values(r: StackReading, parts: Mapping[str, object] | Sequence[str], row: int) -> str:
+    known = [f"{_name(r, part)} {short(value)}" for part in parts if (value := r.cite(part, row)) == value]
+    words = ", ".join(known)
+    where = {"block": r.battery.layers[row], "blocks": r.battery.layers.size}
+    return say("values", values=f"{words[:1].upper()}{words[1:]}", **where)
+
+
+def _change(r: StackReading, part: str, row: int, start: int) -> str:
+    """A value at the block that is named, and at another one if it is known there."""
+    value, other = r.cite(part, row), r.cite(part, start)
+    _cite_all(r, row)
+    if row == start or other != other:
+        return _values(r, [part], row)
+    layers, name = r.battery.layers, _name(r, part).capitalize()
+    return say("change", metric=name, value=short(value), block=layers[row], other=short(other), start=layers[start])
+
+
+def _name(r: StackReading, part: str) -> str:
+    return r.battery.played_by.get(part, PARTS[part][0]).replace("_", " ")
+
+
+def blocks_in_words(layers: Sequence[int]) -> str:
+    """``in block 3``, ``in blocks 1, 4 and 7 more``."""
+    shown = ", ".join(map(str, layers[:2])) + (f" and {len(layers) - 2} more" if len(layers) > 2 else "")
+    return f"in block{'s' if len(layers) > 1 else ''} {shown}"
 
 
 def in_words(r: StackReading) -> str:
     """The state in a few words, for a sentence about several networks."""
+    words = WORDS[r.state]
     if r.state is State.COLLAPSING:
-        trends = [trend for trend in r.trends if trend is not None]
-        factor = float(np.median([trend.factor for trend in trends]))
-        crossing = int(np.median([trend.crossing for trend in trends]))
-        count = f" {r.count().rstrip()}" if not r.is_everywhere else ""
-        return (
-            f"collapsing{count} by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"
-        )
-    words = _HOLD.get(r.state, r.state.code)
-    return words if r.is_everywhere else f"{words} {r.count().rstrip()}"
+        factor, crossing = steady(r)
+        words = f"collapsing by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"
+    return words if r.is_everywhere else f"{words} {r.count()}"
 
 
-def _minority(r: StackReading) -> str:
-    """Sequences in a more severe state than the one that half of them reach."""
-    if r.state.is_grave or r.state is State.UNKNOWN:
-        return ""
-    by_sequence = r.states.max(axis=0)
-    graver = [State(int(one)) for one in by_sequence if one > r.state]
-    falling = sum(trend is not None for trend in r.trends) if r.state < State.COLLAPSING else 0
-    parts = [f"{graver.count(state)} {_HOLD[state]}" for state in dict.fromkeys(sorted(graver, reverse=True))]
-    parts = [f"{falling} collapsing", *parts] if falling else parts
-    return f" Of {r.total} sequences, {', '.join(parts)}." if parts else ""
-
-
-_HOLD: Mapping[State, str] = {
-    State.HEALTHY: "no collapse",
-    State.MEAN_OFFSET: "with a large common vector",
-    State.FEW_DIRECTIONS: "with few directions",
-    State.HUGE_CHANNEL: "with one huge channel",
-    State.HUGE_TOKEN: "with one huge token",
-    State.SAME_DIRECTION: "with one common direction",
-    State.CLUSTERS: "with clusters of copies",
-    State.COPIES: "with copies of one token",
-    State.COLLAPSING: "collapsing",
-    State.FLOOR: "at the float floor",
-    State.VANISHED: "exactly zero",
-}
-
-
-def _rest(r: StackReading) -> str:
-    """What is not in the state a verdict is named after: other blocks, or other sequences."""
-    words = []
-    for beside in r.besides:
-        if beside.state is State.UNKNOWN:
-            continue
-        sentence = sentence_for(beside).replace(f" {HARM}", "")
-        others = beside.members.size
-        whose = "The other sequence" if others == 1 else f"The other {others} sequences"
-        whose = "Where it is not zero" if r.state is State.VANISHED else whose
-        words.append(f" {whose}: {sentence[:1].lower()}{sentence[1:]}")
-    return "".join(words)
-
-
-def not_excluded(readings: Sequence[StackReading]) -> str:
+def not_excluded(readings: Sequence[StackReading]) -> list[str]:
     """What the battery could not exclude because it was not measured."""
     open_ones = [r for r in readings if State.UNKNOWN < r.state < State.COPIES and r.state is not State.HUGE_TOKEN]
-    missing = [words for part, words in LOOKALIKES.items() if any(part not in r.battery.played_by for r in open_ones)]
-    return f"Not measured, so not excluded: {', '.join(missing)}." if missing else ""
+    missing = [
+        WORDS[state] for part, state in LOOKALIKES.items() if any(part not in r.battery.played_by for r in open_ones)
+    ]
+    return [say("not excluded", states=", ".join(missing))] if missing else []
+
+
+def explained(r: StackReading, null: Mapping[str, Mapping[str, float]]) -> str:
+    """What the state means, and every value behind it; call it after writing the sentences."""
+    lines = [f"{r.state.code.capitalize()}: {MEANINGS[r.state]}."]
+    for item in r.cited_values(None):
+        random = null.get(item["metric"])
+        beside = f" (random tokens of the same shape: {short(float(random['mean']))})" if random else ""
+        lines.append(f"  {item['metric'].replace('_', ' ')} {short(item['value'])} after block {item['layer']}{beside}")
+    if r.state is State.COLLAPSING:
+        lines.append(f"  falls by a factor of {steady(r)[0]:.2f} per block over the second half of the blocks")
+    return "\n".join(lines)

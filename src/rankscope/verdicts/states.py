@@ -25,7 +25,6 @@ ALIGNED_COSINE = 0.9
 TREND_FALL = 3.0
 MAJORITY = 0.5
 LEAST_TOKENS = 8
-IDLE_WRITE = 0.1
 IDLE_EXPERTS = 0.1
 LEAST_INPUTS = 8
 AVERAGING = 0.5
@@ -97,8 +96,6 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "attention"),
     Threshold("collapsed", "change of the stream (write ratio) by half of the blocks below", COLLAPSED_RESIDUAL,
               "what a block adds is then no more than what is left of collapsed tokens", "depth"),
-    Threshold("healthy", "a block is named in the sentence if it changes the stream by less than", IDLE_WRITE,
-              "a token then keeps its direction to within six degrees", "depth"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 

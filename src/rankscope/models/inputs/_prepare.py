@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rankscope._types import is_named
 from rankscope.errors import InputError
 from rankscope.models.inputs.given import prepare_given
 from rankscope.models.inputs.inputs import Given
@@ -76,10 +77,10 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
             _refuse_a_path(text)
         config = loaded.config
         if config is None:
-            raise InputError(
-                f"{loaded.spec} is not a transformers model, so how it reads text is unknown. "
-                "Pass a tensor, a dictionary of keyword arguments, or a list of either."
-            )
+            what = "Pass a tensor, a dictionary of keyword arguments, or a list of either."
+            if is_named(loaded.spec):  # as on the command line
+                what = f"Pass --inputs {loaded.spec.partition(':')[0]}:NAME, a batch or a function that returns one."
+            raise InputError(f"{loaded.spec} is not a transformers model, so how it reads text is unknown. {what}")
         if plan.padding is not None and not (isinstance(plan.padding, str) and plan.padding == NO_PADDING):
             raise InputError("padding= is for your own tensors; texts are padded here, and padding is excluded.")
         if loaded.input_kind not in ("image", "audio"):

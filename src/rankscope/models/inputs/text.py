@@ -44,10 +44,7 @@ def sample_text() -> str:
 
 
 _MOSTLY_UNKNOWN = 0.5
-_HASHED = (
-    "The text was not read as this model reads text: it has no tokenizer here, and words were hashed to token ids. "
-    "Pass tokenizer=NAME (--tokenizer NAME), or token ids."
-)
+_HASHED = "No tokenizer: words were hashed to token ids."
 
 
 def prepare_text(

@@ -21,7 +21,7 @@ from rankscope.models.loading.config import config_from_json, config_hash, model
 from rankscope.models.loading.devices import are_on, devices_of, parse_device
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
-from rankscope.models.loading.named import named_object
+from rankscope.models.loading.named import named_object, what_a_file_holds
 from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
 from rankscope.models.loading.quiet import quiet_transformers
@@ -260,6 +260,8 @@ def _folder_or_gguf(path: Path, request: Request) -> PretrainedWeights:
         return weights_from_folder(path.parent, request, gguf=path.name)
     if path.suffix == ".json":
         raise LoadError(f"{path} is a configuration without weights. Pass 'init:{path}' to initialise it at random.")
+    if path.suffix == ".py":
+        raise LoadError(what_a_file_holds(path))
     raise LoadError(f"{path} is a file, but not a .gguf one. Pass the folder that holds config.json and the weights.")
 
 

@@ -6,6 +6,7 @@ resolved where the user wrote it: on the command line and in Python, never from 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from rankscope._types import NAMED
 from rankscope.errors import LoadError
+from rankscope.models.loading.foreign import in_a_line
 
 
 def named_object(text: str, *, call: bool = True) -> Any:
@@ -50,6 +52,30 @@ def named_object(text: str, *, call: bool = True) -> Any:
         return value[int(index)] if index.isdigit() else value[index]
     except (KeyError, IndexError, TypeError) as error:
         raise LoadError(f"{text}: there is no entry [{index}] ({type(error).__name__}).") from None
+
+
+def what_a_file_holds(path: Path) -> str:
+    """Asks which object of a Python file is meant and lists what it may be, without running it."""
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError) as error:
+        raise LoadError(f"{path} is not valid Python: {in_a_line(error)}") from None
+    found = [
+        one.name
+        for one in statements
+        if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and not one.name.startswith("_")
+    ]
+    found += [
+        target.id
+        for one in statements
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Name) and not target.id.startswith("_")
+    ]
+    if not found:
+        return f"{path} defines no class, function or variable that could be a model."
+    builders = [name for name in found if "model" in name.lower()]
+    return f"Which object of {path}? For example {path}:{(builders or found)[0]}. Found: {', '.join(found[:20])}."
 
 
 def _is_module(value: object) -> bool:

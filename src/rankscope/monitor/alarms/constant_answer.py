@@ -10,7 +10,7 @@ PATIENCE = 128.0
 
 @alarm(
     metrics=("answers_alike", "answers_loss", "mean_answer_loss"),
-    title="The answers are no better than one answer for all inputs",
+    title="The model predicts no better than a constant",
     confirm=1,
 )
 def constant_answer(layer: LayerState) -> Judgement | None:

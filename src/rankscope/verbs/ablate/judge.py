@@ -101,7 +101,7 @@ def judge_ablation(
         if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
             battery = read_battery(arm.rows, lengths=(lengths or {}).get(arm.stack), dim=dim)
             assert battery is not None  # an arm has at least the rows of its curve
-            networks[arm.variant] = (arm, read_stack(battery, floor_relative, {}))
+            networks[arm.variant] = (arm, read_stack(battery))
     sentences, evidence = [], [_evidence_of(network) for network in lost]
     for (weights, mask, stack), networks in groups.items():
         if networks:

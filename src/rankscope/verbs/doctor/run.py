@@ -145,6 +145,11 @@ def doctor(
     examination = Examination(loaded.model, batch, view, why, measure, labelled, optimizer_for(optimizer, loaded.model))
     with quiet_transformers(), _telling(shown=progress) as tell:
         diagnosis = find(examination, tell)
+    shown = any(one.kind == "fault" and one.certainty == "shown" for one in diagnosis.findings)
+    if shown and checks and checks[0].name == "shape" and view is None:
+        # To declare another layout would hide the fault.
+        unread = replace(checks[0], detail="The residual stream cannot be read with the fault that was found.")
+        report = replace(report, checks=(unread, *checks[1:]))
     return replace(
         report,
         findings=diagnosis.findings,

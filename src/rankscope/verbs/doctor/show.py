@@ -59,18 +59,14 @@ def trust(report: DoctorReport) -> str:
     refused = sum(check.status == "refused" for check in report.checks)
     blocks = sum(stack.depth for stack in report.stacks)
     more = f", {refused} refused" if refused else ""
-    forward, backward = report.passes
-    examined = f" {forward} forward and {backward} backward passes." if forward else ""
-    return f"{name}: {blocks} blocks; the numbers can be trusted ({count} checks, none failed{more}).{examined}"
+    return f"{name}: {blocks} blocks; the numbers can be trusted ({count} checks, none failed{more})."
 
 
 def next_steps(report: DoctorReport) -> tuple[str, ...]:
-    """The command or call that shows more."""
-    if not report.stacks:
+    """The command or call that shows more; none after a fault, which has its change."""
+    if not report.stacks or any(one.certainty == "shown" for one in report.faults):
         return ()
     is_spec = report.model != report.architecture
-    if any(one.certainty == "shown" for one in report.faults):
-        return (f"rankscope ablate {report.model}",) if is_spec else ("print(rankscope.ablate(model, inputs))",)
     return (f"rankscope measure {report.model}",) if is_spec else ("print(rankscope.measure(model, inputs))",)
 
 

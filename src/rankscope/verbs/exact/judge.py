@@ -20,7 +20,7 @@ from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
 from rankscope.verdicts.reading import StackReading, read_stack, span_of
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
-from rankscope.verdicts.verdict import Verdict, beside_not_finite, steps_for
+from rankscope.verdicts.verdict import Verdict, not_finite, steps_for
 
 SMALL = -3.0
 """log10 of the relative residual below which the leading term dominates, so that order and factor have their meaning.
@@ -126,23 +126,25 @@ def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None 
 
     NaN and infinity in exact arithmetic are said before anything else.
     """
-    sentences, evidence, states = [], [], []
+    sentences: list[str] = []
+    evidence: list[dict[str, Any]] = []
+    readings: list[StackReading] = []
     stacks = stacks_of(table)
     for stack in stacks:
         prefix = f"{str(stack).capitalize()}: " if len(stacks) > 1 else ""
         battery, logs = _battery(table, stack)
-        reading = read_stack(battery, None, {})
-        states.append(reading.state)
+        reading = read_stack(battery)
+        readings.append(reading)
         sentences.append(prefix + _sentence(table, stack, floors, reading, logs))
         state = {"code": reading.state.code, "site": "block.out", "stack": stack}
         evidence += [{**state, **item} for item in _evidence(table, stack)] or [state]
-    gravest = max(states)
-    steps = (f"rankscope remedy {model or 'MODEL'}",) if gravest >= State.COLLAPSING else ()
+    gravest = max(readings, key=lambda reading: reading.state)
+    steps = (f"rankscope remedy {model or 'MODEL'}",) if gravest.state >= State.COLLAPSING else ()
     lost = first_not_finite(only(table, arithmetic="exact"))
     if lost is not None:
-        words = beside_not_finite(lost, "" if gravest is State.UNKNOWN else " ".join(sentences))
+        words = not_finite(lost, None if gravest.state is State.UNKNOWN else gravest)
         return Verdict(words, (lost.evidence(), *evidence), CODE, steps_for(State.NOT_FINITE, model))
-    return Verdict(" ".join(sentences), tuple(evidence), gravest.code, steps)
+    return Verdict(" ".join(sentences), tuple(evidence), gravest.state.code, steps)
 
 
 def _battery(table: pa.Table, stack: str | None) -> tuple[Battery, Floats]:
@@ -174,79 +176,67 @@ def _grid(table: pa.Table, stack: str | None, metric: str) -> tuple[NDArray[np.i
 def _sentence(
     table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: StackReading, logs: Floats
 ) -> str:
+    """The state and its order, the residual after the last and the first block, and what floats cannot resolve."""
     layers = reading.battery.layers
-    seen = _stops_seeing(layers, logs, floors, exact_curves(table, "log10_relative_residual", stack))
-    count = f" {reading.count().rstrip()}" if reading.count() else ""
     if reading.state is State.UNKNOWN:
         return "No verdict: the relative residual is undefined after every block."
     if reading.state is State.VANISHED:
-        span = reading.span(State.VANISHED)
-        return f"Vanished{count}: the stream is exactly zero {span}, so relative residuals are undefined there."
-    end, fall = _course(table, stack, layers, logs)
+        return f"Vanished {reading.where()}: the stream is exactly zero."
+    numbers, fall = _course(table, stack, layers, logs)
     if reading.state is State.COLLAPSED:
         span = reading.span(State.COLLAPSED)
-        where = f"{count} {span}{_order_words(*orders_of(table, stack), layers, span)}"
-        return f"Collapsed{where}. {end[0].upper()}{end[1:]}.{_zero_words(layers, logs)} {seen}"
-    if reading.state is State.COLLAPSING:
-        words = in_words(reading)
-        return f"{words[0].upper()}{words[1:]}; {end}. {seen}"
-    words = "No collapse" if fall < LEVEL else "No collapse yet"
-    return f"{words}: {end}. {seen}"
+        words = f"Collapsed {reading.where()}{_order_words(*orders_of(table, stack), layers, span)}."
+    elif reading.state is State.COLLAPSING:
+        words = f"{in_words(reading).capitalize()}."
+    else:
+        words = "No collapse." if fall < LEVEL else "No collapse yet."
+    # Exact zeros are counted by sequence, because one of them has no logarithm to average.
+    equal = np.isneginf(logs)
+    if equal.any():
+        count = int(equal.any(axis=0).sum())
+        whose = "" if count == logs.shape[1] else f" in {count} of {logs.shape[1]} sequences"
+        numbers += f" After block {layers[equal.any(axis=1)][0]} the tokens are exactly equal{whose}."
+    seen = _stops_seeing(layers, logs, floors, exact_curves(table, "log10_relative_residual", stack))
+    return f"{words} {numbers} {seen}"
 
 
 def _order_words(found: Mapping[int | None, list[int]], factor: float, layers: NDArray[np.int64], said: str) -> str:
     """The order of the blocks below :data:`SMALL`; which blocks have it, unless all do or ``said`` names them."""
-    does = {3: "cubes what tokens differ by", 1: f"multiplies what tokens differ by, late in depth by {factor:.4g}"}
+    does = {
+        3: "each block cubes the distance between tokens (order 3)",
+        1: f"each block multiplies the distance between tokens, by {factor:.4g} late in depth (order 1)",
+        None: "no constant order",
+    }
     if len(found) == 1:
         (order, places), *_ = found.items()
         span = span_of(places, layers)
-        if order is None:
-            return ", of no constant order" + ("" if span == said else f" {span}")
-        which = "each block" if len(places) == layers.size else "each of these blocks"
-        return f"{f': {which}' if span == said else f'; {span} each'} {does[order]} (order {order})"
+        return f": {does[order]}" if span == said else f": {span}, {does[order]}"
     parts = [f"{'another order' if o is None else f'order {o}'} {span_of(p, layers)}" for o, p in found.items()]
-    words = f", {', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
-    known = [f"order {o} {'cubes' if o == 3 else 'multiplies'} what tokens differ by" for o in (3, 1) if o in found]
-    return f"{words}: {', '.join(known)}" if known else words
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs: Floats) -> tuple[str, float]:
-    """The relative residual after the last block with the one after the first, and by how many decades it fell.
+    """The relative residual after the last and the first block, and by how many decades it fell.
 
     Values that ran out of digits are not quoted: the last one that did not takes the place of the last.
     """
-    first, last = (_mean(logs[row]) for row in (0, -1))
+    first, last, at = _mean(logs[0]), _mean(logs[-1]), len(layers) - 1
     line = exact_curves(table, "log10_residual", stack)["exact"]
-    end = f"the relative residual after block {layers[-1]} is {_power(last)}"
     marked = dict(zip(line.layers.tolist(), line.any_floor.tolist(), strict=True))
     lost = [row for row, layer in enumerate(layers.tolist()) if marked.get(layer)]
     known = [row for row in range(len(layers)) if row not in lost and not math.isnan(_mean(logs[row]))]
     if lost and not known:
-        return f"by how much is not known: even exact arithmetic ran out of digits in block {layers[lost[0]]}", 0.0
+        return f"Residual unknown: exact arithmetic ran out of digits in block {layers[lost[0]]}.", 0.0
+    more = ""
     if lost and known[-1] < lost[-1]:
-        last = _mean(logs[known[-1]])
-        end = (
-            f"the relative residual is {_power(last)} after block {layers[known[-1]]}, and from block "
-            f"{layers[lost[0]]} on even exact arithmetic ran out of digits (values marked *)"
-        )
+        at, more = known[-1], f" Exact arithmetic ran out of digits in block {layers[lost[0]]} (values marked *)."
     elif math.isnan(last):
-        last = _mean(logs[known[-1]])
-        end = f"the relative residual is {_power(last)} after block {layers[known[-1]]} and undefined after the last"
-    if math.isnan(first) or len(layers) < 2 or first == last or 0 in lost:
-        return end, 0.0
-    fall = first - last
-    if abs(fall) < LEVEL:
-        return f"{end}, about what it is after block {layers[0]}", fall
-    return f"{end}, {'down' if fall > 0 else 'up'} from {_power(first)} after block {layers[0]}", fall
-
-
-def _zero_words(layers: NDArray[np.int64], logs: Floats) -> str:
-    equal = np.isneginf(logs).any(axis=1)
-    if not equal.any():
-        return ""
-    some = int(np.isneginf(logs).any(axis=0).sum())
-    whose = "" if some == logs.shape[1] else f" in {some} of {logs.shape[1]} sequences"
-    return f" After block {layers[equal][0]} the tokens are exactly equal{whose}."
+        at, more = known[-1], " It is undefined after the last block."
+    last = _mean(logs[at])
+    numbers = f"Relative residual {_power(last)} after block {layers[at]}"
+    if math.isnan(first) or at == 0 or first == last or 0 in lost:
+        return f"{numbers}.{more}", 0.0
+    return f"{numbers}, {_power(first)} after block {layers[0]}.{more}", first - last
 
 
 def _mean(row: Floats) -> float:

@@ -345,6 +345,7 @@ def concluded(
     if about.broken is not None and loaded.model is not None and verdict.code == CODE:
         broken = about.broken(loaded.model, passes.prepared)
     entries["axes"] = verdict.axes
+    entries["verdict_details"] = verdict.details
     seconds = time.perf_counter() - started
     run = Run(
         kind="measure",

@@ -178,7 +178,7 @@ def state_of(entry: Mapping[str, Any]) -> State:
     line = np.array([[math.nan if value is None else value] for value in entry["residual"][1:]])
     floor = np.zeros(line.shape, dtype=np.bool_)
     floor[-1] = entry["at_floor"]
-    return read_stack(residual_battery(range(len(line)), line, floor=floor), None, {}).state
+    return read_stack(residual_battery(range(len(line)), line, floor=floor)).state
 
 
 def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -39,4 +39,4 @@ def read_logs(logs: Floats) -> StackReading:
     """Judge log10 of relative residuals after each block, ``(blocks, sequences)``; minus infinity is an exact zero."""
     with np.errstate(under="ignore"):
         residuals = np.power(10.0, logs)
-    return read_stack(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"), None, {})
+    return read_stack(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"))
