@@ -33,7 +33,7 @@ from rankscope.ext.sweeps.on_ray import cluster
 from rankscope.ext.sweeps.results import ROWS, Chunk, Results, chunks_of
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Limits, Outcome, run_chunk
+from rankscope.ext.sweeps.working import Limits, run_chunk
 from tests.s3_server import s3_server
 
 ROWS_EACH = 50
@@ -57,9 +57,9 @@ def generated(task: Task) -> pa.Table:
     return pa.table({"metric": names, "layer": np.arange(ROWS_EACH, dtype=np.int32), "value": values})
 
 
-def outcome(task: Task, models: Any, **how: Any) -> Outcome:
+def work(task: Task, models: Any) -> tuple[pa.Table, dict[str, Any]]:
     """The same as a task of a sweep."""
-    return Outcome(task, generated(task), {"rows": ROWS_EACH, "seconds": 0.0})
+    return generated(task), {"rows": ROWS_EACH, "seconds": 0.0}
 
 
 def bare(tasks: Sequence[Task]) -> pa.Table:
@@ -69,10 +69,10 @@ def bare(tasks: Sequence[Task]) -> pa.Table:
 
 def mapped(ray: Any, chunks: Sequence[Chunk], at_once: int) -> None:
     """A bare Ray map over groups of tasks; their rows are dropped."""
-    work, pending, waiting = ray.remote(bare), set[Any](), iter(chunks)
+    remote, pending, waiting = ray.remote(bare), set[Any](), iter(chunks)
     while True:
         for chunk in waiting:
-            pending.add(work.remote(chunk.tasks))
+            pending.add(remote.remote(chunk.tasks))
             if len(pending) >= at_once:
                 break
         if not pending:
@@ -83,7 +83,7 @@ def mapped(ray: Any, chunks: Sequence[Chunk], at_once: int) -> None:
 
 
 def swept(place: str, tasks: Sequence[Task], chunk: int) -> None:
-    run_tasks(tasks, Results.at(place), Limits(), chunk=chunk, work=outcome)
+    run_tasks(tasks, Results.at(place), Limits(), chunk=chunk, work=work)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -135,7 +135,7 @@ def again(home: str, tasks: Sequence[Task], chunk: int) -> None:
     results = Results.at(home)
     say(test="again", place=home, tasks=len(tasks), chunk=chunk, files=len(results.listed(ROWS)),
         listing=seconds(lambda: results.listed(ROWS)), planning=seconds(lambda: tasks_for(len(tasks), 0)),
-        second_run=seconds(lambda: run_tasks(tasks, results, Limits(), serial=True, work=outcome)),
+        second_run=seconds(lambda: run_tasks(tasks, results, Limits(), serial=True, work=work)),
         query=seconds(lambda: rs.query(home, QUESTION)),
         status=seconds(lambda: len(results.contents().done)))  # fmt: skip
 
@@ -151,8 +151,8 @@ def growth(places: Sequence[str], counts: Sequence[int], chunk: int | None) -> N
             results = Results.at(home)
             chunks = results.begin(tasks, chunk)
             with ThreadPoolExecutor(8) as pool:
-                work = pool.map(lambda one: run_chunk(one, results, Limits(), work=outcome), chunks)  # noqa: B023
-                took = seconds(lambda: list(work))  # noqa: B023
+                stored = pool.map(lambda one: run_chunk(one, results, Limits(), work=work), chunks)  # noqa: B023
+                took = seconds(lambda: list(stored))  # noqa: B023
             size = sum(info.size for info in _sizes(results))
             say(test="growth", place=home, tasks=count, rows=count * ROWS_EACH, files=len(chunks), written=took,
                 megabytes=round(size / 1e6, 1))  # fmt: skip

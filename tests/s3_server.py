@@ -15,11 +15,9 @@ from pathlib import Path
 from unittest import mock
 
 KEYS = {"AWS_ACCESS_KEY_ID": "testkey", "AWS_SECRET_ACCESS_KEY": "testsecret"}
-_IDENTITY = {
-    "name": "test",
-    "credentials": [{"accessKey": KEYS["AWS_ACCESS_KEY_ID"], "secretKey": KEYS["AWS_SECRET_ACCESS_KEY"]}],
-    "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-}
+PLAIN_KEYS = {"AWS_ACCESS_KEY_ID": "plainkey", "AWS_SECRET_ACCESS_KEY": "plainsecret"}
+"""Of a user who makes no buckets; for one who may, this server makes those that are missing."""
+ACTIONS = {"testkey": ["Admin", "Read", "Write", "List", "Tagging"], "plainkey": ["Read", "Write", "List"]}
 
 
 def why_not() -> str | None:
@@ -50,7 +48,15 @@ def s3_server(home: Path, bucket: str = "results") -> Iterator[dict[str, str]]:
     assert program is not None
     home.mkdir(parents=True)
     (home / "data").mkdir()
-    (home / "s3.json").write_text(json.dumps({"identities": [_IDENTITY]}))
+    users = [
+        {
+            "name": keys["AWS_ACCESS_KEY_ID"],
+            "credentials": [{"accessKey": keys["AWS_ACCESS_KEY_ID"], "secretKey": keys["AWS_SECRET_ACCESS_KEY"]}],
+            "actions": ACTIONS[keys["AWS_ACCESS_KEY_ID"]],
+        }
+        for keys in (KEYS, PLAIN_KEYS)
+    ]
+    (home / "s3.json").write_text(json.dumps({"identities": users}))
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
              "s3.port", "s3.port.grpc")  # fmt: skip
     ports = {name: _free_port() for name in names}
@@ -66,9 +72,11 @@ def s3_server(home: Path, bucket: str = "results") -> Iterator[dict[str, str]]:
                  "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
     try:
         with mock.patch.dict(os.environ, variables):
+            _forget_others()
             _make_bucket(bucket, server, home)
             yield variables
     finally:
+        _forget_others()
         server.terminate()
         try:
             server.wait(5)
@@ -78,6 +86,13 @@ def s3_server(home: Path, bucket: str = "results") -> Iterator[dict[str, str]]:
         for name in names:
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{ports[name]}.sock").unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _forget_others() -> None:
+    """s3fs keeps its connections by their settings, to which the variables of the environment do not belong."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def _make_bucket(bucket: str, server: subprocess.Popen[bytes], home: Path) -> None:

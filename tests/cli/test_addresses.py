@@ -14,9 +14,14 @@ from fsspec.registry import _registry
 
 import rankscope as rs
 from rankscope.errors import InputError, RankscopeError, ResultError
+from rankscope.ext.sweeps.results import Results
+from rankscope.ext.sweeps.running import run_tasks
+from rankscope.ext.sweeps.tasks import Task
+from rankscope.ext.sweeps.working import Limits
 from rankscope.runs.places import is_address, place_of
+from tests.ext.sweeps.folders import rows, task
 from tests.ext.sweeps.test_running import PLAN, counted, rows_in
-from tests.s3_server import s3_server, why_not
+from tests.s3_server import KEYS, PLAIN_KEYS, s3_server, why_not
 
 EXPECTED = "a folder"
 
@@ -128,9 +133,7 @@ def test_a_sweep_at_an_address_is_that_of_a_folder(
     assert cli("sweep", "atlas", place, "--out", str(tmp_path / "atlas.html")).code == 0
 
 
-def test_wrong_credentials_and_a_bucket_that_vanishes_end_in_a_sentence(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_credentials_end_in_a_sentence(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {**PLAN, "models": PLAN["models"][:1], "verbs": PLAN["verbs"][:1]}
     place = f"{store}/refused"
     with monkeypatch.context() as wrong:
@@ -146,11 +149,33 @@ def test_wrong_credentials_and_a_bucket_that_vanishes_end_in_a_sentence(
             with pytest.raises(RankscopeError, match="access was refused; check the credentials"):
                 ask()
         s3fs.S3FileSystem.clear_instance_cache()
-    vanishing = "s3://vanishing"
-    files = s3fs.S3FileSystem()
-    files.mkdir("vanishing")
-    rs.sweep(plan, f"{vanishing}/out", serial=True)
-    files.rm("vanishing", recursive=True)
-    for read in (lambda: rs.query(f"{vanishing}/out", "SELECT 1"), lambda: rs.load_run(f"{vanishing}/out")):
-        with pytest.raises(ResultError, match=r"There is no|does not exist"):
-            read()
+
+
+def test_a_bucket_that_vanishes_on_the_way_ends_in_a_sentence(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored is gone with it; with a new bucket of that name the sweep starts again."""
+    import s3fs
+
+    admin = s3fs.S3FileSystem(key=KEYS["AWS_ACCESS_KEY_ID"], secret=KEYS["AWS_SECRET_ACCESS_KEY"])
+    for name, value in PLAIN_KEYS.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    admin.mkdir("vanishing")
+    vanishes = [True]
+
+    def work(one: Task, models: Any) -> Any:
+        if one.facts["number"] == 3 and vanishes:
+            vanishes.clear()
+            admin.rm("vanishing", recursive=True)
+        return rows(one, {"mu": [1.0]}), {}
+
+    tasks, place = [task(number) for number in range(5)], "s3://vanishing/out"
+    # Amazon's server says that there is no such bucket, this one that access is denied.
+    with pytest.raises(
+        ResultError, match=r"could not be written to .* \((the bucket does not exist|access was refused)"
+    ):
+        run_tasks(tasks, Results.at(place), Limits(), serial=True, work=work)
+    with pytest.raises(ResultError, match=r"There is no|cannot be read"):
+        rs.query(place, "SELECT 1")
+    admin.mkdir("vanishing")
+    assert run_tasks(tasks, Results.at(place), Limits(), serial=True, work=work) == {"done": 5}
+    s3fs.S3FileSystem.clear_instance_cache()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope._types import Status
 from rankscope.errors import InputError
-from rankscope.linalg import blockwise_attention, score_tiles
+from rankscope.linalg import score_strips
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.metrics import METRICS, MetricValues, evaluate
@@ -65,7 +65,7 @@ def assert_equal(got: MetricValues, want: MetricValues, rtol: float = 1e-10) -> 
     seed=st.integers(0, 1000),
     queries=st.integers(1, 40),
     keys=st.integers(1, 40),
-    width=st.integers(1, 17),
+    height=st.integers(1, 17),
     causal=st.booleans(),
     padding=st.booleans(),
     masked=st.sampled_from(["none", "bool", "added", "per head"]),
@@ -73,8 +73,8 @@ def assert_equal(got: MetricValues, want: MetricValues, rtol: float = 1e-10) -> 
     sharp=st.sampled_from([0.1, 1.0, 6.0]),
 )
 # In the first sequence no row sees a key.
-@example(seed=186, queries=2, keys=7, width=1, causal=True, padding=False, masked="bool", key_heads=1, sharp=0.1)
-def test_equal_to_dense(seed, queries, keys, width, causal, padding, masked, key_heads, sharp) -> None:
+@example(seed=186, queries=2, keys=7, height=1, causal=True, padding=False, masked="bool", key_heads=1, sharp=0.1)
+def test_equal_to_dense(seed, queries, keys, height, causal, padding, masked, key_heads, sharp) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k = heads(seed, queries, keys, sharp=sharp, key_heads=key_heads)
     seen = torch.rand(2, 1, queries, keys, generator=generator) < 0.7
@@ -87,8 +87,8 @@ def test_equal_to_dense(seed, queries, keys, width, causal, padding, masked, key
     keep = torch.rand(2, queries, generator=generator) < 0.8 if padding else None
     call = AttentionCall(query=q, key=k, mask=mask, is_causal=causal, scale=0.4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_tiles, "_TILE_KEYS", width)
-        patch.setattr(score_tiles, "_CPU_ENTRIES", 4 * width)
+        patch.setattr(score_strips, "_LEAST_ROWS", height)
+        patch.setattr(score_strips, "_CPU_ENTRIES", 0)
         got = by_tiles(call, keep, spectrum=True, passes=100)
     assert_equal(got, dense(call, keep))
 
@@ -115,15 +115,6 @@ def test_float32_is_as_near_the_truth_as_dense_float32() -> None:
     truth = dense(AttentionCall(query=q, key=k)).values
     call = AttentionCall(query=q.float(), key=k.float())
     assert_equal(by_tiles(call), MetricValues(truth, dense(call).statuses), rtol=2e-6)
-
-
-def test_log_sums_of_the_kernel_save_a_walk_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = heads(3, 50, 50)
-    call = AttentionCall(query=q, key=k, is_causal=True)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    told = kernel(q, k, k, 0.0, True)[1]
-    monkeypatch.setattr(blockwise_attention, "row_log_sums", lambda scores: pytest.fail("walked for nothing"))
-    assert_equal(by_tiles(call, log_sums=told, spectrum=True), dense(call))
 
 
 def test_the_spectrum_may_be_asked_for_late() -> None:

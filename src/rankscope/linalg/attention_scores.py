@@ -12,7 +12,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg.joining import Joinable, Made
 from rankscope.linalg.precision import float64_home
-from rankscope.linalg.score_tiles import HIDES, HeadScores, keys_of, largest_scores, parts
+from rankscope.linalg.score_strips import HIDES, HeadScores, keys_of, largest_scores, parts
 
 
 class AttentionScores(Joinable):
@@ -78,7 +78,7 @@ def blockwise_scores(
     is_causal: bool,
     scale: float | None,
 ) -> Float[Tensor, "batch heads query 1"]:
-    """The largest score of each row of a fused call, tile by tile, without a query by key matrix."""
+    """The largest score of each row of a fused call, a few rows at a time, without a query by key matrix."""
     batch, heads, tokens, dim = query.shape
     if mask is not None:
         mask = mask.expand(batch, heads, tokens, key.shape[2])

@@ -1,9 +1,10 @@
 r"""Attention on long sequences: the reductions of every attention metric, without a query by key matrix.
 
-One walk over the tiles yields all sums and a product with the matrix. Everything is computed
+One walk over strips of rows yields all sums and a product with the matrix. Everything is computed
 for :math:`D = P - 1r^T` with a reference row r near the mean row: CP = CD, and sums of squares of D
-do not cancel when rows are nearly equal, as those of P would. The exponentials are :math:`\tilde P = \mathrm{diag}(m)P`
-with masses m that differ from 1 by the rounding of each row's log-sum. The small results are corrected for that:
+do not cancel when rows are nearly equal, as those of P would. A row is divided by its sum as rounded to the dtype of
+the strip, which makes it :math:`\tilde P = \mathrm{diag}(m)P` with masses m that differ from 1 by that rounding. The
+small results are corrected for it:
 
 .. math:: D = \mathrm{diag}(1/m)\tilde D - e r^T, \qquad \tilde D = \tilde P - 1r^T, \quad e = 1 - 1/m .
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -29,7 +30,7 @@ from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_values, singular_value_within
 from rankscope.linalg.precision import float64_home, is_wide, may_hold
-from rankscope.linalg.score_tiles import HIDES, HeadScores, Part, Strip, keys_of, parts, row_log_sums
+from rankscope.linalg.score_strips import HIDES, HeadScores, Part, keys_of, parts
 
 _STRIP_ENTRIES = 1 << 22
 
@@ -60,11 +61,6 @@ class SupportRows:
                 )
             # Batch and head axes are not expanded: a mask that they share is counted once.
             self._mask = mask.reshape(padded).expand(*padded[:2], *shape[2:])
-
-    @property
-    def may_hide_by_adding(self) -> bool:
-        """Whether keys may be hidden by adding a large negative number."""
-        return self._mask is not None and self._mask.dtype != torch.bool
 
     def mask_of(self, part: Part) -> Tensor | None:
         """The mask of a few matrices, ``(matrices, query, key)``; of a single one it is a view."""
@@ -142,7 +138,7 @@ _NEAR_EQUAL = 0.3
 
 
 def attention_start(
-    logs: HeadScores, *, directions: bool
+    scores: HeadScores, *, directions: bool
 ) -> tuple[Float[Tensor, "heads keys"], Float[Tensor, "heads keys block"]]:
     """A reference row, and orthonormal starting directions (no columns if not requested), of each head.
 
@@ -150,23 +146,23 @@ def attention_start(
     no singular vector is orthogonal to all of them.
 
     Args:
-        logs: logarithms of probabilities.
+        scores: their scores.
         directions: whether to compute directions.
     """
-    if logs.rows == 0:
-        zero = torch.zeros(logs.heads, logs.keys, dtype=torch.float64, device=logs.query.device)
-        return zero, zero.new_zeros(logs.heads, logs.keys, 0)
-    numbers, weights = _some_rows(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN)
-    weights = weights.to(logs.query.device, non_blocking=True)
-    P = _probabilities(logs, numbers)
+    if scores.rows == 0:
+        zero = torch.zeros(scores.heads, scores.keys, dtype=torch.float64, device=scores.query.device)
+        return zero, zero.new_zeros(scores.heads, scores.keys, 0)
+    numbers, weights = _some_rows(scores.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN)
+    weights = weights.to(scores.query.device, non_blocking=True)
+    P = _probabilities(scores, numbers)
     mean = ((weights / weights.sum()).to(P) @ P).double()
     energy = _weighted_squares(P, weights)
     D = P.sub_(mean.to(P).unsqueeze(-2))
     is_near_equal = _weighted_squares(D, weights) <= _NEAR_EQUAL**2 * energy
     reference = mean.masked_fill(~is_near_equal.unsqueeze(-1), 0.0)
     if not directions:
-        return reference, reference.new_zeros(logs.heads, logs.keys, 0)
-    return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, logs.keys))
+        return reference, reference.new_zeros(scores.heads, scores.keys, 0)
+    return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, scores.keys))
 
 
 def _weighted_squares(
@@ -191,16 +187,13 @@ def _some_rows(rows: int, most: int) -> tuple[Sequence[int], Float[Tensor, " som
     return numbers, ends.diff()
 
 
-def _probabilities(logs: HeadScores, numbers: Sequence[int]) -> Float[Tensor, "heads some keys"]:
-    sample = logs.pick(numbers)
-    strip = sample.strip(slice(0, len(numbers)))
-    P = logs.query.new_zeros(logs.heads, len(numbers), logs.tiles * logs.width)
-    for tile in range(strip.tiles):
-        L = P.new_empty(logs.heads, strip.height, logs.width)
-        sample.put_log(L, strip, tile)
-        torch.exp(L, out=P[..., tile * logs.width : (tile + 1) * logs.width])
-    mass = P.sum(-1, keepdim=True)
-    return P.div_(mass.masked_fill_(mass < 0.5, 1.0))[..., : logs.keys]
+def _probabilities(scores: HeadScores, numbers: Sequence[int]) -> Float[Tensor, "heads some keys"]:
+    sample = scores.pick(numbers)
+    room = scores.query.new_empty(scores.heads * len(numbers) * scores.keys)
+    S = sample.strip(slice(0, len(numbers)), room)
+    # a row that sees no key is NaN in a softmax
+    P = torch.softmax(S, -1).masked_fill_(S.amax(-1, keepdim=True) == -torch.inf, 0.0)
+    return torch.nn.functional.pad(P, (0, scores.keys - P.shape[-1]))
 
 
 def _directions(D: Float[Tensor, "heads some keys"], count: int) -> Float[Tensor, "heads keys block"]:
@@ -219,8 +212,9 @@ def _directions(D: Float[Tensor, "heads some keys"], count: int) -> Float[Tensor
 
 
 _STRIPS_PER_FLUSH = 8
-_LEAST_MASS = 0.5
-"""Rows were divided by their own sums, so a mass is 1 up to rounding, or 0 up to rounding if no key is visible."""
+_LEAST = -80.0
+"""Scores minus the largest of their row are clamped here. One e^-80 = 2e-35 per key adds up to less than the last digit
+of any result, and exponentials that underflow take a hundred times as long."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +222,11 @@ class PassSums:
     """The results of one walk for each head, in float64.
 
     Attributes:
-        mass: sum of each row of the exponentials, 1 up to rounding of the log-sums, 0 for a row that sees nothing.
-        p_log_p: sum of p log p of each row of the exponentials.
+        mass: sum of each row of P: 1 up to rounding, 0 for a row that sees nothing.
+        p_log_p: sum of p log p of each row.
+        log_sums: logarithm of the sum of the exponentials of each row, infinite for a row that sees nothing.
+        first_mass: probability of one key of each head in each row.
+        own_mass: probability of the key at the row's own position; 0 if there is none.
         energy: sum of squares of D.
         column: sum of each column of D.
         total: sum of each column of DZ, Z the probes.
@@ -239,6 +236,9 @@ class PassSums:
 
     mass: Float[Tensor, "heads rows"]
     p_log_p: Float[Tensor, "heads rows"]
+    log_sums: Float[Tensor, "heads rows"]
+    first_mass: Float[Tensor, "heads rows"]
+    own_mass: Float[Tensor, "heads rows"]
     energy: Float[Tensor, " heads"]
     column: Float[Tensor, "heads keys"]
     total: Float[Tensor, "heads probes"]
@@ -251,169 +251,115 @@ def attention_pass(
     reference: Float[Tensor, "heads keys"],
     probes: Float[Tensor, "heads keys probes"],
     *,
-    sums: bool = True,
+    first_key: Int[Tensor, " heads"] | None = None,
+    log_sums: Float[Tensor, "heads rows"] | None = None,
     image: bool = False,
 ) -> PassSums:
-    """Walk over all tiles once; tiles that are hidden from all rows of a strip are not computed.
+    """Walk over all rows once; keys that are hidden from all rows of a strip are not visited.
 
-    Tiles, and sums along a row within one tile, are in the dtype of ``scores``; everything else is float64.
+    Strips are in the dtype of ``scores``, and sums along them; everything else is float64.
 
     Args:
-        scores: logarithms of probabilities, see :meth:`HeadScores.less`.
+        scores: the scores.
         reference: a row near the mean row of P, in float64.
         probes: Z, in float64; zero columns if no product is needed.
-        sums: also compute ``p_log_p`` and ``energy``, which only the first walk needs.
-        image: also compute D^T(DZ), for which one strip of rows by all keys is held in memory.
+        first_key: the key of each head for ``first_mass``; needed in the first walk.
+        log_sums: those of the first walk. A walk that is given them is shorter, and computes products only.
+        image: also compute D^T(DZ).
     """
-    walk = _Walk(scores, reference, probes, image=image)
-    rows = [walk.strip(strip, sums) for strip in scores.strips(held=image)]
-    mass, p_log_p = (torch.cat(parts, -1) for parts in zip(*rows, strict=True)) if rows else (walk.empty, walk.empty)
-    columns = walk.columns()
-    found = columns[..., :-1] if image else None
-    return PassSums(mass, p_log_p, walk.energy, columns[..., -1], walk.total, walk.gram, found)
-
-
-class _Walk:
-    """Accumulates the small results of a walk, strip by strip.
-
-    A strip visits only the tiles that some of its rows can see. In the remaining tiles the probabilities are zero and
-    D = -r. These are added in closed form: ``_beyond`` for products along rows, ``_hidden`` for sums along columns.
-    What is kept by tile has the tiles as its first axis and the heads as its second.
-    """
-
-    def __init__(self, scores: HeadScores, reference: Tensor, probes: Tensor, *, image: bool) -> None:
-        self._scores, self._image = scores, image
-        like = scores.query
-        heads, tiles, width, count = scores.heads, scores.tiles, scores.width, probes.shape[-1]
-        padding = tiles * width - scores.keys
-        # D is computed in the dtype of the tiles, so r must be the reference as rounded to that dtype.
-        r = torch.nn.functional.pad(reference.to(like), (0, padding))
-        self._r = r.view(heads, tiles, 1, width).transpose(0, 1)
-        self._shifts = may_hold(r != 0)
-        # One product of a tile with [Z, 1, r] gives DZ, the row sums (masses) and D r together.
-        small = torch.cat([probes.to(like), like.new_ones(heads, scores.keys, 1)], -1)
-        small = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, padding)), r.unsqueeze(-1)], -1)
-        # Stored transposed: a few rows times a transposed tile is the faster order of this product.
-        self._small = small.view(heads, tiles, width, count + 2).permute(1, 0, 3, 2).contiguous()
-        by_tile = (self._small.double() @ self._r.double().mT).squeeze(-1)
-        # _beyond[t] is r^T [Z, 1, r] over the tiles from t on: minus the contribution of tiles that are not visited.
-        self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, heads, count + 2)])
-        self._room = like.new_empty(tiles if image else 1, heads, scores.height(held=image), width)
-        self._recent = like.new_zeros(tiles, heads, count + 1 if image else 1, width)
-        self._sum = torch.zeros_like(self._recent, dtype=torch.float64)
-        self._hidden = by_tile.new_zeros(tiles + 1, *self._recent.shape[1:3])
-        self._excess = torch.zeros_like(self._hidden[0])
-        self._strips = 0
-        self.empty = by_tile.new_zeros(heads, 0)
-        self.energy = by_tile.new_zeros(heads)
-        self.total = by_tile.new_zeros(heads, count)
-        self.gram = by_tile.new_zeros(heads, count, count)
-
-    def strip(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor]:
-        """Add a few rows; returns their masses and sums of p log p."""
-        products, squares, p_log_p = self._tiles(strip, sums)
-        beyond, whole = self._beyond[strip.tiles].unsqueeze(1), self._beyond[0].unsqueeze(1)
-        # Now all keys are included: the columns are D̃Z, D̃1 and D̃r with D̃ = P̃ - 1r^T.
-        products = products - beyond
-        # m = P̃1 = D̃1 + r^T 1.
-        mass = products[..., -2] + whole[..., -2]
-        mass = mass.masked_fill(mass < _LEAST_MASS, 0.0)
+    like, heads, keys, count = scores.query, scores.heads, scores.keys, probes.shape[-1]
+    # D is computed in the dtype of the strips, so r must be the reference as rounded to that dtype.
+    r = reference.to(like)
+    is_shifted = may_hold(r != 0)
+    # One product of a strip with [Z, r] gives DZ and D r together.
+    # Stored transposed: a few rows times a transposed strip is the faster order of this product.
+    small = torch.cat([probes.to(like), r.unsqueeze(-1)], -1).mT.contiguous()
+    # r^T [Z, r] over the keys from each one on: in keys that a strip does not visit D is -r.
+    along = r.double().unsqueeze(-2) * small.double()
+    beyond = torch.cat([along.flip(-1).cumsum(-1).flip(-1), along.new_zeros(heads, count + 1, 1)], -1).mT
+    empty = along.new_zeros(heads, 0)
+    by_row: list[tuple[Tensor, ...]] = [(empty, empty, empty.to(like), empty, empty)]
+    energy, total, gram = along.new_zeros(heads), along.new_zeros(heads, count), along.new_zeros(heads, count, count)
+    width = (count if image else 0) + 1
+    # The sums of a few strips in their dtype and those of all in float64; what is to be subtracted times r is a sum of
+    # weights, of the strips that end before a key (``hidden``) and of all.
+    recent, columns = like.new_zeros(heads, width, keys), along.new_zeros(heads, width, keys)
+    hidden, unequal = along.new_zeros(heads, width, keys + 1), along.new_zeros(heads, width, 1)
+    room, spare = scores.room(), scores.room()
+    for number, rows in enumerate(scores.strips(), 1):
+        S = scores.strip(rows, room)
+        seen = S.shape[-1]
+        if log_sums is None:
+            shift = S.amax(-1, keepdim=True)
+            is_empty = shift == -torch.inf
+            shift = shift.masked_fill(is_empty, 0.0)
+        else:
+            shift = log_sums[:, rows, None]
+            is_empty = shift == torch.inf
+        P = torch.exp(S.sub_(shift).clamp_min_(_LEAST), out=spare[: S.numel()].view(S.shape))
+        mass = _row_sums(P)
+        if log_sums is None:
+            # sum of p log p = sum of e^s s, over the sum of e^s, minus the logarithm of that sum; both of one sign
+            p_log_p = (_row_sums(S.mul_(P)) / mass - mass.log()).masked_fill_(is_empty.squeeze(-1), 0.0)
+            log_sum = (shift.squeeze(-1) + mass.log().to(like)).masked_fill_(is_empty.squeeze(-1), torch.inf)
+            share = (1 / mass).to(like).unsqueeze(-1)
+            P.mul_(share)
+            mass = mass * share.squeeze(-1)
+        P.masked_fill_(is_empty, 0.0)
+        mass = mass.masked_fill(is_empty.squeeze(-1), 0.0)
         inverse = torch.where(mass == 0, 1.0, 1 / mass)
         excess = 1 - inverse
-        if sums:
-            # |D_i|^2 = |D̃_i|^2 / m^2 - 2 (e/m) D̃_i.r + e^2 |r|^2. The first term was summed over the whole strip, so it
-            # is divided by a mean mass; using each row's own mass would change it by rounding of a rounding error.
-            self.energy += inverse.square().mean(-1) * (squares + strip.height * beyond[:, 0, -1])
-            self.energy += (excess.square() * whole[..., -1] - 2 * inverse * excess * products[..., -1]).sum(-1)
-        # W = DZ = D̃Z / m - e (r^T Z).
-        W = inverse.unsqueeze(-1) * products[..., :-2] - excess.unsqueeze(-1) * whole[..., :-2]
-        if W.shape[-1]:
-            self.total += W.sum(-2)
-            self.gram += W.mT @ W
-        if self._image:
-            ones = W.new_ones(*W.shape[:2], 1)
-            self._multiply_back(strip, torch.cat([W, ones], -1), inverse, excess)
-        else:
-            self._hidden[strip.tiles] += strip.height
-            self._excess += excess.sum(-1, keepdim=True)
-        self._strips += 1
-        # Column sums of a few strips are accumulated in the dtype of the tiles, then added to the float64 total.
-        if self._strips % _STRIPS_PER_FLUSH == 0:
-            self._flush()
-        return mass, p_log_p
-
-    def columns(self) -> Float[Tensor, "heads keys probes+1"]:
-        r"""D^T times DZ, if requested, and D^T times 1.
-
-        Without the image, the columns of :math:`\tilde D` were summed without dividing by the masses, and
-        :math:`\sum_i e_i \tilde P_{ij}` is replaced by its mean part: the deviations of e and of the column are a
-        rounding error times a small number, and are neglected.
-        """
-        self._flush()
-        r = self._r.double()
-        # _hidden[t] is the weight of the strips that stop before tile t; its running sum is the weight of all strips
-        # that do not visit a tile, where D̃ = -r.
-        whole = self._sum - self._hidden.cumsum(0)[:-1].unsqueeze(-1) * r
-        if self._image:
-            whole = whole - self._excess.unsqueeze(-1) * r
-        else:
-            whole = whole - self._excess.unsqueeze(-1) * (r + whole / max(1, self._scores.rows))
-        return whole.permute(1, 0, 3, 2).flatten(1, 2)[:, : self._scores.keys]
-
-    def _tiles(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Exponentials minus the reference, tile by tile: products with the small matrix, squares, sums of p log p.
-
-        Sums are computed as matrix products (with ones, or with itself), which on a CPU is twice as fast as reductions.
-        """
-        heads, tiles, height, like = self._scores.heads, strip.tiles, strip.height, self._scores.query
-        L = like.new_empty(heads, height, self._scores.width)
-        ones, across = like.new_ones(heads, 1, height), like.new_ones(heads, 1, self._scores.width)
-        products = like.new_empty(tiles, heads, self._small.shape[2], height)
-        squares, p_log_p = like.new_zeros(tiles, heads, 1, 1), like.new_zeros(tiles, heads, 1, height)
-        # Views are created before the loop: creating one costs as much as a tenth of the work on a tile.
-        rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1, -1))[:, :, :height]
-        views = zip(rooms, self._small, self._r, products, squares, p_log_p, self._recent, strict=False)
-        LT, D = L.mT, rooms[0]
-        flat, DT = _flat(D), D.mT
-        # L holds log p, then p log p; D holds p, then p - r. With an image, D is kept for every tile of the strip.
-        for tile, (room, small, r, product, square, row_sum, column) in enumerate(views):
-            if self._image:
-                D, flat, DT = room, _flat(room), room.mT
-            self._scores.put_log(L, strip, tile)
-            torch.exp(L, out=D)
-            if sums:
-                # L becomes p log p; its row sums are taken before D loses r.
-                L.mul_(D)
-                torch.bmm(across, LT, out=row_sum)
-            if self._shifts:
-                D.sub_(r)
-            if sums:
-                torch.bmm(flat, flat.mT, out=square)
-            torch.bmm(small, DT, out=product)
-            if not self._image:
-                column.baddbmm_(ones, D)
-        by_row = products.sum(0, dtype=torch.float64).mT
-        return by_row, squares.sum((0, 2, 3), dtype=torch.float64), p_log_p.sum((0, 2), dtype=torch.float64)
-
-    def _multiply_back(
-        self, strip: Strip, W: Float[Tensor, "heads height probes+1"], inverse: Tensor, excess: Tensor
-    ) -> None:
-        D = self._room[: strip.tiles, :, : strip.height]
-        # Round the weights once, here, so that hidden tiles get exactly the weights that visited tiles get.
-        left = (inverse.unsqueeze(-1) * W).to(D).mT.contiguous()
-        self._hidden[strip.tiles] += left.double().sum(-1)
-        self._excess += (excess.unsqueeze(-2) @ W).squeeze(-2)
-        recent = self._recent[: strip.tiles].flatten(0, 1)
-        recent.baddbmm_(left.expand(strip.tiles, -1, -1, -1).flatten(0, 1), D.flatten(0, 1))
-
-    def _flush(self) -> None:
-        self._sum += self._recent
-        self._recent.zero_()
+        if first_key is not None:
+            by_row.append((mass, p_log_p, log_sum, *_entries_of(P, first_key, scores.places[rows], inverse)))
+        # from here on D~ = P~ - 1r^T, in place
+        D = P.sub_(r[:, None, :seen]) if is_shifted else P
+        products = (small[..., :seen] @ D.mT).double().mT - beyond[:, seen].unsqueeze(1)
+        if log_sums is None:
+            # |D_i|^2 = |D~_i|^2 / m^2 - 2 (e/m) D~_i.r + e^2 |r|^2
+            squares = torch.linalg.vector_norm(D, dim=-1).double().square() + beyond[:, seen, -1:]
+            energy += (inverse.square() * squares + excess.square() * beyond[:, 0, -1:]).sum(-1)
+            energy -= 2 * (inverse * excess * products[..., -1]).sum(-1)
+        # W = DZ = D~Z / m - e (r^T Z)
+        W = inverse.unsqueeze(-1) * products[..., :-1] - excess.unsqueeze(-1) * beyond[:, :1, :-1]
+        total += W.sum(-2)
+        gram += W.mT @ W
+        W = torch.cat([W, W.new_ones(*W.shape[:2], 1)], -1) if image else W.new_ones(*W.shape[:2], 1)
+        # D^T W = D~^T (W / m) - r (e^T W). Weights are rounded once, so that keys beyond the strip get the same ones.
+        left = (inverse.unsqueeze(-1) * W).to(like).mT.contiguous()
+        recent[..., :seen].baddbmm_(left, D)
+        hidden[..., seen] += left.double().sum(-1)
+        unequal += W.mT @ excess.unsqueeze(-1)
+        if number % _STRIPS_PER_FLUSH == 0:
+            columns += recent
+            recent.zero_()
+    columns += recent
+    columns -= (hidden.cumsum(-1)[..., :-1] + unequal) * r.unsqueeze(-2).double()
+    return PassSums(
+        *(torch.cat(part, -1) for part in zip(*by_row, strict=True)),
+        energy,
+        columns[:, -1],
+        total,
+        gram,
+        columns[:, :-1].mT if image else None,
+    )
 
 
-def _flat(D: Float[Tensor, "heads height width"]) -> Float[Tensor, "heads 1 entries"]:
-    """Each matrix as one row, in the same memory; a strip lower than its room is one only if there is a single head."""
-    return D.view(D.shape[0], 1, -1)
+def _row_sums(X: Float[Tensor, "heads height seen"]) -> Float[Tensor, "heads height"]:
+    """Sums of rows, in pieces of 512 entries in the dtype of X and over the pieces in float64."""
+    whole = X.shape[-1] // 512 * 512
+    pieces = X[..., :whole].unflatten(-1, (-1, 512)).sum(-1).sum(-1, dtype=torch.float64)
+    return pieces + X[..., whole:].sum(-1).double()
+
+
+def _entries_of(
+    P: Tensor, first_key: Tensor, places: Tensor, inverse: Tensor
+) -> tuple[Float[Tensor, "heads height"], Float[Tensor, "heads height"]]:
+    """The probabilities of the first key and of the key at each row's own position; 0 where there is no such key."""
+    seen = P.shape[-1]
+    first = P.gather(-1, first_key.clamp_max(seen - 1)[:, None, None].expand(-1, P.shape[1], 1)).squeeze(-1)
+    own = P.gather(-1, places.clamp_max(seen - 1)[None, :, None].expand(len(P), -1, 1)).squeeze(-1)
+    first = first.masked_fill((first_key >= seen)[:, None], 0.0).double() * inverse
+    return first, own.masked_fill(places >= seen, 0.0).double() * inverse
 
 
 PASS_ENTRIES = 1 << 30
@@ -426,22 +372,19 @@ _UNKNOWN = SingularValue(math.nan, math.nan, False, 0)
 
 @dataclass(frozen=True)
 class _PartSums:
-    mass: Float[Tensor, "heads rows"]
-    p_log_p: Float[Tensor, "heads rows"]
-    first_mass: Float[Tensor, "heads rows"]
-    own_mass: Float[Tensor, "heads rows"]
+    first: PassSums
     energy: Float[Tensor, " heads"]
     centred_energy: Float[Tensor, " heads"]
     tops: list[SingularValue]
 
 
 class BlockwiseAttention(AttentionView):
-    r"""Attention probabilities of ``query`` and ``key``, computed tile by tile when a reduction is requested.
+    r"""Attention probabilities of ``query`` and ``key``, computed a few rows at a time when a reduction is requested.
 
-    All sums come from one walk over the tiles of each head; small heads are walked together. Memory is linear in the
+    All sums come from one walk over the rows of each head; small heads are walked together. Memory is linear in the
     number of tokens. The largest singular value of CP takes further walks, until it converges or ``passes`` are used
-    up; in the latter case it is the lower bound reached so far, and :attr:`is_spectrum_estimated` is True. Tiles are in
-    the dtype of ``query`` (float32 for half precision), sums over tiles in float64.
+    up; in the latter case it is the lower bound reached so far, and :attr:`is_spectrum_estimated` is True.
+    Strips are in the dtype of ``query`` (float32 for half precision), sums over strips in float64.
 
     Args:
         query: ``(batch, heads, query, dim)``.
@@ -450,8 +393,6 @@ class BlockwiseAttention(AttentionView):
         is_causal: a row sees keys up to its own position, counted from the first.
         scale: scale of the scores, 1/sqrt(dim) by default.
         keep: which query rows count, ``(batch, query)``.
-        log_sums: logarithm of each row's sum of exponentials ``(batch, heads, query)``, if the kernel returned it;
-            this saves a walk.
         spectrum: whether the largest singular value will be needed: the first walk then computes part of it.
         passes: walks per head for the largest singular value; by default as many as :data:`PASS_ENTRIES` allows.
 
@@ -474,7 +415,6 @@ class BlockwiseAttention(AttentionView):
         is_causal: bool = False,
         scale: float | None = None,
         keep: Bool[Tensor, "batch query"] | None = None,
-        log_sums: Float[Tensor, "batch heads query"] | None = None,
         spectrum: bool = False,
         passes: int | None = None,
     ) -> None:
@@ -485,14 +425,13 @@ class BlockwiseAttention(AttentionView):
         self.keys = key.shape[2]
         self._scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self._keep = None if keep is None else keep.detach().to(home)
-        self._log_sums = None if log_sums is None else log_sums.detach().to(home)
         shape = (query.shape[0], query.shape[1], query.shape[2], self.keys)
         self._support = SupportRows(shape, home, None if mask is None else mask.detach().to(home), is_causal=is_causal)
         self._spectrum, self._passes = spectrum, passes
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the tiles."""
+        """Dtype of the strips."""
         return torch.promote_types(self._query.dtype, torch.float32)
 
     @cached_property
@@ -528,8 +467,8 @@ class BlockwiseAttention(AttentionView):
         """Mass, p log p and squares; rows that do not count have mass 1."""
         found = self._parts
         return AttentionSums(
-            self._by_row([part.mass for part in found], 1.0),
-            self._by_row([part.p_log_p for part in found], 0.0),
+            self._by_row([part.first.mass for part in found], 1.0),
+            self._by_row([part.first.p_log_p for part in found], 0.0),
             self._by_matrix([part.energy for part in found]),
             self._by_matrix([part.centred_energy for part in found]),
         )
@@ -537,7 +476,7 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def first_mass(self) -> Float[Tensor, "matrices query"]:
         """Probability that each row gives to the first key; 0 in rows that do not count."""
-        return self._by_row([part.first_mass for part in self._parts], 0.0)
+        return self._by_row([part.first.first_mass for part in self._parts], 0.0)
 
     @property
     def sees_itself(self) -> Bool[Tensor, "matrices query"]:
@@ -547,7 +486,7 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def own_mass(self) -> Float[Tensor, "matrices query"]:
         """Probability that each row gives to the key at its own position; 0 in rows that do not count."""
-        return self._by_row([part.own_mass for part in self._parts], 0.0)
+        return self._by_row([part.first.own_mass for part in self._parts], 0.0)
 
     @property
     def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
@@ -578,28 +517,6 @@ class BlockwiseAttention(AttentionView):
         return [self._read(part, spectrum) for part in parts(self._query, self._key, self._positions)]
 
     def _read(self, part: Part, spectrum: bool) -> _PartSums:
-        logs = self._logs(part)
-        passes = self._budget(logs.rows)
-        reference, probes = attention_start(logs, directions=spectrum)
-        first = attention_pass(logs, reference, probes, image=spectrum and passes > 1)
-        r = reference.to(self.dtype).double()
-        n = logs.rows
-        # The mean row of P is r + shift, so |CP|^2 = |D|^2 - n |shift|^2 and |P|^2 = |CP|^2 + n |r + shift|^2.
-        shift = first.column / max(1, n)
-        centred = (first.energy - n * shift.square().sum(-1)).clamp_min(0.0)
-        energy = centred + n * (r + shift).square().sum(-1)
-        # Exponentials of hidden keys are tiny, not zero: if no row sees a key they would be all there is, and P = 0.
-        is_empty = first.mass == 0
-        energy = energy.masked_fill(is_empty.all(-1), 0.0)
-        # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
-        key = self._support.first_key[part].flatten()
-        mass = first.mass.masked_fill(is_empty, 1.0)
-        at_first, at_own = _column(logs, key).double() / mass, _diagonal(logs).double() / mass
-        tops = self._tops(logs, r, probes, first, energy, centred, passes) if spectrum else [_UNKNOWN] * logs.heads
-        return _PartSums(first.mass, first.p_log_p, at_first, at_own, energy, centred, tops)
-
-    def _logs(self, part: Part) -> HeadScores:
-        """Logarithms of the probabilities of the rows that count."""
         scores = HeadScores.of(
             self._query[part].flatten(0, 1),
             keys_of(part, self._key, self.batch_shape[1] // self._key.shape[1]),
@@ -608,31 +525,20 @@ class BlockwiseAttention(AttentionView):
             causal=self._support.is_causal,
             mask=self._support.mask_of(part),
         )
-        if self._log_sums is None:
-            largest, rest = row_log_sums(scores)
-            shift, later = largest + rest, torch.zeros_like(rest)
-        else:
-            shift = self._log_sums[part].flatten(0, 1)[:, scores.places].to(scores.query)
-            later = torch.zeros_like(shift)
-        # If a huge negative number hides every key of a row, adding it rounds the scores away and the row is uniform.
-        # Such rows get zero scores, and their log-sum is subtracted after the mask, where it is not rounded away.
-        hidden = shift.abs() * torch.finfo(self.dtype).eps > 0.25
-        numbers = self._rows_with_hidden(hidden)
-        if not numbers:
-            return scores.less(shift)
-        scores = replace(scores, query=scores.query.masked_fill(hidden.unsqueeze(-1), 0.0))
-        largest, rest = row_log_sums(scores.pick(numbers))
-        places = torch.tensor(numbers).to(shift.device, non_blocking=True)
-        shift = torch.where(hidden, shift.index_copy(-1, places, largest), shift)
-        later = torch.where(hidden, later.index_copy(-1, places, rest), later)
-        return scores.less(shift, later)
-
-    def _rows_with_hidden(self, hidden: Bool[Tensor, "heads rows"]) -> Sequence[int]:
-        """Rows of which some head is hidden by adding; on an accelerator, where the host does not learn it, all."""
-        if hidden.device.type == "cpu":
-            found: list[int] = hidden.any(0).nonzero().flatten().tolist()
-            return found
-        return range(hidden.shape[-1]) if self._support.may_hide_by_adding else ()
+        n = scores.rows
+        passes = self._budget(n)
+        reference, probes = attention_start(scores, directions=spectrum)
+        key = self._support.first_key[part].flatten()
+        first = attention_pass(scores, reference, probes, first_key=key, image=spectrum and passes > 1)
+        r = reference.to(self.dtype).double()
+        # The mean row of P is r + shift, so |CP|^2 = |D|^2 - n |shift|^2 and |P|^2 = |CP|^2 + n |r + shift|^2.
+        shift = first.column / max(1, n)
+        centred = (first.energy - n * shift.square().sum(-1)).clamp_min(0.0)
+        energy = centred + n * (r + shift).square().sum(-1)
+        # If no row sees a key, P = 0, and r only rounding.
+        energy = energy.masked_fill((first.mass == 0).all(-1), 0.0)
+        tops = self._tops(scores, r, probes, first, energy, centred, passes) if spectrum else [_UNKNOWN] * scores.heads
+        return _PartSums(first, energy, centred, tops)
 
     @cached_property
     def _positions(self) -> Sequence[Sequence[int]]:
@@ -648,7 +554,7 @@ class BlockwiseAttention(AttentionView):
 
     def _tops(
         self,
-        logs: HeadScores,
+        scores: HeadScores,
         r: Tensor,
         probes: Tensor,
         first: PassSums,
@@ -657,7 +563,7 @@ class BlockwiseAttention(AttentionView):
         passes: int,
     ) -> list[SingularValue]:
         """The largest singular values. Small matrices are on the host, whose LAPACK is the faster one for them."""
-        n = logs.rows
+        n = scores.rows
         # |CP|_2^2 <= |P|_2^2 <= |P|_1 |P|_inf, and rows sum to one: the bound is the root of the largest column sum.
         upper = (first.column + n * r).amax(-1).clamp_min(0.0).sqrt()
         defined = (energy > 0) & energy.isfinite()
@@ -672,11 +578,11 @@ class BlockwiseAttention(AttentionView):
         numbers = [number for number, is_known in enumerate(known) if is_known]
 
         @functools.lru_cache(maxsize=1)
-        def only(which: tuple[int, ...]) -> tuple[HeadScores, Tensor]:
-            if len(which) == logs.heads:
-                return logs, r
+        def only(which: tuple[int, ...]) -> tuple[HeadScores, Tensor, Tensor]:
+            if len(which) == scores.heads:
+                return scores, r, first.log_sums
             chosen = torch.tensor([numbers[one] for one in which]).to(r.device, non_blocking=True)
-            return logs.only(chosen), r[chosen]
+            return scores.only(chosen), r[chosen], first.log_sums[chosen]
 
         def centred(found: PassSums) -> Tensor:
             # (CD)^T CDZ = D^T DZ - (D^T 1)(1^T DZ) / n.
@@ -684,8 +590,9 @@ class BlockwiseAttention(AttentionView):
             return (found.image - (found.column / n).unsqueeze(-1) * found.total.unsqueeze(-2)).cpu()
 
         def normal(which: Sequence[int], Z: Tensor) -> Tensor:
-            some, reference = only(tuple(which))
-            return centred(attention_pass(some, reference, Z.to(r.device, non_blocking=True), sums=False, image=True))
+            some, reference, log_sums = only(tuple(which))
+            Z = Z.to(r.device, non_blocking=True)
+            return centred(attention_pass(some, reference, Z, log_sums=log_sums, image=True))
 
         tops = largest_singular_values(
             normal,
@@ -697,7 +604,7 @@ class BlockwiseAttention(AttentionView):
             tolerance=tolerance,
         )
         found = dict(zip(numbers, tops, strict=True))
-        return [found.get(number, _UNKNOWN) for number in range(logs.heads)]
+        return [found.get(number, _UNKNOWN) for number in range(scores.heads)]
 
     def _by_row(self, parts: list[Tensor], otherwise: float) -> Tensor:
         found = torch.full(self.kept.shape, otherwise, dtype=torch.float64, device=self._query.device)
@@ -708,33 +615,6 @@ class BlockwiseAttention(AttentionView):
 
     def _of_tops(self, values: list[float] | list[bool]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._query.device)
-
-
-def _column(logs: HeadScores, key: Int[Tensor, " heads"]) -> Float[Tensor, "heads rows"]:
-    """The exponentials of one column of each head."""
-    place = key[:, None, None]
-    logarithm = (logs.query @ logs.key.gather(1, place.expand(-1, 1, logs.key.shape[-1])).mT).squeeze(-1)
-    if logs.mask is not None:
-        column = logs.mask.gather(-1, place.expand(-1, logs.mask.shape[1], 1)).squeeze(-1)[:, logs.places]
-        visible = column.dtype == torch.bool
-        logarithm = logarithm.masked_fill(~column, -torch.inf) if visible else logarithm + column
-    if logs.later is not None:
-        logarithm = logarithm - logs.later
-    return logarithm.masked_fill(logs.places < key[:, None], -torch.inf).exp() if logs.causal else logarithm.exp()
-
-
-def _diagonal(logs: HeadScores) -> Float[Tensor, "heads rows"]:
-    """The exponentials at each row's own position; 0 where there is no such key."""
-    exists = logs.places < logs.keys
-    own = logs.places.clamp_max(logs.keys - 1)
-    logarithm = (logs.query * logs.key[:, own]).sum(-1)
-    if logs.mask is not None:
-        entry = logs.mask[:, logs.places, own]
-        visible = entry.dtype == torch.bool
-        logarithm = logarithm.masked_fill(~entry, -torch.inf) if visible else logarithm + entry
-    if logs.later is not None:
-        logarithm = logarithm - logs.later
-    return logarithm.masked_fill(~exists, -torch.inf).exp()
 
 
 def _check(query: Tensor, key: Tensor, keep: Tensor | None, passes: int | None) -> None:

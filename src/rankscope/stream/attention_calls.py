@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg import score_tiles
+from rankscope.linalg import score_strips
 from rankscope.linalg.attention_scores import blockwise_scores
 from rankscope.linalg.precision import may_hold
 
-HIDES = score_tiles.HIDES
+HIDES = score_strips.HIDES
 """A number below this, added to a score, hides the key."""
 
 _Given = TypeVar("_Given", Tensor, "Tensor | None")

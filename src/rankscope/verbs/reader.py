@@ -68,7 +68,6 @@ class AttentionAlgorithm:
             is_causal=call.is_causal,
             scale=call.scale,
             keep=keep(call.query.shape[0], call.query.shape[2], call.query.device),
-            log_sums=call.log_sums,
             spectrum=spectrum,
             passes=self.passes,
         )

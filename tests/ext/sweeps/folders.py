@@ -11,9 +11,9 @@ import pyarrow as pa
 from rankscope.errors import LoadError
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Limits, Outcome, failed, run_chunk
+from rankscope.ext.sweeps.working import Limits, run_chunk
 
-FACTS = {"verdict": "No collapse: all is well.", "evidence": [{"code": "healthy"}], "seconds": 0.5}
+FACTS = {"verdict": "No collapse: all is well.", "code": "healthy", "seconds": 0.5}
 FACTS |= {"provenance": {"parameters": 1000, "weights_dtype": "float32"}, "peak_bytes": 7}
 
 
@@ -49,11 +49,10 @@ def made(home: Path, finished: Mapping[Task, pa.Table] | list[tuple[Task, pa.Tab
     tables = {one.key: table for one, table in pairs}
     results = Results.at(home)
 
-    def work(one: Task, models: Any, **_: Any) -> Outcome:
+    def work(one: Task, models: Any) -> tuple[pa.Table, dict[str, Any]]:
         if one.key not in tables:
-            return failed(one, LoadError((failed_models or {})[one.facts["model"]]))
-        record = {**FACTS, "rows": tables[one.key].num_rows, **facts}
-        return Outcome(one, tables[one.key], record)
+            raise LoadError((failed_models or {})[one.facts["model"]])
+        return tables[one.key], {**FACTS, "rows": tables[one.key].num_rows, **facts}
 
     for chunk in results.begin([*(one for one, _ in pairs), *lost, *waiting], 1):
         if chunk.tasks[0] not in waiting:

@@ -26,7 +26,7 @@ import rankscope as rs
 from rankscope.ext.sweeps.results import ROWS, Results
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task
-from rankscope.ext.sweeps.working import Limits, Outcome, failed
+from rankscope.ext.sweeps.working import Limits
 
 SMALL: dict[str, Any] = {
     "models": ["init:tiny-bert", "init:tiny-gpt2"],
@@ -149,18 +149,20 @@ def rows_of(task: Task) -> pa.Table:
                      "status": ["ok"] * 3, "sequence": [0] * 3})  # fmt: skip
 
 
-def sick(task: Task, models: Any, **how: Any) -> Outcome:
+def sick(task: Task, models: Any) -> tuple[pa.Table, dict[str, Any]]:
     """A task that returns a number, or does what its description says."""
     if task.facts["does"] == "exit":
         os._exit(1)
     if task.facts["does"] == "raise":
-        return failed(task, ZeroDivisionError("a fault of the plan"))
-    return Outcome(task, rows_of(task), {"seconds": 0.0})
+        raise ZeroDivisionError("a fault of the plan")
+    while task.facts["does"] == "never end":
+        time.sleep(0.01)
+    return rows_of(task), {"seconds": 0.0}
 
 
 def poison(folder: Path, out: str) -> dict[str, Any]:
-    """Two tasks of 32 are bad, in chunks of eight: one raises, one ends its process."""
-    faults = {5: "raise", 20: "exit"}
+    """Three tasks of 32 are bad, in chunks of eight."""
+    faults = {5: "raise", 20: "exit", 27: "never end"}
     tasks = [
         Task({"verb": "measure", "model": "m", "variant": None, "seed": number, "number": number,
               "does": faults.get(number, "")}, "nowhere", memory=2**20)
@@ -171,13 +173,12 @@ def poison(folder: Path, out: str) -> dict[str, Any]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
-    counts = run_tasks(tasks, results, Limits(retries=1), chunk=8, workers=2, work=sick)
+    counts = run_tasks(tasks, results, Limits(retries=1, timeout=3), chunk=8, workers=2, work=sick)
     contents = results.contents()
     reasons = {row["task"]: row["reason"] for row in contents.failures.values()}
-    again = run_tasks(tasks, results, Limits(retries=0), workers=2, work=sick)
+    again = run_tasks(tasks, results, Limits(retries=0, timeout=3), workers=2, work=sick)
     return {"counts": counts, "done": len(contents.done), "again": again, "done again": len(results.contents().done),
-            "failures": reasons,
-            "bad": [tasks[5].key, tasks[20].key]}  # fmt: skip
+            "failures": reasons, "bad": [tasks[number].key for number in faults]}  # fmt: skip
 
 
 if __name__ == "__main__":

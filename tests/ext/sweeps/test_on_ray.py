@@ -1,4 +1,4 @@
-"""On Ray: the same rows as in one process, also when a worker, a node and the driver are killed on the way.
+"""On Ray and in shards: the same rows as in one process, also when workers, nodes and drivers are killed on the way.
 
 Ray starts in a process of its own, so that its warnings and threads are not those of the tests.
 """
@@ -8,22 +8,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import rankscope as rs
+from tests.ext.sweeps.ray_programs import SMALL, files_in, start_sweep, wait_for
 from tests.ext.sweeps.test_running import rows_in
 from tests.s3_server import s3_server, why_not
 
 ROOT = Path(__file__).parents[3]
-SMALL: dict[str, Any] = {
-    "models": ["init:tiny-bert", "init:tiny-gpt2"],
-    "verbs": [{"measure": {"metrics": ["relative_residual"]}}],
-    "inputs": {"sequences": 1, "tokens": 8},
-}
-
 pytest.importorskip("ray")
 
 
@@ -51,26 +48,19 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
     assert rows_in(serial) == rows_in(tmp_path / "out")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("where", ["folder", "s3"])
-def test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path, where: str) -> None:
-    if where == "folder":
-        _hurt_and_compared(tmp_path, str(tmp_path / "out"))
+@pytest.fixture(params=["folder", "s3"])
+def out(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where results go: a folder, or a real S3 server."""
+    if request.param == "folder":
+        yield str(tmp_path / "out")
     elif (why := why_not()) is not None:
         pytest.skip(why)
     else:
         with s3_server(tmp_path / "server"):
-            _hurt_and_compared(tmp_path, "s3://results/out")
+            yield "s3://results/out"
 
 
-def _hurt_and_compared(home: Path, out: str) -> None:
-    answer = told("hurt", home, out)
-    print(answer["killed"], answer["second run"])
-    assert answer["complete"]
-    assert answer["code"] == 0
-    assert len(answer["killed"]) == 3
-    assert answer["before"] < 24, "the driver was killed before the end"
+def all_48_are_there_once(out: str, home: Path) -> None:
     twice = "SELECT task, metric, site, layer, sequence, count(*) AS n FROM rows GROUP BY ALL HAVING n > 1"
     assert rs.query(out, twice).num_rows == 0
     assert rs.query(out, "SELECT count(DISTINCT task) AS n FROM rows").to_pylist() == [{"n": 48}]
@@ -79,14 +69,43 @@ def _hurt_and_compared(home: Path, out: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path, out: str) -> None:
+    answer = told("hurt", tmp_path, out)
+    print(answer["killed"], answer["second run"])
+    assert answer["complete"]
+    assert answer["code"] == 0
+    assert len(answer["killed"]) == 3
+    assert answer["before"] < 24, "the driver was killed before the end"
+    all_48_are_there_once(out, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_one_of_four_shards_is_killed_and_the_others_finish_its_share(tmp_path: Path, out: str) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump({**SMALL, "seeds": list(range(24))}))
+    shards = [start_sweep(plan, out, "--chunk", "2", "--shard", f"{number}/4") for number in range(4)]
+    wait_for(lambda: files_in(out) >= 3, shards[0])
+    shards[2].kill()
+    shards[2].wait()
+    before = files_in(out)
+    assert before < 24, "it was killed before the end"
+    print(f"killed after {before} files")
+    assert [shard.wait() for shard in shards] == [0, 0, -9, 0]
+    all_48_are_there_once(out, tmp_path)
+
+
+@pytest.mark.slow
 def test_a_bad_task_costs_only_itself(tmp_path: Path) -> None:
     answer = told("poison", tmp_path, str(tmp_path / "out"))
-    raised, ended = answer["bad"]
-    assert (answer["counts"], answer["done"]) == ({"done": 30, "failed": 2}, 30)
+    raised, ended, endless = answer["bad"]
+    assert (answer["counts"], answer["done"]) == ({"done": 29, "failed": 3}, 29)
     assert answer["failures"][raised] == "a fault of the plan"
     assert answer["failures"][ended].startswith("Its worker died 2 times.")
-    assert answer["done again"] == 30
-    assert answer["again"]["failed"] == 2, "a second run tries these two, and no others"
+    assert answer["failures"][endless] == "It took longer than 3 s, the timeout of the plan."
+    assert answer["done again"] == 29
+    assert answer["again"] == {"failed": 3}, "a second run tries these three, and no others"
 
 
 @pytest.mark.slow

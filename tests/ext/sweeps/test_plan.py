@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankscope.errors import InputError
-from rankscope.ext.sweeps.plan import Checkpoint, plan_of, sized
+from rankscope.ext.sweeps.plan import Checkpoint, plan_of
 
 
 def plan(**given: Any) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def test_short_and_long_forms_mean_the_same() -> None:
         ({"models": [{"model": "a", "model_class": "os.system"}]}, "model_class"),
         ({"inputs": {"text": "a", "random_tokens": True}}, "exclude each other"),
         ({"inputs": {"tokens": 0}}, "inputs.tokens"),
-        ({"memory": "lots"}, "'lots' is not a size"),
-        ({"memory": True}, "is not a size"),
+        ({"memory": "lots"}, "memory='lots' is not a size"),
+        ({"memory": True}, "memory=True is not a size"),
         ({"retries": -1}, "retries"),
         ({"seeds": []}, "seeds"),
         ({"seeds": ["x"]}, "seeds.0"),
@@ -67,7 +67,7 @@ def test_mistakes_are_named_with_their_place(given: dict[str, Any], says: str) -
     ("given", "size"), [("4 GiB", 2**32), ("1.5GiB", 3 * 2**29), ("500 MB", 5 * 10**8), (7, 7), (None, None)]
 )
 def test_sizes(given: object, size: int | None) -> None:
-    assert sized(given) == size
+    assert plan_of(plan(memory=given)).memory == size
 
 
 @pytest.mark.parametrize(

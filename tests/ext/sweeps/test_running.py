@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,7 @@ from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.running import run_tasks
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import Limits, Outcome, failed, outcome_of
-from rankscope.runs.places import Place
+from rankscope.ext.sweeps.working import Limits, do
 from tests.ext.sweeps.folders import rows, task
 
 PLAN: dict[str, Any] = {
@@ -43,11 +44,11 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> l
     """Keys of the tasks that really run; the process dies after some of them."""
     ran: list[str] = []
 
-    def counting(task: Task, models: Any, **how: Any) -> Outcome:
+    def counting(task: Task, models: Any) -> Any:
         if stop_after is not None and len(ran) == stop_after:
             raise KeyboardInterrupt
         ran.append(task.key)
-        return outcome_of(task, models, **how)
+        return do(task, models)
 
     monkeypatch.setitem(run_tasks.__kwdefaults__, "work", counting)
     return ran
@@ -151,17 +152,17 @@ def test_a_chunk_with_a_failure_runs_only_that_task_again(tmp_path: Path) -> Non
     tasks = [task(number) for number in range(7)]
     ran: list[int] = []
 
-    def work(one: Task, models: Any, **how: Any) -> Outcome:
+    def work(one: Task, models: Any) -> Any:
         ran.append(one.facts["number"])
         if one.facts["number"] == 4 and len(ran) <= 7:
-            return failed(one, ValueError("no"))
-        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+            raise ValueError("no")
+        return rows(one, {"mu": [1.0]}), {}
 
     results = Results.at(tmp_path)
     assert run_tasks(tasks, results, Limits(), chunk=3, serial=True, work=work) == {"done": 6, "failed": 1}
-    assert run_tasks(tasks, results, Limits(), serial=True, work=work) == {"done": 3}
+    assert run_tasks(tasks, results, Limits(), serial=True, work=work) == {"done": 1}
     assert ran == [*range(7), 4]
-    assert list((tmp_path / "failures").iterdir()) == []
+    assert results.contents().failures == {}, "it succeeded since"
     assert run_tasks(tasks, results, Limits(), serial=True, work=work) == {}
     assert len(results.contents().done) == 7
 
@@ -173,31 +174,36 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_full_disk_is_said_and_leaves_whole_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept: list[int] = []
-    real = Place.write
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk, which needs root")
+def test_a_full_disk_is_said_and_leaves_whole_files(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "small", disk], check=True)
+    try:
+        tasks = [task(number) for number in range(20)]
+        results = Results.at(disk / "out")
 
-    def full(self: Place, name: str, content: bytes) -> None:
-        if name.startswith("rows/"):
-            if len(kept) == 2:
-                raise OSError(28, "No space left on device")
-            kept.append(1)
-        real(self, name, content)
+        def work(one: Task, models: Any) -> Any:
+            return rows(one, {"mu": [1.0]}), {}
 
-    monkeypatch.setattr(Place, "write", full)
-    with pytest.raises(rs.RankscopeError, match="No space left"):
-        rs.sweep(PLAN, tmp_path, serial=True)
-    monkeypatch.undo()
-    assert rs.sweep(PLAN, tmp_path, serial=True).complete
+        with pytest.raises(rs.RankscopeError, match=r"Results could not be written to .* \(No space left on device\)"):
+            run_tasks(tasks, results, Limits(), chunk=1, serial=True, work=work)
+        done = len(results.contents().done)
+        assert 0 < done < 20
+        assert list(disk.rglob(".*")) == [], "no part of a file is left"
+        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
+        assert run_tasks(tasks, results, Limits(), serial=True, work=work) == {"done": 20 - done}
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_shards_do_their_own_share_and_then_what_is_missing(tmp_path: Path) -> None:
     tasks = [task(number) for number in range(12)]
     ran: list[int] = []
 
-    def work(one: Task, models: Any, **how: Any) -> Outcome:
+    def work(one: Task, models: Any) -> Any:
         ran.append(one.facts["number"])
-        return Outcome(one, rows(one, {"mu": [1.0]}), {})
+        return rows(one, {"mu": [1.0]}), {}
 
     results = Results.at(tmp_path)
     for shard in ((1, 3), (0, 3), (2, 3)):  # one after the other, so the first has to do everything

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,16 +16,32 @@ import rankscope as rs
 from rankscope.errors import InputError
 from rankscope.ext.sweeps import working
 from rankscope.ext.sweeps.plan import plan_of
+from rankscope.ext.sweeps.results import Chunk, Results
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, tasks_of
-from rankscope.ext.sweeps.working import Outcome, outcome_of, rows_of
+from rankscope.ext.sweeps.working import Limits, rows_of, run_chunk
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.verbs._spec import VERBS
 
 SMALL = {"sequences": 2, "tokens": 12}
 
 
-def do(task: Task, **how: Any) -> Outcome:
-    return outcome_of(task, {}, **how)
+class Outcome(NamedTuple):
+    task: Task
+    table: Any
+    facts: dict[str, Any]
+
+
+def do(task: Task, models: dict[Any, Any] | None = None, **limits: Any) -> Outcome:
+    """What is stored of a task, as a chunk of its own."""
+    results = Results.at(tempfile.mkdtemp())
+    results.place.make("rows", "failures")
+    chunk = Chunk((task,))
+    work = None if models is None else lambda one, _: working.do(one, models)
+    counts = run_chunk(chunk, results, Limits(**{"retries": 0, **limits}), work=work)
+    if counts["failed"]:
+        return Outcome(task, None, results.table(f"failures/{chunk.name}.parquet").to_pylist()[0])
+    table = results.table(f"rows/{chunk.name}.parquet")
+    return Outcome(task, table, json.loads(table[RECORD][0].as_py()))
 
 
 def one_task(**given: Any) -> Task:
@@ -59,8 +77,7 @@ def test_rows_are_those_of_the_verb(verb: str, options: dict[str, Any]) -> None:
     assert values(outcome.table) == values(run.table)
     assert outcome.facts["verdict"] == run.verdict
     known = {*FIXED_COLUMNS, *COORDINATES, *VERBS[verb].columns, RECORD}
-    stored = rows_of(outcome)
-    assert values(stored) == values(run.table)
+    stored = outcome.table
     assert set(stored.column_names) <= known, "query must know every column"
     assert set(stored["seed"].to_pylist()) == {3}
     assert set(stored["task"].to_pylist()) == {outcome.task.key}
@@ -71,12 +88,10 @@ def test_rows_are_those_of_the_verb(verb: str, options: dict[str, Any]) -> None:
 def test_surgery_is_around_the_verb() -> None:
     outcome = do(one_task(variants=[{"name": "cut", "skip": 0, "mlp": "drop", "norm": "identity"}]))
     pure = do(one_task(variants=["pure"]))
-    assert outcome.table is not None
-    assert pure.table is not None
     assert values(outcome.table) == values(pure.table)
     with rs.operate(loaded := rs.load("init:tiny-bert").model, rs.Surgery(skip=0.0, mlp="drop", norm="identity")):
         run = rs.measure(loaded, rs.Inputs(list_of_ids(), batch=4))
-    assert set(rows_of(outcome)["variant"].to_pylist()) == {"cut"}
+    assert set(outcome.table["variant"].to_pylist()) == {"cut"}
     assert outcome.facts["provenance"]["operations"] == run.provenance.to_json()["operations"]
 
 
@@ -91,8 +106,10 @@ def test_texts_and_files_reach_the_model(tmp_path: Path) -> None:
     text.write_text("one two three four five six seven eight nine ten eleven twelve thirteen " * 3)
     outcome = do(one_task(inputs={**SMALL, "text": str(text)}))
     run = rs.measure("init:tiny-bert", rs.Inputs(text, **SMALL))
-    assert outcome.table is not None
     assert values(outcome.table) == values(run.table)
+    task = one_task(inputs={**SMALL, "text": str(text)})
+    text.write_text("another text")
+    assert "another text here" in do(task).facts["reason"]
     outcome = do(one_task(inputs={**SMALL, "texts": ["a b c d", "e f g h"]}))
     assert outcome.facts["provenance"]["sequences"] == 2
 
@@ -154,21 +171,19 @@ def test_neighbours_share_a_model_that_is_loaded_once(monkeypatch: pytest.Monkey
     plan = plan_of({"models": ["init:tiny-bert", "init:tiny-gpt2"], "verbs": ["measure", "exact"], "inputs": SMALL,
                     "variants": ["full", "pure"], "seeds": [0, 1]})  # fmt: skip
     models: dict[Any, Any] = {}
-    together = [outcome_of(task, models) for task in tasks_of(plan)]
+    together = [do(task, models) for task in tasks_of(plan)]
     assert len(loads) == 4, "two models from two seeds each"
     for outcome in together:
         assert outcome.table is not None, outcome.facts
         alone = do(outcome.task)
-        assert alone.table is not None
         assert values(outcome.table) == values(alone.table), "what ran before on the same model left nothing behind"
 
 
 def test_a_task_without_rows_is_stored_as_done() -> None:
-    outcome = do(one_task())
-    assert outcome.table is not None
-    stored = rows_of(Outcome(outcome.task, outcome.table.slice(0, 0), outcome.facts))
+    task = one_task()
+    stored = rows_of(task, rs.measure("init:tiny-bert", rs.Inputs(**SMALL)).table.slice(0, 0), {})
     assert stored.num_rows == 1
-    assert stored["task"].to_pylist() == [outcome.task.key]
+    assert stored["task"].to_pylist() == [task.key]
     assert stored["metric"].to_pylist() == [None]
 
 
@@ -205,9 +220,8 @@ def test_stored_states_are_models_of_a_sweep(tmp_path: Path) -> None:
     outcome = do(tasks[2])
     run = rs.judge(tmp_path / "step-20.npz", rs.Inputs(seed=3), layout="batch layers tokens dim", null=True)
     assert outcome.facts["verdict"] == run.verdict
-    assert outcome.table is not None
     assert set(outcome.table["sequence"].to_pylist()) == set(range(6))
-    assert set(rows_of(outcome)["step"].to_pylist()) == {20}
+    assert set(outcome.table["step"].to_pylist()) == {20}
     assert outcome.table["value"].to_pylist() == pytest.approx(run.table["value"].to_pylist(), rel=0, nan_ok=True)
     np.savez(tmp_path / "step-20.npz", x=x[:2].numpy())
     assert "other files here" in do(tasks[2]).facts["reason"]

@@ -6,7 +6,7 @@ from rankscope.extensions import Extension
 
 
 def _commands() -> None:
-    from rankscope.ext.sweeps import commands, query_command  # noqa: F401 each registers its command
+    from rankscope.ext.sweeps import commands  # noqa: F401 registers sweep and query
 
 
 def _sweep() -> object:

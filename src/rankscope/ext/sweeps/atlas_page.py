@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.errors import InputError, ResultError
+from rankscope.ext.sweeps.plan import WHOLE
 from rankscope.ext.sweeps.profiles import Profile, profiles_in
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.status import SweepStatus, status_in
@@ -22,6 +23,11 @@ from rankscope.reporting.states import STATES
 from rankscope.runs.curves import Curve
 from rankscope.runs.storage import write_page
 from rankscope.views import UNDEFINED, Cell, Column, Row, Section, Table, number, spans_decades
+
+MOST_PANELS = 400
+MOST_ROWS = 2000
+MOST_FAILURES = 100
+TABLED = ("relative_residual", "mean_cosine", "effective_rank")
 
 
 def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
@@ -44,51 +50,43 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         MissingExtraError: without Jinja2 (extra ``report``).
     """
     contents = Results.at(folder).contents()
-    place = contents.results.place
-    profiles = list(profiles_in(contents))
+    profiles = profiles_in(contents)
     if not profiles:
-        raise InputError(f"No task of the verb measure is done in {place}, and the atlas is drawn from these.")
+        words = f"No task of the verb measure is done in {contents.results.place}, and the atlas is drawn from these."
+        raise InputError(words)
     status = status_in(contents)
-    name = place.root.rpartition("/")[2]
-    sections = (
-        multiples_section(profiles),
-        trajectory_section(profiles),
-        table_section(profiles),
-        failures_section(status),
-    )
+    name = contents.results.place.root.rpartition("/")[2]
     models = len({one.model for one in profiles})
-    states = ", ".join(f"{count} {words}" for words, count in states_of(profiles).items())
+    # The last checkpoint of each model and variant stands for it.
+    last = list({(one.model, one.variant): one for one in profiles}.values())
+    whole = [_state(one) for one in last if one.variant == WHOLE]
+    states = [f"{whole.count(words)} {words}" for _, words in STATES.values() if words in whole]
+    left = {"failed": status.counts["failed"], "not run yet": status.counts["missing"]}
+    missing = ", ".join(f"{count} tasks {words}" for words, count in left.items() if count)
+    sections = (
+        _profiles_section(last),
+        _training_section(profiles),
+        _table_section(profiles),
+        _failures_section(status),
+    )
     chapter = Chapter(
         title=f"sweep · {clipped(name)}",
         question="How does each model behave?",
         state="plain" if status.complete else "care",
         headline=f"{models} model{'s' if models > 1 else ''} side by side",
-        verdict=[f"Verdicts of the whole models: {states}."] if states else [],
-        tiles=_tiles(status, models),
+        verdict=[f"Verdicts of the whole models: {', '.join(states)}."] if states else [],
+        tiles=[
+            ("models measured", str(models)),
+            ("tasks", f"{status.counts['done']} of {sum(status.counts.values())} done"),
+            ("rows measured", f"{sum(one.rows or 0 for one in profiles):,}"),
+            ("work", f"{sum(one.seconds or 0 for one in profiles):,.0f} s"),
+        ],
         sections=[section for section in sections if section is not None],
-        notes=[] if status.complete else [f"The sweep is not complete: {_left(status)}."],
+        notes=[f"The sweep is not complete: {missing}."] if missing else [],
     )
-    words = ["rankscope", "sweep", "atlas", str(folder), "--out", Path(path).name]
-    page = render(title or name, [chapter], [], visible(shlex.join(words)))
-    return _written(Path(path), page)
-
-
-def _tiles(status: SweepStatus, models: int) -> list[tuple[str, str]]:
-    total = sum(status.counts.values())
-    return [
-        ("models measured", str(models)),
-        ("tasks", f"{status.counts['done']} of {total} done"),
-        ("rows", f"{status.rows:,}"),
-        ("work", f"{status.seconds:,.0f} s"),
-    ]
-
-
-def _left(status: SweepStatus) -> str:
-    counts = {"failed": status.counts["failed"], "not run yet": status.counts["missing"]}
-    return ", ".join(f"{count} tasks {words}" for words, count in counts.items() if count)
-
-
-def _written(target: Path, page: str) -> Path:
+    command = ["rankscope", "sweep", "atlas", str(folder), "--out", Path(path).name]
+    page = render(title or name, [chapter], [], visible(shlex.join(command)))
+    target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_page(target, page)
@@ -97,38 +95,20 @@ def _written(target: Path, page: str) -> Path:
     return target
 
 
-WHOLE = "full"
-MOST_PANELS = 400
-MOST_ROWS = 2000
-MOST_FAILURES = 100
-TABLED = ("relative_residual", "mean_cosine", "effective_rank")
-
-
-def multiples_section(profiles: Sequence[Profile]) -> Section | None:
+def _profiles_section(last: Sequence[Profile]) -> Section | None:
     """One small panel per model, all on the same scale; the last checkpoint of a training run."""
-    views: Views = {}
-    last = _last_moments(profiles)
-    for metric in _metrics(last):
-        for variant in dict.fromkeys(one.variant for one in last):
-            lines = [
-                (f"{one.model} {stack}" if stack else one.model, line)
-                for one in last
-                if one.variant == variant
-                for (name, stack), line in one.curves.items()
-                if name == metric
-            ]
-            series = [series_of(name, line) for name, line in lines[:MOST_PANELS]]
-            if series:
-                drawn = (value for one in series for value in one["y"])
-                views[metric, variant] = {
-                    "metric": metric,
-                    "series": series,
-                    "guides": [],
-                    "log": spans_decades(drawn),
-                    "form": "number",
-                }
-    if not views:
+    lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in last:
+        for (metric, stack), line in one.curves.items():
+            series = lines.setdefault((metric, one.variant), [])
+            if len(series) < MOST_PANELS:
+                series.append(series_of(f"{one.model} {stack}" if stack else one.model, line))
+    if not lines:
         return None
+    views: Views = {}
+    for (metric, variant), series in lines.items():
+        is_log = spans_decades(value for one in series for value in one["y"])
+        views[metric, variant] = {"metric": metric, "series": series, "guides": [], "log": is_log, "form": "number"}
     chart = Chart(
         "multiples",
         "Profiles",
@@ -141,72 +121,35 @@ def multiples_section(profiles: Sequence[Profile]) -> Section | None:
     return Section("Every model", "How the tokens change with depth in each model.", (chart,))
 
 
-def table_section(profiles: Sequence[Profile]) -> Section | None:
-    """One row per model, checkpoint and variant; click the head to sort."""
-    if not profiles:
-        return None
-    names = [name for name in TABLED if any(name == metric for one in profiles for metric, _ in one.curves)]
-    columns = [Column("model"), *(Column(name, width="narrow") for name in ("checkpoint", "variant", "verdict"))]
-    columns += [Column("parameters"), Column("blocks")]
-    for name in names:
-        columns += [Column(f"{spoken(name)}, first", term=name), Column(f"{spoken(name)}, last")]
-    rows = [_model_row(one, names) for one in profiles[:MOST_ROWS]]
-    caption = "First and last block, means over sequences and seeds; of an encoder-decoder the encoder; * float floor"
-    table = Table(columns, rows, caption, sortable=True, left_out=max(0, len(profiles) - MOST_ROWS))
-    return Section("All in one table", "Press an arrow to sort by its column, again to reverse the order.", (table,))
-
-
-def _model_row(one: Profile, names: Sequence[str]) -> list[str | Cell]:
-    parameters = (one.facts.get("provenance") or {}).get("parameters")
-    depth = max((line.layers.size for line in one.curves.values()), default=0)
-    cells: list[str | Cell] = [
-        Cell(clipped(one.model, 40)),
-        Cell(clipped(one.checkpoint or "", 40), order=None if one.step is None else float(one.step)),
-        Cell(clipped(one.variant, 24)),
-        Cell(_state(one)),
-        Cell(f"{parameters:,}", order=float(parameters)) if isinstance(parameters, int) else Cell(""),
-        Cell(str(depth), order=float(depth)),
-    ]
-    for name in names:
-        line = _first(one, name)
-        ends = [] if line is None or not line.mean.size else [_end(line, 0), _end(line, -1)]
-        cells += ends or [Cell(""), Cell("")]
-    return cells
-
-
-def _end(line: Curve, position: int) -> Cell:
-    value, at_floor = float(line.mean[position]), bool(line.any_floor[position])
-    if not np.isfinite(value):
-        return Cell(UNDEFINED)
-    return Cell(number(value), ("floor",) if at_floor else (), order=value)
-
-
-def _state(one: Profile) -> str:
-    """The verdict in two words if it has a code, otherwise its beginning."""
-    codes = {str(item.get("code")) for item in one.facts.get("evidence") or () if isinstance(item, Mapping)}
-    codes = {str(one.facts["code"])} if one.facts.get("code") else codes
-    known = [words for code, (_, words) in STATES.items() if code in codes]
-    return known[-1] if known else clipped(split_verdict(visible(one.facts.get("verdict", "")))[0], 32)
-
-
-def _first(one: Profile, metric: str) -> Curve | None:
-    return next((line for (name, _), line in one.curves.items() if name == metric), None)
-
-
-def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
+def _training_section(profiles: Sequence[Profile]) -> Section | None:
     """Heatmaps of block by step, for each run with several checkpoints whose step is known."""
-    runs: dict[tuple[str, str], list[Profile]] = {}
+    runs: dict[tuple[str, str], dict[int, Profile]] = {}
     for one in profiles:
         if one.step is not None:
-            runs.setdefault((one.model, one.variant), []).append(one)
+            runs.setdefault((one.model, one.variant), {})[one.step] = one
     views: Views = {}
-    for (model, variant), group in runs.items():
-        moments = sorted({one.step: one for one in group}.values(), key=lambda one: one.step or 0)
-        if len(moments) < 2:
+    for (model, variant), by_step in runs.items():
+        steps = sorted(by_step)
+        if len(steps) < 2:
             continue
-        for metric, stack in moments[-1].curves:
+        for metric, stack in by_step[steps[-1]].curves:
+            lines = [by_step[step].curves.get((metric, stack)) for step in steps]
+            layers = sorted({int(layer) for line in lines if line is not None for layer in line.layers})
+            values = np.full((len(layers), len(steps)), np.nan)
+            for column, line in enumerate(lines):
+                if line is not None:
+                    values[np.searchsorted(layers, line.layers), column] = line.mean
+            fact = FACTS.metrics.get(metric)
             name = " ".join(part for part in (model, stack, "" if variant == WHOLE else f"({variant})") if part)
-            views[metric, name] = _map(metric, stack, moments)
+            views[metric, name] = {
+                "metric": metric,
+                "columns": steps,
+                "rows": layers,
+                "values": [[plain(float(value)) for value in row] for row in values],
+                "names": ["block", "step"],
+                "collapse": None if fact is None else fact.at_collapse,
+                "log": spans_decades(plain(float(value)) for value in values.ravel()),
+            }
     if not views:
         return None
     chart = Chart(
@@ -219,26 +162,48 @@ def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
     return Section("Over training", "How the profile changes during training.", (chart,))
 
 
-def _map(metric: str, stack: str | None, moments: Sequence[Profile]) -> dict[str, Any]:
-    lines = [one.curves.get((metric, stack)) for one in moments]
-    layers = sorted({int(layer) for line in lines if line is not None for layer in line.layers})
-    values = np.full((len(layers), len(moments)), np.nan)
-    for column, line in enumerate(lines):
-        if line is not None:
-            values[np.searchsorted(layers, line.layers), column] = line.mean
-    fact = FACTS.metrics.get(metric)
-    return {
-        "metric": metric,
-        "columns": [one.step for one in moments],
-        "rows": layers,
-        "values": [[plain(float(value)) for value in row] for row in values],
-        "names": ["block", "step"],
-        "collapse": None if fact is None else fact.at_collapse,
-        "log": spans_decades(plain(float(value)) for value in values.ravel()),
-    }
+def _table_section(profiles: Sequence[Profile]) -> Section:
+    """One row per model, checkpoint and variant; click the head to sort."""
+    names = [name for name in TABLED if any(name == metric for one in profiles for metric, _ in one.curves)]
+    columns = [Column("model"), *(Column(name, width="narrow") for name in ("checkpoint", "variant", "verdict"))]
+    columns += [Column("parameters"), Column("blocks")]
+    for name in names:
+        columns += [Column(f"{spoken(name)}, first", term=name), Column(f"{spoken(name)}, last")]
+    rows: list[Row] = []
+    for one in profiles[:MOST_ROWS]:
+        depth = max((line.layers.size for line in one.curves.values()), default=0)
+        cells: list[str | Cell] = [
+            Cell(clipped(one.model, 40)),
+            Cell(clipped(one.checkpoint or "", 40), order=None if one.step is None else float(one.step)),
+            Cell(clipped(one.variant, 24)),
+            Cell(_state(one)),
+            Cell("") if one.parameters is None else Cell(f"{one.parameters:,}", order=float(one.parameters)),
+            Cell(str(depth), order=float(depth)),
+        ]
+        for name in names:
+            line = next((line for (metric, _), line in one.curves.items() if metric == name), None)
+            cells += [Cell(""), Cell("")] if line is None else [_end(line, 0), _end(line, -1)]
+        rows.append(cells)
+    caption = "First and last block, means over sequences and seeds; of an encoder-decoder the encoder; * float floor"
+    table = Table(columns, rows, caption, sortable=True, left_out=max(0, len(profiles) - MOST_ROWS))
+    return Section("All in one table", "Press an arrow to sort by its column, again to reverse the order.", (table,))
 
 
-def failures_section(status: SweepStatus) -> Section | None:
+def _end(line: Curve, position: int) -> Cell:
+    value, at_floor = float(line.mean[position]), bool(line.any_floor[position])
+    if not np.isfinite(value):
+        return Cell(UNDEFINED)
+    return Cell(number(value), ("floor",) if at_floor else (), order=value)
+
+
+def _state(one: Profile) -> str:
+    """The verdict in two words if it has a code, otherwise its beginning."""
+    if one.code is not None and one.code in STATES:
+        return STATES[one.code][1]
+    return clipped(split_verdict(visible(one.verdict or ""))[0], 32)
+
+
+def _failures_section(status: SweepStatus) -> Section | None:
     """The failed tasks, with reasons."""
     if not status.failures:
         return None
@@ -248,18 +213,3 @@ def failures_section(status: SweepStatus) -> Section | None:
     left = max(0, len(status.failures) - MOST_FAILURES)
     table = Table(["task", Column("reason", width="wide")], rows, "Tasks without rows", left_out=left)
     return Section("What failed", "", (table,))
-
-
-def states_of(profiles: Sequence[Profile]) -> dict[str, int]:
-    """Number of whole models in each state of the verdict, gravest last."""
-    states = [_state(one) for one in _last_moments(profiles) if one.variant == WHOLE]
-    return {words: states.count(words) for _, words in STATES.values() if words in states}
-
-
-def _last_moments(profiles: Sequence[Profile]) -> list[Profile]:
-    """The last checkpoint of each model and variant."""
-    return list({(one.model, one.variant): one for one in profiles}.values())
-
-
-def _metrics(profiles: Sequence[Profile]) -> list[str]:
-    return list(dict.fromkeys(metric for one in profiles for metric, _ in one.curves))

@@ -1,8 +1,10 @@
-"""``rankscope sweep`` and its commands ``example``, ``status`` and ``atlas``."""
+"""``rankscope sweep``, its commands ``example``, ``status`` and ``atlas``, and ``rankscope query``."""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +16,17 @@ from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import wants_progress
 from rankscope.cli.streams import print_json, remarks_console, results_console
-from rankscope.errors import InputError
+from rankscope.errors import InputError, ResultError
 
 if TYPE_CHECKING:
     from rankscope.ext.sweeps.status import SweepStatus
 
 DEFAULT = "run"
 HELP = "How do many models, checkpoints and seeds compare? Runs a plan on Ray into one Parquet data set; can resume."
+MOST_LINES = 200
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Folder or address of a sweep.")]
 NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures; no progress bar.")]
+NoRemarks = Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages to stderr.")]
 
 
 class PlanGroup(TyperGroup):
@@ -106,9 +110,41 @@ def run_command(
         status = rankscope.sweep(
             plan, place, chunk=chunk, serial=serial, address=address, workers=workers, shard=shard, progress=progress
         )
-    _show(status, as_json=as_json, quiet=quiet)
     if not quiet:
         remarks_console().print(f"saved in {place}", markup=False)
+    _show(status, as_json=as_json, quiet=quiet)
+
+
+def _list_tasks(plan: Path, *, as_json: bool) -> None:
+    from rankscope.ext.sweeps.plan import plan_of
+    from rankscope.ext.sweeps.tasks import tasks_of
+
+    tasks = list(tasks_of(plan_of(plan)))
+    if as_json:
+        print_json({"kind": "tasks", "tasks": [{"key": task.key, **task.facts} for task in tasks]})
+        return
+    for task in tasks:
+        typer.echo(f"{task.key}  {task.title}")
+
+
+def _so_far(place: str) -> str:
+    from rankscope.ext.sweeps.status import status_of
+
+    try:
+        counts = status_of(place).counts
+    except ResultError:
+        return "No task was started."
+    finished = f"{counts['done']} of {sum(counts.values())} tasks"
+    return f"{finished} are complete in {place}. The same command runs the rest."
+
+
+def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(status.to_json())
+    elif not quiet or status.failures:
+        typer.echo(str(status))
+    if status.counts["failed"]:
+        raise typer.Exit(1)
 
 
 @sweep_app.command("example")
@@ -116,7 +152,7 @@ def example_command(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: stdout.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages to stderr.")] = False,
+    quiet: NoRemarks = False,
 ) -> None:
     """What does a plan look like? Prints a small plan that runs within seconds and explains every key."""
     from rankscope.ext.sweeps.example import EXAMPLE_PLAN
@@ -136,11 +172,7 @@ def example_command(
 
 
 @sweep_app.command("status")
-def status_command(
-    folder: Folder,
-    as_json: parameters.AsJson = False,
-    quiet: NoWords = False,
-) -> None:
+def status_command(folder: Folder, as_json: parameters.AsJson = False, quiet: NoWords = False) -> None:
     """How far is the sweep? Counts finished, failed and pending tasks. The exit code is 1 if any task failed."""
     from rankscope.ext.sweeps.status import status_of
 
@@ -149,13 +181,8 @@ def status_command(
         from rankscope.reporting.terminal import print_entries
 
         rows = [
-            {
-                "model": place[0],
-                "verb": place[1],
-                **{name: str(count) for name, count in counts.items()},
-                "read": "; ".join(status.inputs.get(place, {})),
-            }
-            for place, counts in status.groups.items()
+            {"model": model, "verb": verb, **{state: str(count) for state, count in counts.items()}}
+            for (model, verb), counts in status.groups.items()
         ]
         print_entries(rows, results_console())
     _show(status, as_json=as_json, quiet=quiet)
@@ -178,49 +205,57 @@ def atlas_command(
         remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)
 
 
-def _so_far(place: str) -> str:
-    from rankscope.errors import ResultError
-    from rankscope.ext.sweeps.status import status_of
+def query_command(
+    folder: Folder,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the tables rows and tasks.")],
+    as_json: parameters.AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values to stdout.")] = False,
+    quiet: NoRemarks = False,
+) -> None:
+    """What does the sweep say? Runs SQL over all its rows with DuckDB; the query cannot read or write anything else."""
+    import rankscope
+    from rankscope.reporting.terminal import print_entries
+    from rankscope.runs.plain_json import visible
+    from rankscope.views import number
 
-    try:
-        counts = status_of(place).counts
-    except ResultError:
-        return "No task was started."
-    finished = f"{counts['done']} of {sum(counts.values())} tasks"
-    return f"{finished} are complete in {place}. The same command runs the rest."
+    def plain(value: object) -> object:
+        """In JSON types; a value that is not finite becomes null, a date a string."""
+        if isinstance(value, float):
+            return value if value - value == 0 else None
+        return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
+    def words(value: object) -> str:
+        return number(value) if isinstance(value, float) else "" if value is None else visible(value)
 
-def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
+    answer = rankscope.query(folder, sql)
     if as_json:
-        print_json(status.to_json())
-    elif not quiet or status.failures:
-        typer.echo(str(status))
-    if status.counts["failed"]:
-        raise typer.Exit(1)
+        rows = [{name: plain(value) for name, value in row.items()} for row in answer.to_pylist()]
+        print_json({"kind": "query", "columns": answer.column_names, "rows": rows})
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(answer.column_names)
+        for batch in answer.to_batches():
+            writer.writerows(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    else:
+        shown = answer.slice(0, MOST_LINES).to_pylist()
+        if shown:
+            print_entries([{name: words(value) for name, value in row.items()} for row in shown], results_console())
+        elif not quiet:
+            remarks_console().print("no rows", markup=False)
+        if answer.num_rows > MOST_LINES and not quiet:
+            remarks_console().print(f"{answer.num_rows - MOST_LINES} more rows; --csv prints all", markup=False)
 
 
-def _list_tasks(plan: Path, *, as_json: bool) -> None:
-    from rankscope.ext.sweeps.plan import plan_of
-    from rankscope.ext.sweeps.tasks import tasks_of
-
-    tasks = list(tasks_of(plan_of(plan)))
-    if as_json:
-        print_json({"kind": "tasks", "tasks": [{"key": task.key, **task.facts} for task in tasks]})
-        return
-    for task in tasks:
-        typer.echo(f"{task.key}  {task.title}")
-
-
-COMMANDS.add(
-    "sweep",
-    Command(
-        sweep_app,
-        (
-            "sweep example --out plan.yaml",
-            "sweep plan.yaml --serial",
-            "sweep status plan",
-            "sweep atlas plan --out atlas.html",
-        ),
-        100,
-    ),
+SWEEP_EXAMPLES = (
+    "sweep example --out plan.yaml",
+    "sweep plan.yaml --serial",
+    "sweep status plan",
+    "sweep atlas plan --out atlas.html",
 )
+QUERY_EXAMPLES = (
+    "sweep example --out plan.yaml",
+    "sweep plan.yaml --serial --quiet",
+    "query plan 'SELECT model, variant, avg(value) AS residual FROM rows GROUP BY ALL ORDER BY ALL'",
+)
+COMMANDS.add("sweep", Command(sweep_app, SWEEP_EXAMPLES, 100))
+COMMANDS.add("query", Command(query_command, QUERY_EXAMPLES, 70))

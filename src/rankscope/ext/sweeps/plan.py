@@ -7,19 +7,20 @@ import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from rankscope._files import read_regular
 from rankscope._types import is_named, path_of
 from rankscope.errors import InputError, MissingExtraError
 from rankscope.execution.budget import parse_size
-from rankscope.options import Option
 from rankscope.verbs._spec import Verb, verbs_in_order
 
 try:
+    import yaml
     from pydantic import (
         AfterValidator,
         BaseModel,
+        BeforeValidator,
         ConfigDict,
         Field,
         ValidationError,
@@ -28,82 +29,55 @@ try:
         model_validator,
     )
 except ImportError as missing:
-    raise MissingExtraError("rankscope sweep", "pydantic", "sweep") from missing
+    raise MissingExtraError("rankscope sweep", "pyyaml" if missing.name == "yaml" else "pydantic", "sweep") from missing
 
 LARGEST_PLAN = 2**20
-DEEPEST = 12
+WHOLE = "full"
+MOST_MISTAKES = 5
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Refuses aliases, with which a short file could expand to gigabytes, and keys that are written twice."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node without an anchor."""
+        event: Any = self.peek_event()
+        if event.anchor:
+            words = "anchors and aliases (& and *) are not read; write it out"
+            raise yaml.composer.ComposerError(problem=words, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """A mapping; YAML itself would silently keep the last of two equal keys."""
+        names: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in names:
+                words = f"{key.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(problem=words, problem_mark=key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)
 
 
 def read_plan_data(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file.
-
-    Refuses anchors and aliases (a short file could expand to gigabytes), tags, repeated keys, several documents, and
-    files above 1 MiB.
+    """Read the mapping in a YAML file of at most 1 MiB, which is plain data.
 
     Raises:
-        InputError: the file is not valid; the message has the line, what was found there and what was expected.
-        MissingExtraError: without PyYAML (extra ``sweep``).
+        InputError: it is something else; the message has the line.
     """
     try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("rankscope sweep", "pyyaml", "sweep") from error
-    text = _text_of(path)
-    try:
-        _refuse_tricks(yaml, text, path)
-        _refuse_repeats(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        plan = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a YAML file that can be read: {' '.join(str(error).split())}.") from error
-    if not isinstance(plan, dict):
-        raise InputError(f"{path} holds {_kind(plan)}; a plan is a mapping with the keys models and verbs.")
-    return plan
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return read_regular(path, LARGEST_PLAN).decode("utf-8")
+        text = read_regular(path, LARGEST_PLAN).decode("utf-8")
     except OSError as error:
         raise InputError(f"The plan {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text (byte {error.start}); a plan is a YAML file.") from error
-
-
-def _refuse_tricks(yaml: Any, text: str, path: Path) -> None:
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise InputError(f"{path}, line {line}: anchors and aliases (& and *) are not read. Write it out.")
-        if getattr(event, "tag", None):
-            raise InputError(f"{path}, line {line}: the tag {event.tag!r} is not read; a plan is plain data.")
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise InputError(f"{path}, line {line}: nested more than {DEEPEST} deep; a plan has four levels.")
-    if documents > 1:
-        raise InputError(f"{path} holds {documents} documents separated by '---'; a plan is one.")
-
-
-def _refuse_repeats(node: Any, path: Path) -> None:
-    """Refuse repeated keys: YAML would silently keep the last one."""
-    if node is None or isinstance(node.value, str):
-        return
-    seen: set[str] = set()
-    for entry in node.value:
-        if isinstance(entry, tuple):
-            name = str(entry[0].value)
-            if name in seen:
-                raise InputError(f"{path}, line {entry[0].start_mark.line + 1}: {name!r} is written twice.")
-            seen.add(name)
-            _refuse_repeats(entry[0], path)
-            _refuse_repeats(entry[1], path)
-        else:
-            _refuse_repeats(entry, path)
-
-
-def _kind(found: object) -> str:
-    return "nothing" if found is None else f"a {type(found).__name__}"
+    try:
+        plan = yaml.load(text, Loader=PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a YAML file that can be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(plan, dict):
+        kind = "nothing" if plan is None else f"a {type(plan).__name__}"
+        raise InputError(f"{path} holds {kind}; a plan is a mapping with the keys models and verbs.")
+    return plan
 
 
 def _refuse_code(text: str) -> str:
@@ -116,29 +90,21 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Place = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_refuse_code)]
 """What a worker opens. ``train.py:build`` would run code, and whoever shares a plan is not trusted to do that."""
 Count = Annotated[int, Field(ge=1, le=10**7)]
-
-
-def sized(given: Any) -> Any:
-    """Convert ``"4 GiB"`` to bytes, for a field of a plan; None stays None.
-
-    Example:
-        >>> sized("1.5 GiB")
-        1610612736
-    """
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, (int, str)):
-        raise ValueError(f"{given!r} is not a size; write 4 GiB, 500 MB, or a number of bytes")
-    try:
-        return parse_size(given)
-    except InputError as error:
-        raise ValueError(str(error)) from error
+Size = Annotated[int | None, BeforeValidator(lambda given: None if given is None else parse_size(given))]
+"""A number of bytes, also written as ``"4 GiB"``."""
 
 
 class Part(BaseModel):
     """Base class of the parts of a plan: frozen, refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, protected_namespaces=())
+    short_form: ClassVar[str | None] = None
+    """The field for which a text alone stands."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _long_form(cls, given: Any) -> Any:
+        return {cls.short_form: given} if isinstance(given, str) and cls.short_form else given
 
 
 class PlanInputs(Part):
@@ -155,8 +121,7 @@ class PlanInputs(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> PlanInputs:
-        given = [name for name in ("text", "texts") if getattr(self, name) is not None]
-        if len(given) + self.random_tokens > 1:
+        if (self.text is not None) + (self.texts is not None) + self.random_tokens > 1:
             raise ValueError("text, texts and random_tokens: true exclude each other; give one of them")
         return self
 
@@ -164,15 +129,11 @@ class PlanInputs(Part):
 class Checkpoint(Part):
     """One checkpoint of a training run: a folder, a revision of a hub repository, or hidden states computed there."""
 
+    short_form = "path"
     path: Place | None = None
     revision: Place | None = None
     states: Place | None = None
     step: int | None = Field(default=None, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, given: Any) -> Any:
-        return {"path": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_place(self) -> Checkpoint:
@@ -196,6 +157,7 @@ class Checkpoint(Part):
 class PlanModel(Part):
     """One model, one training run with its checkpoints in order, or hidden states of either in files."""
 
+    short_form = "model"
     model: Place | None = None
     states: Place | None = None
     layout: str | None = None
@@ -209,41 +171,29 @@ class PlanModel(Part):
     verbs: tuple[Name, ...] | None = Field(default=None, min_length=1)
     inputs: PlanInputs | None = None
     dtype: str | None = None
-    memory: int | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, given: Any) -> Any:
-        return {"model": given} if isinstance(given, str) else given
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _sized(cls, given: Any) -> Any:
-        return sized(given)
+    memory: Size = None
 
     @model_validator(mode="after")
     def _whole(self) -> PlanModel:
-        if self.model is None and self.states is None and not self.checkpoints:
-            raise ValueError("give a model (a spec), its checkpoints (folders), or states (a file or folder)")
-        self._check_states()
+        if self.model is None and self.states is None:
+            if not self.checkpoints:
+                raise ValueError("give a model (a spec), its checkpoints (folders), or states (a file or folder)")
+            if self.name is None:
+                raise ValueError("a run given by its checkpoints needs a name")
         if self.model is not None and any(one.path is not None for one in self.checkpoints):
             raise ValueError("model and checkpoint folders exclude each other; name the run with name instead")
-        if self.model is None and self.states is None and self.name is None:
-            raise ValueError("a run given by its checkpoints needs a name")
         if self.revisions and self.checkpoints:
             raise ValueError("revisions and checkpoints exclude each other")
+        if self.has_states:
+            others = ["model", "model_class", "blocks", "revisions", *(["checkpoints"] if self.states else [])]
+            given = [name for name in others if getattr(self, name)]
+            if given or any(one.states is None for one in self.checkpoints):
+                raise ValueError(
+                    f"states are measured without a model: leave out {', '.join(given) or 'its checkpoints'}"
+                )
+        elif self.layout is not None or self.at is not None:
+            raise ValueError("layout and at describe states; give states, or leave them out")
         return self
-
-    def _check_states(self) -> None:
-        stored = [one.states is not None for one in self.checkpoints]
-        if self.states is None and not any(stored):
-            if self.layout is not None or self.at is not None:
-                raise ValueError("layout and at describe states; give states, or leave them out")
-            return
-        others = ("model", "model_class", "blocks", "revisions") + (("checkpoints",) if self.states else ())
-        taken = [name for name in others if getattr(self, name)]
-        if taken or not all(stored):
-            raise ValueError(f"states are measured without a model: leave out {', '.join(taken) or 'its checkpoints'}")
 
     @property
     def has_states(self) -> bool:
@@ -264,6 +214,7 @@ class PlanModel(Part):
 class PlanVariant(Part):
     """Surgery under which the verbs run: a name known to ``ablate``, or settings of ``operate``."""
 
+    short_form = "name"
     name: Name
     skip: float | None = None
     attention_skip: float | None = None
@@ -276,11 +227,6 @@ class PlanVariant(Part):
     attention: Literal["keep", "uniform", "centred"] = "keep"
     attention_scale: float = 1.0
     layers: tuple[int, ...] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -303,21 +249,15 @@ def options_in_plans(verb: Verb) -> type[VerbUse]:
     """The class for the options of one verb in a plan, built from the verb's declaration."""
     fields: dict[str, Any] = {"verb": (Literal[verb.name], ...)}
     for option in verb.options:
-        if option.in_plans:
-            fields[option.name] = _field(option)
+        if not option.in_plans:
+            continue
+        kind: Any = Literal[option.choices] if option.choices else Name if option.kind is str else option.kind
+        if option.least is not None:
+            kind = Annotated[kind, Field(ge=option.least, le=10**7)]
+        if option.several:
+            kind = tuple[kind, ...]
+        fields[option.name] = (kind | None if option.default is None else kind, option.default)
     return create_model(verb.name, __base__=VerbUse, __doc__=f"Options of ``{verb.name}``.", **fields)
-
-
-def _field(option: Option) -> tuple[Any, Any]:
-    one: Any = Literal[option.choices] if option.choices else Name if option.kind is str else option.kind
-    if option.least is not None:
-        one = Annotated[one, Field(ge=option.least, le=10**7)]
-    wanted: Any = tuple[one, ...] if option.several else one
-    return (wanted | None, None) if option.default is None else (wanted, option.default)
-
-
-WHOLE = "full"
-MOST_MISTAKES = 5
 
 
 class Plan(Part):
@@ -332,38 +272,42 @@ class Plan(Part):
     retries: Annotated[int, Field(ge=0, le=100)] = 3
     timeout: Annotated[float, Field(gt=0)] | None = None
     cpus: Annotated[float, Field(gt=0, le=1024)] = 1
-    memory: int | None = None
+    memory: Size = None
 
     @field_validator("verbs", mode="before")
     @classmethod
-    def _short_verbs(cls, given: Any) -> Any:
-        return [_long_verb(one) for one in given] if isinstance(given, list) else given
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _sized(cls, given: Any) -> Any:
-        return sized(given)
+    def _long_verbs(cls, given: Any) -> Any:
+        """Expand the short forms ``measure`` and ``measure: {null: true}``."""
+        if not isinstance(given, list):
+            return given
+        expanded = []
+        for one in given:
+            if isinstance(one, str):
+                one = {"verb": one}
+            elif isinstance(one, dict) and len(one) == 1 and "verb" not in one:
+                ((name, options),) = one.items()
+                one = {"verb": name, **options} if isinstance(options, dict) else {"verb": name}
+            expanded.append(one)
+        return expanded
 
     @model_validator(mode="after")
     def _names_differ(self) -> Plan:
-        groups: dict[str, list[str]] = {
+        groups = {
             "models": [one.label for one in self.models],
             "variants": [one.name for one in self.variants],
             "verbs": [one.verb for one in self.verbs],
         }
         for kind, names in groups.items():
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
+            if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"{kind} must differ by name; {', '.join(twice)} is written twice")
-        known = sweep_verbs()
-        for name in [name for one in self.models for name in one.verbs or ()]:
-            if name not in known:
-                raise ValueError(_no_verb(name, known))
-        for one in self.models:
-            wrong = sorted({*(one.verbs or (use.verb for use in self.verbs))} - {"measure"})
-            if one.has_states and wrong:
-                raise ValueError(f"{one.label} is hidden states, and {', '.join(wrong)} needs a model: give it verbs: "
-                                 "[measure]")  # fmt: skip
+        for model in self.models:
+            for name in model.verbs or ():
+                if name not in sweep_verbs():
+                    raise ValueError(_no_verb(name))
+            wrong = sorted({*(model.verbs or groups["verbs"])} - {"measure"})
+            if model.has_states and wrong:
+                words = f"{model.label} is hidden states, and {', '.join(wrong)} needs a model"
+                raise ValueError(f"{words}: give it verbs: [measure]")
         return self
 
 
@@ -375,22 +319,6 @@ def _plan_with(verbs: tuple[Verb, ...]) -> type[Plan]:
     return create_model("Plan", __base__=Plan, verbs=(checked, Field(min_length=1)))
 
 
-def _no_verb(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"there is no verb {name!r} for a sweep ({hint})"
-
-
-def _long_verb(given: Any) -> Any:
-    """Expand the short forms ``measure`` and ``measure: {null: true}``."""
-    if isinstance(given, str):
-        return {"verb": given}
-    if isinstance(given, dict) and len(given) == 1 and "verb" not in given:
-        name, options = next(iter(given.items()))
-        return {"verb": name, **options} if isinstance(options, dict) else {"verb": name} if options is None else given
-    return given
-
-
 def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
     """Make a plan from a file or a mapping; a plan is returned unchanged.
 
@@ -399,12 +327,10 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
     """
     if isinstance(given, Plan):
         return given
-    data = (
-        dict(given)
-        if isinstance(given, Mapping)
-        else read_plan_data(path_of(given, "plan", "a YAML file, or the same as a dict"))
-    )
-    where = "The plan" if isinstance(given, Mapping) else str(given)
+    if isinstance(given, Mapping):
+        where, data = "The plan", dict(given)
+    else:
+        where, data = str(given), read_plan_data(path_of(given, "plan", "a YAML file, or the same as a dict"))
     try:
         return _plan_with(tuple(sweep_verbs().values())).model_validate(data)
     except ValidationError as error:
@@ -417,23 +343,28 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
 def _words(entry: Any) -> str:
     """One line about one mistake, without pydantic's technical details."""
     unknown_key = entry["type"] == "extra_forbidden"
-    known_verbs = sweep_verbs()
-    *before, last = entry["loc"] or ("",)
-    place = [str(step) for step in before if step not in known_verbs]
-    place += [str(last)] if unknown_key or last not in known_verbs else []
-    at = ".".join(place)
+    # pydantic adds the verb, by which it chose the class of the options, to the place of a mistake in them.
+    steps = [str(step) for step in entry["loc"]]
+    at = ".".join(step for number, step in enumerate(steps) if number != 2 or steps[0] != "verbs")
     if unknown_key:
-        known = _fields_at(entry["loc"])
-        near = difflib.get_close_matches(str(last), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
-        return f"{at} is not a key of a plan ({hint})"
+        known = _keys_beside(entry["loc"])
+        return f"{at} is not a key of a plan ({_hint(steps[-1], sorted(known), 'known here')})"
     if entry["type"] == "union_tag_invalid":
-        return f"{at}: {_no_verb(str(entry['ctx']['tag']), known_verbs)}"
+        return f"{at}: {_no_verb(str(entry['ctx']['tag']))}"
     message = str(entry["msg"]).removeprefix("Value error, ")
     return f"{at}: {message[:1].lower()}{message[1:]}" if at else message
 
 
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
+def _no_verb(name: str) -> str:
+    return f"there is no verb {name!r} for a sweep ({_hint(name, sweep_verbs(), 'known')})"
+
+
+def _hint(word: str, known: Collection[str], listed: str) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"{listed}: {', '.join(known)}"
+
+
+def _keys_beside(place: tuple[Any, ...]) -> list[str]:
     """The keys that are valid at the place of an unknown key."""
     kinds: dict[str, type[Part]] = {
         "inputs": PlanInputs,
@@ -442,5 +373,5 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
         "variants": PlanVariant,
         **{name: options_in_plans(verb) for name, verb in sweep_verbs().items()},
     }
-    inner = next((kinds[step] for step in reversed(place[:-1]) if step in kinds), Plan)
-    return [name for name in inner.model_fields if name != "verb"]
+    kind = next((kinds[step] for step in reversed(place[:-1]) if step in kinds), Plan)
+    return [name for name in kind.model_fields if name != "verb"]

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from rankscope.errors import InputError, RankscopeError, ResultError
-from rankscope.ext.sweeps.tasks import COORDINATES, KEY_LENGTH, RECORD, Task
+from rankscope.errors import InputError, ResultError
+from rankscope.ext.sweeps.tasks import COORDINATES, KEY_LENGTH, Task
 from rankscope.runs.places import Place, place_of
 from rankscope.runs.plain_json import parse_json
 
@@ -40,13 +39,15 @@ MOST_FILES = 10_000
 READERS = 16
 LARGEST_FILE = 2**31
 EXPECTED = "the folder of a sweep, or its address"
-KINDS: Mapping[str, Any] = {"verdict": str, "code": (str, type(None)), "evidence": list, "provenance": dict}
-"""What readers rely on in a record, which somebody may have edited."""
 TASK_COLUMNS = pa.schema({**COORDINATES, "chunk": pa.string(), "description": pa.string()})
 FAILURE_COLUMNS = pa.schema({
     "task": pa.string(), "reason": pa.string(), "type": pa.string(), "trace": pa.string(), "seconds": pa.float64(),
     "finished": pa.string(),
 })  # fmt: skip
+
+
+class StoringError(ResultError):
+    """Results cannot be stored, so that running more tasks would be in vain."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,6 @@ class Chunk:
     def name(self) -> str:
         """Hash of the keys of its tasks."""
         return hashlib.sha256("".join(task.key for task in self.tasks).encode()).hexdigest()[:KEY_LENGTH]
-
-    def singles(self) -> list[Chunk]:
-        """Its tasks, each as a chunk of its own."""
-        return [Chunk((task,)) for task in self.tasks]
 
 
 def chunks_of(tasks: Sequence[Task], size: int) -> list[Chunk]:
@@ -92,14 +89,14 @@ class Results:
         facts = json.dumps({"schema": SCHEMA, "chunk": size}).encode()
         try:
             self.place.make(ROWS, FAILURES)
-            is_first = not self.place.holds(SWEEP) and self.place.create(SWEEP, facts)
-            known = size if is_first else self._chunk_length()
-            if chunk is not None and chunk != known:
+            if self.place.holds(SWEEP) or not self.place.create(SWEEP, facts):
+                size = self._chunk_length()
+            if chunk is not None and chunk != size:
                 raise InputError(
-                    f"{self.place} was begun with chunks of {known} tasks, and its files are named by them. Leave out "
+                    f"{self.place} was begun with chunks of {size} tasks, and its files are named by them. Leave out "
                     "--chunk, or give another --out."
                 )
-            chunks = chunks_of(tasks, known)
+            chunks = chunks_of(tasks, size)
             self.place.write(TASKS, _parquet(_listed(chunks)))
         except OSError as error:
             where = "cannot be made a folder" if self.place.is_local else "cannot be written to"
@@ -115,28 +112,22 @@ class Results:
             pass
         raise ResultError(f"{self.place}/{SWEEP} was not written by this version of rankscope. Give another --out.")
 
-    def waiting(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
-        """The chunks that are left, and whether files of them are there already.
+    def waiting(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """The chunks that are left.
 
-        One listing tells it, unless files are there that the present plan does not name: those of a plan that was
-        since extended, or of tasks that ran alone. They are opened for their keys, and what is in them is left out.
+        One listing tells it, unless tasks are spread over other files: those of a plan that was since extended, or of a
+        chunk in which some tasks failed. These files are opened for their keys, and what is left is cut anew.
         """
         rows, failed = self.listed(ROWS), self.listed(FAILURES)
         left = [chunk for chunk in chunks if chunk.name not in rows or chunk.name in failed]
-        others = rows - {chunk.name for chunk in chunks}
-        if not left or not others:
-            return [(chunk, chunk.name in rows or chunk.name in failed) for chunk in left]
-        finished = frozenset[str]().union(*self.keys_in(others).values())
-        whole, rest = [], []
-        for chunk in left:
-            if chunk.name in rows or not any(task.key in finished for task in chunk.tasks):
-                whole.append(chunk)
-            else:
-                rest += [task for task in chunk.tasks if task.key not in finished]
-        return [
-            (chunk, chunk.name in rows or chunk.name in failed)
-            for chunk in [*whole, *chunks_of(rest, len(chunks[0].tasks))]
-        ]
+        partly = rows - ({chunk.name for chunk in chunks} - failed)
+        if not left or not partly:
+            return left
+        finished = frozenset[str]().union(*self.keys_in(partly).values())
+        whole = [chunk for chunk in left if not any(task.key in finished for task in chunk.tasks)]
+        begun = [chunk for chunk in left if any(task.key in finished for task in chunk.tasks)]
+        rest = [task for chunk in begun for task in chunk.tasks if task.key not in finished]
+        return [*whole, *chunks_of(rest, len(chunks[0].tasks))]
 
     def listed(self, folder: str) -> set[str]:
         """The names of the files in a folder.
@@ -153,18 +144,15 @@ class Results:
         """The keys of the tasks in files of rows; many files are read at once."""
         names = sorted(names)
         with ThreadPoolExecutor(READERS) as pool:
-            tables = pool.map(lambda name: self.table(ROWS, name, ["task"]), names)
-            return {
-                name: frozenset(table["task"].unique().to_pylist()) for name, table in zip(names, tables, strict=True)
-            }
+            tables = pool.map(lambda name: self.table(f"{ROWS}/{name}.parquet", ["task"]), names)
+            return {name: frozenset(one["task"].unique().to_pylist()) for name, one in zip(names, tables, strict=True)}
 
-    def table(self, folder: str, name: str, columns: list[str] | None = None) -> pa.Table:
+    def table(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """The content of a file.
 
         Raises:
             ResultError: it cannot be read, or is not one that a sweep writes.
         """
-        path = f"{folder}/{name}.parquet" if folder else name
         try:
             if self.place.is_local:  # not a pipe, and not a device
                 source = pa.BufferReader(self.place.read(path, LARGEST_FILE))
@@ -174,34 +162,22 @@ class Results:
         except OSError as error:  # Arrow raises it for damaged pages, without strerror
             raise ResultError(f"{self.place}/{path} cannot be read ({error.strerror or error}).") from error
         except (pa.ArrowException, KeyError, ValueError) as error:
-            raise ResultError(
-                f"{self.place}/{path} is not a file of a sweep ({error}). Remove it and sweep again."
-            ) from (error)
+            words = f"{self.place}/{path} is not a file of a sweep ({error}). Remove it and sweep again."
+            raise ResultError(words) from error
 
-    def keep(
-        self, name: str, tables: Sequence[pa.Table], failures: Sequence[Mapping[str, Any]], *, again: bool
-    ) -> None:
-        """Write what came of a chunk. Its rows are written last: that is the commit.
-
-        Args:
-            name: of the chunk.
-            tables: rows of the tasks that are finished.
-            failures: facts about those that failed.
-            again: whether an earlier run left a file of failures, which is no longer true.
+    def keep(self, name: str, tables: Sequence[pa.Table], failures: Sequence[Mapping[str, Any]]) -> None:
+        """Write what came of a chunk: the tasks that failed, then the rows of the others, which is the commit.
 
         Raises:
-            ResultError: a file could not be written.
+            StoringError: a file could not be written.
         """
         try:
             if failures:
-                self.place.write(
-                    f"{FAILURES}/{name}.parquet", _parquet(pa.Table.from_pylist(list(failures), FAILURE_COLUMNS))
-                )
+                table = pa.Table.from_pylist(list(failures), FAILURE_COLUMNS)
+                self.place.write(f"{FAILURES}/{name}.parquet", _parquet(table))
             if tables:
                 table = pa.concat_tables(tables, promote_options="default")
                 self.place.write(f"{ROWS}/{name}.parquet", _parquet(table))
-            if again and not failures:
-                self.place.remove(f"{FAILURES}/{name}.parquet")
         except OSError as error:
             raise StoringError(
                 f"Results could not be written to {self.place} ({error.strerror}). What is there is complete: see to "
@@ -219,14 +195,10 @@ class Results:
                 raise ResultError(f"There is no sweep in {self.place}: {SWEEP} is missing. Give {EXPECTED}.")
         except OSError as error:
             raise ResultError(f"{self.place} cannot be read ({error.strerror}).") from error
-        tasks = self.table("", TASKS)
+        tasks = self.table(TASKS)
         if not tasks.schema.equals(TASK_COLUMNS):
             raise ResultError(f"{self.place}/{TASKS} was not written by this version of rankscope.")
         return Contents(self, tasks, frozenset(self.listed(ROWS)), frozenset(self.listed(FAILURES)))
-
-
-class StoringError(ResultError):
-    """Results cannot be stored, so that running more tasks would be in vain."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +233,15 @@ class Contents:
         return frozenset(self.tasks["task"].to_pylist())
 
     @cached_property
+    def in_complete(self) -> frozenset[str]:
+        """The keys of the tasks in complete chunks."""
+        pairs = zip(self.tasks["task"].to_pylist(), self.tasks["chunk"].to_pylist(), strict=True)
+        return frozenset(key for key, chunk in pairs if chunk in self.complete)
+
+    @cached_property
     def done(self) -> frozenset[str]:
         """The keys of the finished tasks of the plan."""
-        pairs = zip(self.tasks["task"].to_pylist(), self.tasks["chunk"].to_pylist(), strict=True)
-        return self.planned & frozenset(key for key, chunk in pairs if chunk in self.complete).union(
-            *self.others.values()
-        )
+        return self.in_complete.union(*(keys & self.planned for keys in self.others.values()))
 
     @cached_property
     def earlier(self) -> int:
@@ -276,64 +251,26 @@ class Contents:
     @cached_property
     def failures(self) -> dict[str, dict[str, Any]]:
         """Facts about the tasks of the plan that failed and did not succeed later, by key."""
+        paths = [f"{FAILURES}/{name}.parquet" for name in sorted(self.failed_files)]
         with ThreadPoolExecutor(READERS) as pool:
-            tables = list(pool.map(lambda name: self.results.table(FAILURES, name), sorted(self.failed_files)))
-        facts = {row.get("task"): row for table in tables for row in table.to_pylist()}
-        return {key: facts[key] for key in self.tasks["task"].to_pylist() if key in facts and key not in self.done}
+            rows = [row for table in pool.map(self.results.table, paths) for row in table.to_pylist()]
+        last = {row.get("task"): row for row in sorted(rows, key=lambda row: str(row.get("finished")))}
+        return {key: last[key] for key in self.tasks["task"].to_pylist() if key in last and key not in self.done}
 
     @cached_property
     def parts(self) -> list[tuple[list[str], frozenset[str] | None]]:
         """Files to read, and the tasks of theirs that count: all (None), or some. Each task is in one part only."""
-        parts: list[tuple[list[str], frozenset[str] | None]] = [(sorted(self.complete), None)]
-        in_whole = zip(self.tasks["task"].to_pylist(), self.tasks["chunk"].to_pylist(), strict=True)
-        taken = {key for key, chunk in in_whole if chunk in self.complete} if self.others else set[str]()
-        alone: list[str] = []
+        taken = set(self.in_complete)
+        of_plan: list[str] = []
+        twice: list[tuple[list[str], frozenset[str] | None]] = []
         for name, keys in self.others.items():
-            wanted = (keys & self.planned) - taken
-            if keys <= self.planned and wanted == keys:
-                parts[0][0].append(name)
-            elif wanted == keys & self.planned:
-                alone.append(name)
-            elif wanted:  # some tasks ran twice, here and in a file that was read already
-                parts.append(([name], wanted))
+            wanted = keys & self.planned
+            if taken.isdisjoint(wanted):
+                of_plan.append(name)
+            elif wanted - taken:  # two processes with different plans did the same tasks at the same time
+                twice.append(([name], wanted - taken))
             taken |= wanted
-        return [*parts, (alone, self.planned)] if alone else parts
-
-    def rows(self, columns: Mapping[str, pa.DataType]) -> Iterator[tuple[ds.Dataset, frozenset[str] | None]]:
-        """Data sets over the rows with these columns, each with the tasks that count; see :attr:`parts`."""
-        options = ds.ParquetReadOptions(
-            dictionary_columns=[name for name, kind in columns.items() if pa.types.is_dictionary(kind)]
-        )
-        scan = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        form = ds.ParquetFileFormat(read_options=options, default_fragment_scan_options=scan)
-        place = self.results.place
-        for names, wanted in self.parts:
-            paths = [f"{place.root}/{ROWS}/{name}.parquet" for name in names]
-            yield ds.dataset(paths, schema=pa.schema(columns), format=form, filesystem=place.arrow), wanted
-
-    @cached_property
-    def records(self) -> dict[str, dict[str, Any]]:
-        """Verdict, provenance and cost of each finished task, by key; what is not one that a sweep writes is empty."""
-        found: dict[str, dict[str, Any]] = {}
-        for rows, wanted in self.rows({"task": pa.string(), RECORD: pa.string()}):
-            try:
-                table = rows.to_table(filter=ds.field(RECORD).is_valid())
-            except (pa.ArrowException, OSError) as error:
-                raise ResultError(f"The rows in {self.results.place} cannot be read ({error}).") from error
-            for key, text in zip(table["task"].to_pylist(), table[RECORD].to_pylist(), strict=True):
-                if wanted is None or key in wanted:
-                    found[key] = _record(text)
-        return found
-
-
-def _record(text: str) -> dict[str, Any]:
-    try:
-        record = parse_json(text)
-    except (ValueError, RankscopeError):
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    return {name: value for name, value in record.items() if isinstance(value, KINDS.get(name, object))}
+        return [(sorted(self.complete), None), (of_plan, self.planned), *twice]
 
 
 def _listed(chunks: Sequence[Chunk]) -> pa.Table:

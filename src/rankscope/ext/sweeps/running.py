@@ -17,9 +17,7 @@ from rankscope.ext.sweeps.plan import Plan, plan_of
 from rankscope.ext.sweeps.results import FAILURES, ROWS, Chunk, Results
 from rankscope.ext.sweeps.status import SweepStatus, status_in
 from rankscope.ext.sweeps.tasks import Task, tasks_of
-from rankscope.ext.sweeps.working import TRAFFIC, Limits, Work, outcome_of, run_chunk
-
-_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+from rankscope.ext.sweeps.working import Limits, Work, run_chunk
 
 
 def sweep(
@@ -92,56 +90,59 @@ def run_tasks(
     workers: int | None = None,
     shard: tuple[int, int] | None = None,
     progress: bool = False,
-    work: Work = outcome_of,
+    work: Work | None = None,
 ) -> Counter[str]:
     """Run the tasks that are left, in the way that was asked for; returns how many were done and failed."""
     chunks = results.begin(tasks, chunk)
     waiting = results.waiting(chunks)
-    left = sum(len(one.tasks) for one, _ in waiting)
+    left = sum(len(one.tasks) for one in waiting)
     found: Counter[str] = Counter()
     with ExitStack() as stack:
-        bar = stack.enter_context(
-            tqdm(total=len(tasks), initial=len(tasks) - left, desc="sweep", unit="task", disable=not progress)
-        )
         if not waiting:
             arriving: Iterator[Counter[str]] = iter(())
         elif shard is not None:
-            places = {one.name: number for number, one in enumerate(chunks)}
-            shares: list[list[tuple[Chunk, bool]]] = [[] for _ in range(shard[1])]
-            for number, one in enumerate(waiting):  # by place in the plan, which is the same whenever a process starts
-                shares[places.get(one[0].name, number) % shard[1]].append(one)
-            arriving = in_shares(shares, shard[0], results, limits, work)
+            arriving = in_share(chunks, waiting, shard, results, limits, work)
         elif serial:
-            arriving = (run_chunk(one, results, limits, again=again, work=work) for one, again in waiting)
+            arriving = (run_chunk(one, results, limits, work=work) for one in waiting)
         else:
             from rankscope.ext.sweeps.on_ray import cluster, on_ray
 
             arriving = on_ray(stack.enter_context(cluster(address, workers)), waiting, results, limits, work)
+        bar = stack.enter_context(
+            tqdm(total=len(tasks), initial=len(tasks) - left, desc="sweep", unit="task", disable=not progress)
+        )
         for counts in arriving:
-            bar.update(counts["done"] + counts["failed"])
             found += counts
-            shown = {
-                "failed": found["failed"],
-                **{name: bar.format_sizeof(found[name]) for name in TRAFFIC if found[name]},
-            }
-            bar.set_postfix(shown, refresh=False)
+            bar.set_postfix({"failed": found["failed"]}, refresh=False)
+            bar.update(counts.total())
     return found
 
 
-def in_shares(
-    shares: Sequence[Sequence[tuple[Chunk, bool]]], index: int, results: Results, limits: Limits, work: Work
+def in_share(
+    chunks: Sequence[Chunk],
+    waiting: Sequence[Chunk],
+    shard: tuple[int, int],
+    results: Results,
+    limits: Limits,
+    work: Work | None,
 ) -> Iterator[Counter[str]]:
     """Run the chunks of one of several processes, then those that nobody has finished yet.
 
     Nobody waits and nothing is locked: at worst two processes do the same chunk, and write equal rows.
     """
-    for chunk, again in shares[index]:
-        yield run_chunk(chunk, results, limits, again=again, work=work)
-    # From the end of the next one's share: a process that is at work is probably near its beginning.
-    others = [one for share in (*shares[index + 1 :], *shares[:index]) for one in reversed(share)]
-    for chunk, again in others:
-        name = f"{chunk.name}.parquet"
-        if not again and not any(results.place.holds(f"{folder}/{name}") for folder in (ROWS, FAILURES)):
+    index, count = shard
+    # Shares are by place in the plan, which is the same whenever a process starts.
+    places = {chunk.name: place for place, chunk in enumerate(chunks)}
+
+    def turn(chunk: Chunk) -> tuple[int, int]:
+        place = places.get(chunk.name, 0)
+        distance = (place - index) % count
+        # The shares of the others from their end: a process that is at work is probably near its beginning.
+        return distance, place if distance == 0 else -place
+
+    for chunk in sorted(waiting, key=turn):
+        is_mine = turn(chunk)[0] == 0
+        if is_mine or not any(results.place.holds(f"{folder}/{chunk.name}.parquet") for folder in (ROWS, FAILURES)):
             yield run_chunk(chunk, results, limits, work=work)
 
 
@@ -164,7 +165,7 @@ def shard_of(word: str, environment: Mapping[str, str] = os.environ) -> tuple[in
     if word == "auto":
         index, count = _from_scheduler(environment)
     else:
-        match = _SHARD.fullmatch(word)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", word)
         if not match:
             raise InputError(f"shard={word!r}: expected INDEX/COUNT, such as 0/8, or auto in a job array.")
         index, count = int(match[1]), int(match[2])
@@ -176,9 +177,9 @@ def shard_of(word: str, environment: Mapping[str, str] = os.environ) -> tuple[in
 
 
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
-    def number(name: str, default: str | None = None) -> int:
+    def number(name: str, default: str = "") -> int:
         text = environment.get(name, default)
-        if text is None or not text.isdecimal():
+        if not text.isdecimal():
             raise InputError(f"shard=auto: the variable {name} is {text!r}, and a number is needed.")
         return int(text)
 

@@ -1,4 +1,4 @@
-"""Estimates the memory of a task: weights from safetensors headers or the meta device, activations from the shape."""
+"""Estimates the memory of a task: weights from the sizes of files or the meta device, activations from the shape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._files import read_regular
-from rankscope._headers import read_header
-from rankscope.errors import RankscopeError
 from rankscope.models.loading.config import LARGEST_CONFIG
 from rankscope.runs.plain_json import parse_json
 from rankscope.verbs._spec import VERBS
@@ -43,43 +41,22 @@ class TaskSize:
     inner: int
 
 
-def size_from_headers(folder: Path) -> TaskSize | None:
-    """The size of a model folder from its safetensors headers and config.json; no tensor is read.
+def size_of_folder(folder: Path) -> TaskSize | None:
+    """The size of the model in a folder, from the sizes of its files and config.json; no weights are read.
 
     Returns:
-        None if there are no safetensors files.
-
-    Raises:
-        RankscopeError: a file does not have the format its name says.
+        None without weights that are stored as they are computed with; those of GGUF files are not.
     """
-    from rankscope.models.loading.shard_files import safetensors_in
-
-    files = safetensors_in(folder)
-    if not files or not (folder / "config.json").is_file():
-        return None
-    parameters = weight_bytes = 0
-    for path in files:
-        for shape, (first, end) in tensors_in(path):
-            parameters += math.prod(shape)
-            weight_bytes += end - first
+    stored = [sum(path.stat().st_size for path in folder.glob(one)) for one in ("*.safetensors", "pytorch_model*.bin")]
     try:
         config = parse_json(read_regular(folder / "config.json", LARGEST_CONFIG))
-    except (ValueError, OSError) as error:
-        raise RankscopeError(f"{folder / 'config.json'} cannot be read ({error}).") from error
-    return sized(config if isinstance(config, dict) else {}, parameters, weight_bytes)
-
-
-def tensors_in(path: Path) -> list[tuple[list[int], tuple[int, int]]]:
-    """Shape and offsets of every tensor in a safetensors file, from the header alone."""
-    header = read_header(path).entries
-    try:
-        return [
-            ([int(size) for size in entry["shape"]], (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RankscopeError(f"{path} has a header that does not describe tensors ({error}).") from error
+    except (ValueError, OSError):
+        return None  # the task itself will report what is wrong with it
+    weight_bytes = stored[0] or stored[1]
+    if not weight_bytes or not isinstance(config, dict):
+        return None
+    each = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
+    return sized(config, weight_bytes // each, weight_bytes)
 
 
 def size_on_meta(spec: str, model_class: str | None) -> TaskSize:
