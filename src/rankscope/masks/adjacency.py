@@ -23,8 +23,8 @@ def _graph(source: str, digest: str) -> EdgeRows:
         lines = source.split("/")
         if len(lines) > WRITTEN_OUT or any(len(line) != len(lines) for line in lines):
             raise InputError(
-                f"adjacency: {source[:40]!r} is not a square of 0 and 1: it has "
-                f"{len(lines)} rows, the first of {len(lines[0])} digits, and at most {WRITTEN_OUT} rows are written out."
+                f"adjacency: {source[:40]!r} is not a square of 0 and 1 of at most {WRITTEN_OUT} rows: it "
+                f"has {len(lines)} rows, the first of {len(lines[0])} digits."
             )
         return graph_from_matrix(np.array([list(map(int, line)) for line in lines]))
     rows, edges = read_graph(source)
