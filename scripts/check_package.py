@@ -77,7 +77,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
 
 
 def check_install(archive: Path, folder: Path) -> None:
-    """Install without dependencies beside those of this interpreter, and run the command."""
+    """Install without dependencies beside those of this interpreter; run the command and the code of the README."""
     venv.create(folder, with_pip=False, system_site_packages=False)
     python = folder / "bin" / "python"
     site = Path(run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
@@ -94,6 +94,8 @@ def check_install(archive: Path, folder: Path) -> None:
         cwd=folder,
     )
     print(f"{archive.name}: {version}; {measured[:60]}...")
+    readme = ("tests/test_docs_examples.py", "-k", "the_readme_prints", "-p", "no:cacheprovider")
+    print(f"{archive.name}: README: {run(str(python), '-m', 'pytest', '-q', *readme)}")
 
 
 def main() -> None:

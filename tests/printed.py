@@ -76,6 +76,13 @@ def check(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
     if MINILM in text:
         _place_minilm(folder)
+    # The code of the page as a file, each line where the page has it: what reads source, and a traceback, find it.
+    code = text.splitlines()
+    inside = {
+        line for block in blocks(text, "python") for line in range(block.line, block.line + block.body.count("\n"))
+    }
+    code = "\n".join(line if number in inside else "" for number, line in enumerate(code))
+    (folder / "page.py").write_text(code, encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "__main__"}
     printed = _printed(text, page, namespace, monkeypatch)
     if os.environ.get(WRITE):
@@ -136,8 +143,7 @@ def _printed(text: str, page: Path, namespace: dict[str, object], monkeypatch: p
             continue
         parts.append(text[block.start : block.end])
         below = BELOW.match(text, done)
-        # Blank lines first, so that a traceback shows the line of the page.
-        code = compile("\n" * block.line + block.body, str(page), "exec")
+        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec")
         with _stdout() as out:
             exec(code, namespace)
         if below is not None:

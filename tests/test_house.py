@@ -178,8 +178,8 @@ def test_no_drawers(name: str) -> None:
     assert name not in {p.stem for p in SOURCES} | {p.parent.name for p in SOURCES}
 
 
-def test_the_way_in_named_by_the_readme_is_true_and_short() -> None:
-    way_in = re.findall(r"^\d\. .*`((?:src|tests)/[^`]+)`", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+def test_the_way_in_named_for_contributors_is_true_and_short() -> None:
+    way_in = re.findall(r"^\d\. .*`((?:src|tests)/[^`]+)`", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
     assert len(way_in) == 5
     assert [name for name in way_in if not (ROOT / name).is_file()] == []
     assert sum(len((ROOT / name).read_text().splitlines()) for name in way_in) < 600

@@ -13,9 +13,13 @@ import typer.core
 
 from rankscope.options import FAIL_IF, Option
 
-MOST_USED = ("inputs", "labels", "loss", "optimizer", "page", "variants", "remedies", "seeds", "sequences", "tokens",
-             "depth", "width", "norm_place", "skip_gain", "metrics", "sites", "skip", "theorems", "device", "seed", "out",
-             "as_json", "details", "quiet", "figure", "weights")  # fmt: skip
+# fmt: off
+MOST_USED = (
+    "inputs", "labels", "loss", "optimizer", "page", "variants", "remedies", "seeds", "sequences", "tokens",
+    "depth", "width", "norm_place", "skip_gain", "metrics", "sites", "skip", "theorems", "device", "seed",
+    "out", "as_json", "details", "quiet", "figure", "weights",
+)
+# fmt: on
 """``--help`` lists the first :data:`SHOWN` of them that a command has; all others are under ``--help-all``."""
 SHOWN = 10
 MANY = 12

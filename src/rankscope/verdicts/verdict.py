@@ -125,7 +125,7 @@ def judge_rows(
     if lost is not None:
         finite = None if gravest is None or gravest.state is State.UNKNOWN else gravest
         words = not_finite(lost, finite)
-        evidence = (lost.evidence(), *(evidence if finite else ()))
+        evidence = (dict(lost.evidence()), *(evidence if finite else ()))
         return Verdict(words, evidence, CODE, steps_for(State.NOT_FINITE, model), details="\n".join(details))
     assert gravest is not None
     words = " ".join([*by_stack, *not_excluded(list(readings.values()))])
