@@ -143,7 +143,7 @@ def _printed(text: str, page: Path, namespace: dict[str, object], monkeypatch: p
             continue
         parts.append(text[block.start : block.end])
         below = BELOW.match(text, done)
-        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec")
+        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec", dont_inherit=True)
         with _stdout() as out:
             exec(code, namespace)
         if below is not None:

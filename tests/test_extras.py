@@ -26,7 +26,6 @@ CASES = {
     "hf": "import rankscope as rs\nrs.measure('init:tiny-bert')",
     "plot": RUN + "run.plot()",
     "frames": RUN + "run.to_frame()",
-    "graphs": "import rankscope as rs\nrs.graph('causal', 8)",
     "gguf": "import pathlib\npathlib.Path('w.gguf').write_bytes(b'GGUF')\nimport rankscope as rs\nrs.load('w.gguf')",
     "report": RUN + "run.save('run')\nrs.report(['run'], 'page.html')",
     "torchmetrics": "import rankscope.monitor.stateful.metric",

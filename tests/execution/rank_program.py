@@ -24,6 +24,7 @@ from rankscope.errors import RankscopeError
 from rankscope.execution.ranks import RankObserver
 from rankscope.execution.rendezvous import Rendezvous, rendezvous
 from rankscope.execution.support import Parallel
+from rankscope.linalg import numbered_vectors
 from rankscope.models.loading import load
 from tests.execution.rank_models import fully_sharded, own_model, tensor_parallel
 from tests.flat_calls import flat
@@ -65,12 +66,10 @@ def alone(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 def many(**options: Any) -> dict[str, Any]:
-    """So many inputs that their moments are kept, not their vectors."""
+    """So many inputs that a sample of their vectors is kept."""
     inputs = torch.randn(40, 7, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    limits = {"linalg.numbered_vectors": ("ALWAYS_KEPT", "MOST_KEPT"), "verbs.measure.passes": ("ALWAYS_KEPT",)}
-    for module, names in limits.items():
-        for name in names:
-            setattr(importlib.import_module(f"rankscope.{module}"), name, 4)
+    for name in ("ALWAYS_KEPT", "MOST_KEPT"):
+        setattr(numbered_vectors, name, 4)
     return told(flat(rs.measure, own_model(), inputs, batch=3, **options))
 
 

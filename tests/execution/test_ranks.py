@@ -55,8 +55,7 @@ def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str,
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_moments_of_many_inputs_are_those_of_one_process(runs: Path, world: int) -> None:
-    """Their sums are added in another order."""
+def test_a_sample_of_many_inputs_is_that_of_one_process(runs: Path, world: int) -> None:
     one = said(runs, "alone")[0]["many"]
     for rank in said(runs, f"data{world}"):
         assert furthest(rank["many"], one) < 1e-9

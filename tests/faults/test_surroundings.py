@@ -127,15 +127,12 @@ def test_an_unwritable_cache(warm: Warm, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_missing_extra(tmp_path: Path) -> None:
-    """`masks` without scipy, `sweep` without pyyaml, from the command line."""
-    gone = ["jinja2", "scipy", "yaml", "matplotlib"]
+    """`sweep` without pyyaml, from the command line."""
+    gone = ["jinja2", "yaml", "matplotlib"]
     start = f"GONE = {gone!r}\nROOT = {str(ROOT)!r}\n{BLOCK}\nfrom rankscope.cli.app import main\nmain(sys.argv[1:])"
     (tmp_path / "plan.yaml").write_text("models: [init:tiny-bert]\nverbs: [measure]\n")
     assert cold(["ls", "metrics"], tmp_path, program=start).code == 0
-    for words, extra in (
-        (["graph", "causal", "--tokens", "8"], "graphs"),
-        (["sweep", "plan.yaml", "--serial"], "sweep"),
-    ):
+    for words, extra in ((["sweep", "plan.yaml", "--serial"], "sweep"),):
         outcome = cold(words, tmp_path, program=start)
         assert outcome.explained, outcome
         assert f"pip install 'rankscope[{extra}]'" in outcome.err

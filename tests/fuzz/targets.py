@@ -231,7 +231,6 @@ TARGETS = {
         ),
         Target("mask-npy", _npy_seeds, graph_reader(".npy"), (b"'|O'",), 0.3),
         Target("mask-npz", _npz_seeds, graph_reader(".npz"), (b"PK\x03\x04", b"indices.npy"), 0.6),
-        Target("mask-txt", lambda: (b"10\n11\n", b"1 0\n1 1\n"), graph_reader(".txt"), (b"\r\n", b" ", b"\x00"), 0.15),
         Target("mask-words", lambda: _MASK_SEEDS, _mask_words, _MASK_WORDS, 1.5),
         Target("condition", lambda: (b"any relative_residual@block.out@3,5 < 1e-3",), _condition, _SIGNS, 1.5),
         Target("sites", lambda: (b"block.out,attention.probs,mlp.sum@0,2", b"block.in@1"), _sites, (b"@", b",", b"-1")),

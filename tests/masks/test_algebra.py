@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import pickle
 import time
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from rankscope.errors import InputError, MissingExtraError
+from rankscope.errors import InputError
 from rankscope.masks import Mask, parse_mask
 from rankscope.masks._edges import Progressions
 from tests.masks.strategies import lengths, masks
@@ -175,16 +174,3 @@ def test_wide_masks_are_counted_and_cut_into_stretches() -> None:
     edges = parse_mask("causal").edges(1_000_000)  # type: ignore[attr-defined]
     assert isinstance(edges, Progressions)
     assert edges.count == 1_000_000 * 1_000_001 // 2
-
-
-def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_scipy(name: str, *rest: Any) -> Any:
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_scipy)
-    with pytest.raises(MissingExtraError, match=r"rankscope\[graphs\]"):
-        parse_mask("causal").sparse(3)

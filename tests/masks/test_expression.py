@@ -63,6 +63,7 @@ def test_written_with_as_few_parentheses_as_needed() -> None:
         "window(1+1)",
         "window(2**64)",
         "window(0x10)",
+        "0in",
         "window(1e3)",
         "window(1.5)",
         "window(True)",
@@ -92,8 +93,7 @@ def test_written_with_as_few_parentheses_as_needed() -> None:
         "window(" + "9" * 5000 + ")",
         "window(99999999999999999999)",
         "window(2147483648)",
-        "~" * 60 + "causal",
-        "(" * 60 + "causal" + ")" * 60,
+        "(" * 300 + "causal" + ")" * 300,
         "causal | " * 5000 + "causal",
         "window(١)",
         "caus\u0430l",
@@ -122,7 +122,7 @@ def test_unknown_names_are_answered_with_near_ones(text: str, near: str) -> None
 
 
 def test_the_place_is_shown() -> None:
-    with pytest.raises(InputError, match=r"at character 10: expected the name of a mask.*got '\|'") as caught:
+    with pytest.raises(InputError, match="at character 10: invalid syntax") as caught:
         parse_mask("causal | | sink(1)")
     assert "rankscope ls masks" in str(caught.value)
 
@@ -136,12 +136,11 @@ def test_any_text_is_a_mask_or_an_error_of_ours(text: str) -> None:
     assert parse_mask(str(mask)) == mask
 
 
-def test_fifty_levels_of_an_expression_are_read_and_no_more() -> None:
-    assert parse_mask("(" * 49 + "causal" + ")" * 49) == CAUSAL
-    assert parse_mask("~" * 48 + "causal") == CAUSAL
-    with pytest.raises(InputError, match="more than 50 levels"):
-        parse_mask("(" * 50 + "causal" + ")" * 50)
-    # levels are those that are open, not those that were
+def test_five_hundred_signs_are_read_and_no_more() -> None:
+    assert parse_mask("~" * 500 + "causal") == CAUSAL
+    assert parse_mask("|".join(["causal"] * 501)) == Either((CAUSAL,) * 501)
+    with pytest.raises(InputError, match="at most 500 operators"):
+        parse_mask("~" * 501 + "causal")
     assert parse_mask("&".join(["((causal))"] * 60)) == Both((CAUSAL,) * 60)
 
 

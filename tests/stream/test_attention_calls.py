@@ -12,8 +12,6 @@ from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
     from_softmax,
-    is_attention_shaped,
-    is_over_keys,
 )
 from rankscope.stream.discovery import discover
 from rankscope.stream.sites import SiteSelection
@@ -95,14 +93,6 @@ def test_inside_torch_multi_head_attention(need_weights: bool) -> None:
     assert F.softmax.__module__ == "torch.nn.functional"
 
 
-def test_what_is_taken_for_attention_by_shape() -> None:
-    scores = torch.rand(2, 4, 7, 7)
-    assert is_attention_shaped(scores, batch=2, tokens=7, inside_attention=False)
-    assert is_attention_shaped(scores.flatten(0, 1), batch=2, tokens=7, inside_attention=True)
-    assert not is_attention_shaped(scores.flatten(0, 1), batch=2, tokens=7, inside_attention=False)
-    assert not is_attention_shaped(scores, batch=2, tokens=6, inside_attention=True)
-
-
 def test_a_sink_column_is_cut_off() -> None:
     call = from_softmax(torch.randn(2, 4, 7, 8).softmax(-1), tokens=7)
     assert call.probs().shape == (2, 4, 7, 7)
@@ -124,17 +114,6 @@ def test_scores_that_overflow_are_not_taken_for_a_mask() -> None:
     probs = AttentionCall(query=query, key=key).probs()
     assert probs[0, 0, 0].isnan().all()
     assert probs[0, 1].isfinite().all()
-
-
-def test_what_the_probabilities_take_in_memory_and_how_many_tokens_meet() -> None:
-    seen = AttentionCall(weights=torch.zeros(2, 3, 4, 5, dtype=torch.float16))
-    assert seen.lengths == (4, 5)
-    assert seen.probs_bytes == 2 * 3 * 4 * 5 * 2
-    for dtype, size in ((torch.float16, 4), (torch.float32, 4), (torch.float64, 8)):
-        query, key = torch.zeros(2, 3, 4, 8, dtype=dtype), torch.zeros(2, 1, 6, 8, dtype=dtype)
-        fused = AttentionCall(query=query, key=key, value=key)
-        assert fused.lengths == (4, 6)
-        assert fused.probs_bytes == 2 * 3 * 4 * 6 * size
 
 
 def test_the_support_says_which_keys_are_seen() -> None:
@@ -169,49 +148,3 @@ def test_in_half_precision_probabilities_are_those_of_the_rounded_arguments() ->
     assert probs.dtype == torch.float32
     exactly = (query.double() @ key.double().mT / 8**0.5).softmax(-1)
     torch.testing.assert_close(probs.double(), exactly, rtol=1e-5, atol=0)
-
-
-def test_edits_act_in_their_order_and_get_the_support() -> None:
-    query, key, value = tensors()
-    plain = AttentionCall(query=query, key=key, value=value, is_causal=True)
-    heard = []
-
-    def double(probs: torch.Tensor, support: torch.Tensor | None) -> torch.Tensor:
-        heard.append(support)
-        return 2 * probs
-
-    edited = AttentionCall(
-        query=query, key=key, value=value, is_causal=True, edits=(double, lambda probs, support: probs + 1)
-    )
-    assert torch.equal(edited.probs(), 2 * plain.probs() + 1)
-    assert torch.equal(heard[0], torch.ones(5, 5).tril().bool())
-    # P V becomes 2 P V + the sum of the values, against P V of the kernel
-    own = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    away = (own + value.sum(-2, keepdim=True)).abs().max() / own.abs().max()
-    assert edited.mismatch() == pytest.approx(float(away), rel=1e-12)
-
-
-def test_what_is_read_of_a_call() -> None:
-    query, key, value = tensors()
-    mask = torch.zeros(5, 5)
-    call = from_sdpa((query, key, value, mask, 0.0, True), {"scale": 0.25})
-    assert call is not None
-    assert (call.query is query, call.key is key, call.value is value, call.mask is mask) == (True,) * 4
-    assert (call.is_causal, call.scale) == (True, 0.25)
-    assert from_sdpa((query[0], key[0], value[0]), {}) is None
-    assert AttentionCall(weights=torch.eye(3)[None, None]).mismatch() == 0.0
-
-
-def test_a_softmax_over_another_axis_is_no_attention() -> None:
-    scores = torch.zeros(2, 3, 4, 5)
-    assert is_over_keys((scores, -1), {})
-    assert is_over_keys((scores, 3), {})
-    assert is_over_keys((scores,), {"dim": -1})
-    assert not is_over_keys((scores, 1), {})
-    assert not is_over_keys((scores,), {"dim": 2})
-    assert not is_over_keys((scores,), {})
-    assert not is_over_keys((), {"dim": -1})
-    assert not is_attention_shaped(scores, batch=3, tokens=4, inside_attention=True)
-    assert not is_attention_shaped(scores[0], batch=2, tokens=4, inside_attention=True)
-    assert not is_attention_shaped(scores[0, 0], batch=1, tokens=4, inside_attention=True)
-    assert from_softmax(scores, tokens=5).probs().shape == (2, 3, 4, 5)

@@ -123,39 +123,6 @@ class Towers(nn.Module):
         return sum(tower(ids) for tower in self.towers)  # type: ignore[no-any-return]
 
 
-class Wrapped(Block):
-    """Takes and returns a container of the stream and something else."""
-
-    kind: Callable[[Tensor], Any]
-
-    def forward(self, given: Any, past: Any = None) -> Any:
-        x = given["x"] if isinstance(given, dict) else given[0]
-        return type(self).kind(super().forward(x))
-
-
-class InDict(Wrapped):
-    kind = staticmethod(lambda x: {"x": x, "scale": torch.ones(3)})
-
-
-class InTuple(Wrapped):
-    kind = staticmethod(lambda x: (x, torch.ones(3)))
-
-
-class InList(Wrapped):
-    kind = staticmethod(lambda x: [x, torch.ones(3)])
-
-
-class Containers(Net):
-    def through(self, x: Tensor) -> Tensor:
-        kind = type(self.blocks[0]).kind
-        given = kind(x)
-        for block in self.blocks:
-            given = block(given)
-            x = given["x"] if isinstance(given, dict) else given[0]
-            self.states.append(x)
-        return x
-
-
 def ids(rows: int = 3, tokens: int = 12) -> Tensor:
     return torch.randint(40, (rows, tokens), generator=torch.Generator().manual_seed(1))
 
@@ -206,19 +173,6 @@ def test_item_2_two_stacks_with_one_pattern_are_told_apart() -> None:
     assert "blocks='towers.1.blocks.*'" in str(refused.value)
     run = rs.measure(rs.Model(model, blocks="towers.1.blocks.*"), ids(), metrics=["relative_residual"])
     assert run.curve("relative_residual", "block.out").layers.tolist() == [0, 1]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("block", [InDict, InTuple, InList], ids=lambda kind: kind.__name__)
-def test_item_4_blocks_that_take_a_container(block: type[Wrapped]) -> None:
-    model = Containers(block).eval()
-    assert_as_by_hand(model)
-    with torch.no_grad(), rs.operate(model, rs.Surgery(skip=0.0), inputs=ids()):
-        ours = model(ids())
-    plain = Net().eval()
-    plain.load_state_dict(model.state_dict())
-    with torch.no_grad(), rs.operate(plain, rs.Surgery(skip=0.0), inputs=ids()):
-        torch.testing.assert_close(ours, plain(ids()))
 
 
 class InAPlainList(nn.Module):

@@ -12,9 +12,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import rankscope as rs
 from rankscope.errors import DiscoveryError
-from rankscope.models.view import BlockPlan, Label, ModelView
-from rankscope.stream.discovery import _cut_into_blocks, discover
-from rankscope.stream.probe import CallRecord
+from rankscope.models.view import ModelView
+from rankscope.stream.discovery import discover
 from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, Block, InlineGPT, ids
 
@@ -127,11 +126,6 @@ def test_blocks_named_by_the_user() -> None:
     assert [call.module_name for call in stack.calls] == ["blocks.0", "blocks.2"]
 
 
-def test_a_pattern_does_not_reach_into_blocks() -> None:
-    (stack,) = found(GPT("pre"), ids(), blocks="blocks.*").stacks
-    assert {call.module_name for call in stack.calls} == {"blocks.0", "blocks.1", "blocks.2"}
-
-
 def test_nothing_like_a_block_is_an_error_that_helps() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with pytest.raises(DiscoveryError, match="No residual blocks were found in Sequential") as error:
@@ -139,52 +133,6 @@ def test_nothing_like_a_block_is_an_error_that_helps() -> None:
     assert "blocks=" in error.value.otherwise
     with pytest.raises(DiscoveryError, match=r"matches blocks='layer\.\*'"):
         found(GPT("pre"), ids(), blocks="layer.*")
-
-
-def cut(
-    adds: list[Label | None],
-    *,
-    joins: list[bool] | None = None,
-    attention: tuple[int, ...] = (),
-    norms_at: tuple[int, ...] = (),
-    ends_with_norm: bool = False,
-) -> tuple[BlockPlan, ...]:
-    shape = torch.Size((2, 7, 32))
-    record = CallRecord("stack", nn.Module(), None, shape, shape, ends_with_norm=ends_with_norm)
-    record.adds, record.joins = adds, joins or [False] * len(adds)
-    record.attention, record.norms_at = [(before, "attention") for before in attention], list(norms_at)
-    return _cut_into_blocks(record)
-
-
-def test_a_block_begins_where_mixing_follows_an_mlp() -> None:
-    two = cut(["attention", "mlp", None, "attention", "cross_attention", "mlp"], attention=(0, 3, 4))
-    assert [plan.adds for plan in two] == [("attention", "mlp", None), ("attention", "cross_attention", "mlp")]
-    assert [len(plan.attention) for plan in two] == [1, 2]
-    assert [len(plan.attention) for plan in cut(["both", "both", "mixer"], attention=(0, 1, 3))] == [1, 1, 1]
-    (one,) = cut(["mlp", "attention"], joins=[False, True], attention=(0,))
-    assert (one.adds, one.joins) == (("mlp", "attention"), (False, True))
-    assert len(cut(["attention", "attention", "mlp", "mlp"])) == 1
-    assert len(cut(["mlp", "attention", "mixer", "mlp"])) == 1, "a Conformer's block begins with an MLP"
-    (none,) = cut([], attention=(0,))
-    assert (none.adds, none.attention) == ((), ("attention",))
-
-
-@pytest.mark.parametrize(
-    ("depth", "norms_at", "ends_with_norm", "expected"),
-    [
-        (1, (), False, False),
-        (1, (0,), False, True),
-        (1, (2,), True, True),  # the post-norm of one block
-        (2, (4,), True, False),  # the final norm of a stack is none of a block
-        (2, (4,), False, True),
-        (2, (0, 4), True, True),
-    ],
-)
-def test_whether_a_block_has_a_norm(
-    depth: int, norms_at: tuple[int, ...], ends_with_norm: bool, expected: bool
-) -> None:
-    plans = cut(["attention", "mlp"] * depth, norms_at=norms_at, ends_with_norm=ends_with_norm)
-    assert [plan.has_norm for plan in plans] == [expected] * depth
 
 
 def test_a_guard_against_overflow_hides_no_block() -> None:

@@ -11,7 +11,7 @@ from rankscope.models.loading import load
 from rankscope.stream import tracer
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteSelection
-from rankscope.stream.tracer import KernelSums, trace, watching_kernel
+from rankscope.stream.tracer import KernelSums, trace
 from rankscope.stream.viewing import undisturbed, view_of
 
 
@@ -39,12 +39,6 @@ def test_two_kernels_in_one_call_tell_nothing() -> None:
     assert told.log_sums is None
 
 
-def test_short_sequences_are_not_watched() -> None:
-    q = torch.randn(1, 1, 4, 8)
-    with watching_kernel(q, q) as told:
-        assert told is None
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_tracer_hands_them_on_and_shows_what_is_mixed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "_WORTH_ENTRIES", 1)
@@ -63,11 +57,3 @@ def test_the_tracer_hands_them_on_and_shows_what_is_mixed(family: str, monkeypat
     assert call.value is not None
     values = call.value.repeat_interleave(mixed.shape[1] // call.value.shape[1], dim=1)
     torch.testing.assert_close(mixed, call.probs() @ values, rtol=1e-4, atol=1e-6)
-
-
-def test_only_long_sequences_of_plain_tensors_are_watched() -> None:
-    query, key = torch.zeros(2, 4, 256, 1), torch.zeros(1, 1, 512, 1)
-    assert isinstance(watching_kernel(query, key), KernelSums), "2 x 4 x 256 x 512 entries are 2^20"
-    assert not isinstance(watching_kernel(query, key[:, :, 1:]), KernelSums)
-    assert not isinstance(watching_kernel(query.to("meta"), key), KernelSums)
-    assert not isinstance(watching_kernel(torch.nn.Parameter(query), key), KernelSums)

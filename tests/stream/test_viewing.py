@@ -11,40 +11,10 @@ import torch
 from torch import nn
 
 from rankscope.models.inputs import Batch
-from rankscope.stream.viewing import known_view, probe_batch, undisturbed, view_of
+from rankscope.stream.viewing import known_view, undisturbed, view_of
 from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, ids
 from tests.stream.test_roles import IDS, Branch, Layer, mlp, net, scan
-
-
-def test_two_short_sequences() -> None:
-    small, rows = probe_batch(Batch({"input_ids": ids(8, 300), "use_cache": False}, None, 0, 8))
-    assert rows == 2
-    assert small.inputs["input_ids"].shape == (2, 256)
-    assert small.inputs["use_cache"] is False
-
-
-def test_a_single_sequence_is_taken_twice() -> None:
-    small, rows = probe_batch(Batch({"input_ids": ids(1, 5)}, None, 0, 1))
-    assert rows == 2
-    assert torch.equal(small.inputs["input_ids"][0], small.inputs["input_ids"][1])
-
-
-def test_as_many_tokens_as_sequences_would_be_ambiguous() -> None:
-    small, rows = probe_batch(Batch({}, None, 0, 4, (ids(4, 2),)))
-    assert rows == 3
-    assert small.arguments[0].shape == (3, 2)
-
-
-def test_images_are_not_cropped() -> None:
-    small, _ = probe_batch(Batch({"pixel_values": torch.zeros(5, 3, 32, 32)}, None, 0, 5))
-    assert small.inputs["pixel_values"].shape == (2, 3, 32, 32)
-
-
-def test_sequences_may_lie_along_the_second_axis() -> None:
-    small, rows = probe_batch(Batch({}, None, 0, 6, (torch.zeros(9, 6, 4),), axis=1))
-    assert rows == 2
-    assert small.arguments[0].shape == (9, 2, 4)
 
 
 def test_what_was_found_is_remembered_and_forgotten_with_the_model() -> None:

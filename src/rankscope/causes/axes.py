@@ -388,7 +388,8 @@ def _tokens_reach_different_heads(call: ModuleCall, axis: int) -> bool:
             before, after = (call.module(value.movedim(0, axis)) for value in (rows, moved))
         if isinstance(before, tuple):
             before, after = before[0], after[0]
-        return (after - before).double().movedim(axis, 0)
+        changed: Tensor = (after - before).double().movedim(axis, 0)
+        return changed
 
     first, second, middle = change(0), change(1), change(tokens // 2)
     if not (bool(first.any()) and bool(second.any()) and bool(middle.any())):

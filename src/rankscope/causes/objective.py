@@ -338,7 +338,7 @@ def labels_are_inputs(x: Examination) -> Iterator[Finding]:
         return
     # The control: how often the two agree if tokens are drawn at random, which is often where most are one id.
     share = float((read == wanted).double().mean())
-    chance = sum(float((read == one).double().mean() * (wanted == one).double().mean()) for one in wanted.unique())
+    chance = sum(float((read == one).double().mean() * (wanted == one).double().mean()) for one in set(wanted.tolist()))
     middle = labels.shape[1] // 2
     if not share - chance > 0.95 * (1.0 - chance) or _tokens_of_label(x, out, labels, middle) != [middle]:
         return

@@ -18,7 +18,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "frames": ("pandas",),
     "report": ("jinja2",),
     "gguf": ("gguf", "sentencepiece", "protobuf", "accelerate"),
-    "graphs": ("scipy",),
     "torchmetrics": ("torchmetrics",),
     "lightning": ("lightning",),
     "accelerate": ("accelerate",),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rankscope._citations import Cite
 from rankscope._registry import Registry
 from rankscope.cli.streams import print_json, results_console
 from rankscope.extensions import installed
@@ -60,17 +61,25 @@ def ls_command(
     print_entries(rows, results_console())
 
 
+def facts_of(entry: object, *names: str) -> dict[str, Any]:
+    """These attributes of an entry of a registry, as JSON: sets and tuples as lists, citations as text."""
+    return {name: _plain(getattr(entry, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list, frozenset)):
+        return [_plain(item) for item in (sorted(value) if isinstance(value, frozenset) else value)]
+    return str(value) if isinstance(value, Cite) else value
+
+
 def _verbs() -> list[dict[str, Any]]:
     from rankscope.verbs._spec import verbs_in_order
 
     return [
         {
-            "name": verb.name,
-            "question": verb.question,
-            "answer": verb.answer,
+            **facts_of(verb, "name", "question", "answer", "in_plans"),
             "offload": verb.takes("work"),
             "parallel": [] if verb.execution is None else list(verb.execution.parallel_modes),
-            "in_plans": verb.in_plans,
             "columns": list(verb.columns),
         }
         for verb in verbs_in_order()
@@ -80,18 +89,8 @@ def _verbs() -> list[dict[str, Any]]:
 def _metrics() -> list[dict[str, Any]]:
     from rankscope.metrics._spec import METRICS
 
-    return [
-        {
-            "name": spec.name,
-            "side": spec.side,
-            "symbol": spec.symbol,
-            "at_collapse": spec.at_collapse,
-            "needs": spec.needs,
-            "summary": spec.summary,
-            "cites": [str(cite) for cite in spec.cites],
-        }
-        for spec in METRICS.values()
-    ]
+    names = ("name", "side", "symbol", "at_collapse", "needs", "summary", "cites")
+    return [facts_of(spec, *names) for spec in METRICS.values()]
 
 
 def _sites() -> list[dict[str, Any]]:
@@ -104,7 +103,7 @@ def _presets() -> list[dict[str, Any]]:
     from rankscope.models.presets import PRESETS
 
     return [
-        {"name": f"init:{item.name}", "model_type": item.model_type, "reads": item.input_kind, "summary": item.summary}
+        {"name": f"init:{item.name}", "reads": item.input_kind, **facts_of(item, "model_type", "summary")}
         for item in PRESETS.values()
     ]
 
@@ -112,32 +111,15 @@ def _presets() -> list[dict[str, Any]]:
 def _families() -> list[dict[str, Any]]:
     from rankscope.models.heads import FAMILIES
 
-    return [
-        {
-            "name": family.name,
-            "model_types": list(family.model_types),
-            "layout": family.layout,
-            "position": family.position,
-            "notes": list(family.notes),
-        }
-        for family in FAMILIES.values()
-    ]
+    return [facts_of(family, "name", "model_types", "layout", "position", "notes") for family in FAMILIES.values()]
 
 
 def _masks() -> list[dict[str, Any]]:
     from rankscope.masks import MASKS
 
+    names = ("name", "signature", "is_causal", "self_loops", "example", "summary", "cites")
     return [
-        {
-            "name": spec.name,
-            "signature": spec.signature,
-            "is_causal": spec.is_causal,
-            "self_loops": spec.self_loops,
-            "example": spec.example,
-            "parameters": {parameter.name: parameter.meaning for parameter in spec.parameters},
-            "summary": spec.summary,
-            "cites": [str(cite) for cite in spec.cites],
-        }
+        {**facts_of(spec, *names), "parameters": {one.name: one.meaning for one in spec.parameters}}
         for spec in MASKS.values()
     ]
 
@@ -146,43 +128,23 @@ def _variants() -> list[dict[str, Any]]:
     from rankscope.verbs.ablate.variants import VARIANTS
 
     return [
-        {
-            "name": variant.name,
-            "operation": variant.operation.describe(),
-            "summary": variant.meaning,
-            "cites": [str(cite) for cite in variant.cites],
-        }
-        for variant in VARIANTS.values()
+        {**facts_of(one, "name", "cites"), "operation": one.operation.describe(), "summary": one.meaning}
+        for one in VARIANTS.values()
     ]
 
 
 def _remedies() -> list[dict[str, Any]]:
     from rankscope.remedies import REMEDIES
 
-    return [
-        {
-            "name": entry.name,
-            "strength": entry.strength,
-            "strength_means": entry.strength_means,
-            "neutral": entry.neutral,
-            "needs": sorted(entry.needs),
-            "learnable": entry.learnable,
-            "parameters": entry.parameters,
-            "flops": entry.flops,
-            "summary": entry.summary,
-            "claim": entry.claim,
-            "claims_tokens": entry.claims_tokens,
-            "cites": [str(cite) for cite in entry.cites],
-        }
-        for entry in REMEDIES.values()
-    ]
+    names = ("name", "strength", "strength_means", "neutral", "needs", "learnable", "parameters", "flops", "summary",
+             "claim", "claims_tokens", "cites")  # fmt: skip
+    return [facts_of(entry, *names) for entry in REMEDIES.values()]
 
 
 def _extensions() -> list[dict[str, Any]]:
     return [
         {
-            "name": one.name,
-            "package": one.package,
+            **facts_of(one, "name", "package"),
             "summary": f"{one.problem}." if one.extension is None else one.extension.summary,
             "usable": one.extension is not None,
             "requires": [] if one.extension is None else list(one.extension.requires),

@@ -334,20 +334,17 @@ def attention_pass(
             recent.zero_()
     columns += recent
     columns -= (hidden.cumsum(-1)[..., :-1] + unequal) * r.unsqueeze(-2).double()
+    mass, p_log_p, log_sums, first_mass, own_mass = (torch.cat(part, -1) for part in zip(*by_row, strict=True))
     return PassSums(
-        *(torch.cat(part, -1) for part in zip(*by_row, strict=True)),
-        energy,
-        columns[:, -1],
-        total,
-        gram,
+        mass, p_log_p, log_sums, first_mass, own_mass, energy, columns[:, -1], total, gram,
         columns[:, :-1].mT if image else None,
-    )
+    )  # fmt: skip
 
 
 def _row_sums(X: Float[Tensor, "heads height seen"]) -> Float[Tensor, "heads height"]:
     """Sums of rows, in pieces of 512 entries in the dtype of X and over the pieces in float64."""
     whole = X.shape[-1] // 512 * 512
-    pieces = X[..., :whole].unflatten(-1, (-1, 512)).sum(-1).sum(-1, dtype=torch.float64)
+    pieces: Tensor = X[..., :whole].reshape(*X.shape[:-1], -1, 512).sum(-1).sum(-1, dtype=torch.float64)
     return pieces + X[..., whole:].sum(-1).double()
 
 

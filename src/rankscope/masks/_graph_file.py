@@ -1,4 +1,4 @@
-"""Reads a graph over tokens from an untrusted file: ``.npy``, ``.npz`` or ``.txt``."""
+"""Reads a graph over tokens from an untrusted file: ``.npy`` or ``.npz``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankscope._files import read_regular
-from rankscope.errors import InputError, MissingExtraError
+from rankscope.errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, distinct, from_codes
 
 BYTE_LIMIT = 1 << 28
@@ -20,8 +20,8 @@ BYTE_LIMIT = 1 << 28
 TOKEN_LIMIT = 1 << 20
 DIGEST_LENGTH = 16
 EXPECTED = (
-    "Expected a square matrix whose row i, column j is not zero when token i sees token j: numpy.save (.npy), "
-    "scipy.sparse.save_npz (.npz), or one line of 0 and 1 per row (.txt)."
+    "Expected a square matrix whose row i, column j is not zero when token i sees token j: numpy.save (.npy) or "
+    "scipy.sparse.save_npz (.npz)."
 )
 
 
@@ -30,7 +30,6 @@ def read_graph(source: str) -> tuple[EdgeRows, str]:
 
     Raises:
         InputError: the file does not exist, is too large, or does not contain a graph.
-        MissingExtraError: a sparse matrix needs scipy, which is not installed.
     """
     shown = repr(source[:200])
     read = _READERS.get(Path(source).suffix.lower())
@@ -44,8 +43,6 @@ def read_graph(source: str) -> tuple[EdgeRows, str]:
         raise InputError(f"adjacency: {shown} cannot be read: {getattr(error, 'strerror', error)}.") from error
     try:
         rows = read(content)
-    except MissingExtraError:
-        raise
     except Exception as error:  # the readers of these formats may raise anything
         raise InputError(f"adjacency: {shown} does not hold a graph: {error}. {EXPECTED}") from error
     return rows, hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
@@ -71,31 +68,13 @@ def graph_from_matrix(matrix: Any) -> EdgeRows:
     return from_codes(distinct(queries.astype(np.int64) * shape[0] + keys.astype(np.int64)), shape[0])
 
 
-def graph_from_lines(lines: list[str]) -> EdgeRows:
-    """Rows from lines of 0 and 1, with or without spaces between them; empty lines are ignored.
-
-    Raises:
-        ValueError: another character, or lines of different lengths.
-    """
-    kept = [text for line in lines if (text := "".join(line.split()))]
-    strange = sorted(set().union(*kept) - {"0", "1"})
-    if strange:
-        raise ValueError(f"its lines hold {strange[0]!r}, and only 0 and 1 are read")
-    if any(len(line) != len(kept) for line in kept):
-        raise ValueError(f"it has {len(kept)} lines, and one of them does not have {len(kept)} digits")
-    digits = np.frombuffer("".join(kept).encode("ascii"), dtype=np.uint8).reshape(len(kept), len(kept))
-    return graph_from_matrix(digits - ord("0"))
-
-
 def _from_npy(content: bytes) -> EdgeRows:
     return graph_from_matrix(np.load(io.BytesIO(content), allow_pickle=False))
 
 
 def _from_npz(content: bytes) -> EdgeRows:
-    try:
-        from scipy.sparse import load_npz
-    except ImportError:
-        raise MissingExtraError("A graph in a .npz file", "scipy", "graphs") from None
+    from scipy.sparse import load_npz
+
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > BYTE_LIMIT:
@@ -108,8 +87,4 @@ def _from_npz(content: bytes) -> EdgeRows:
     return graph_from_matrix(matrix)
 
 
-def _from_txt(content: bytes) -> EdgeRows:
-    return graph_from_lines(content.decode("ascii").split("\n"))
-
-
-_READERS: Mapping[str, Callable[[bytes], EdgeRows]] = {".npy": _from_npy, ".npz": _from_npz, ".txt": _from_txt}
+_READERS: Mapping[str, Callable[[bytes], EdgeRows]] = {".npy": _from_npy, ".npz": _from_npz}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.errors import InputError, MissingExtraError
+from rankscope.errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, Bools, EdgeRows, check_edge_count, united
 
 if TYPE_CHECKING:
@@ -104,12 +104,9 @@ class Mask(ABC):
 
         Raises:
             InputError: a query sees nothing, or there are too many pairs to list.
-            MissingExtraError: scipy is not installed.
         """
-        try:
-            from scipy.sparse import csr_array
-        except ImportError:
-            raise MissingExtraError("A mask as a sparse matrix", "scipy", "graphs") from None
+        from scipy.sparse import csr_array
+
         _check_length("tokens", tokens)
         rows = self.rows(tokens)
         empty = np.flatnonzero(np.diff(rows.indptr) == 0)

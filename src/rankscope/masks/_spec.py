@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,14 +196,9 @@ class NamedMask(Mask):
         return f"{self.name}({', '.join(f'{name}={written(value)}' for name, value in self.parameters)})"
 
 
-def make(name: str, values: tuple[Value, ...], named: Mapping[str, Value]) -> Mask:
-    """The mask of that name with these parameters."""
-    return MASKS[name](*values, **named)
-
-
 def written(value: Value) -> str:
     """A value as written in an expression: digits, or a string in JSON quotes."""
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _short(value: object) -> str:

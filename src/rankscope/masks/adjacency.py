@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.masks._edges import EdgeRows, Progressions
-from rankscope.masks._graph_file import graph_from_lines, read_graph
+from rankscope.masks._graph_file import graph_from_matrix, read_graph
 from rankscope.masks._spec import Parameter, Value, mask
 
 WRITTEN_OUT = 128
@@ -21,10 +21,12 @@ WRITTEN_OUT = 128
 def _graph(source: str, digest: str) -> EdgeRows:
     if _is_written_out(source):
         lines = source.split("/")
-        try:
-            return graph_from_lines(lines if len(lines) <= WRITTEN_OUT else [])
-        except ValueError as error:
-            raise InputError(f"adjacency: {source[:40]!r} is not a square of 0 and 1: {error}.") from error
+        if len(lines) > WRITTEN_OUT or any(len(line) != len(lines) for line in lines):
+            raise InputError(
+                f"adjacency: {source[:40]!r} is not a square of 0 and 1 of at most {WRITTEN_OUT} rows: it "
+                f"has {len(lines)} rows, the first of {len(lines[0])} digits."
+            )
+        return graph_from_matrix(np.array([list(map(int, line)) for line in lines]))
     rows, edges = read_graph(source)
     if digest and digest != edges:
         raise InputError(
@@ -68,7 +70,7 @@ def _edges(tokens: int, source: str, digest: str) -> EdgeRows:
 
 @mask(
     parameters=(
-        Parameter("source", "path of a .npy, .npz or .txt file, or rows such as '10/11'", str),
+        Parameter("source", "path of a .npy or .npz file, or rows such as '10/11'", str),
         Parameter("digest", "start of the file's SHA-256; filled in, checked on reading", str, default=""),
     ),
     edges=_edges,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from rankscope._printing import first_sentence, shortened
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs._frozen import freeze, thaw
-from rankscope.runs.curves import USABLE, names_in
+from rankscope.runs.curves import mean_grid, names_in, usable
 from rankscope.runs.document import facts_line
 from rankscope.runs.intervals import Differences, mean_differences
 from rankscope.runs.lengths import depending_on_length
 from rankscope.runs.presenting import document_of, figure_of, showing
 from rankscope.runs.provenance import SCHEMA
-from rankscope.runs.rows import INTERVAL, MOST_LISTED, only, own_columns
+from rankscope.runs.rows import MOST_LISTED, only, own_columns
 from rankscope.runs.run import Run, load_run
 from rankscope.views import number
 from rankscope.views.notebook import document_html
@@ -157,10 +157,9 @@ def _compared(
     if pairs:
         values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
     found = mean_differences(values_a, values_b, paired=pairs, level=level)
-    below, above, estimated = _reach_of_estimates(left, right, rows)
-    table = _table(left.columns, shared, replace(found, low=found.low - below, high=found.high + above))
+    table = _table(left.columns, shared, found)
     settings = {"level": level, "why": why}
-    verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond + _left_out(left, right)
+    verdict = _verdict(table, level) + _inputs_differ(first, second) + beyond + _left_out(left, right)
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
@@ -240,21 +239,6 @@ def _inputs_differ(first: Run, second: Run) -> str:
         f"a read {one.inputs}, b {other.inputs}" if one.inputs != other.inputs else f"both {one.inputs}, other tokens"
     )
     return f" The inputs differ: {what}. Part of any difference may be theirs."
-
-
-def _reach_of_estimates(
-    left: SequenceTable, right: SequenceTable, rows: tuple[list[int], list[int]]
-) -> tuple[np.ndarray, np.ndarray, str]:
-    """How much the intervals of estimated values add to those of the differences b - a, and a sentence about it."""
-    a_below, a_above, b_below, b_above = (
-        reach[own].max(axis=1)
-        for table, own in zip((left, right), rows, strict=True)
-        for reach in (table.below, table.above)
-    )
-    below, above = b_below + a_above, b_above + a_below
-    count = int(((below > 0) | (above > 0)).sum())
-    words = f" {count} of the differences are between estimates; their intervals are wider by those of the estimates."
-    return below, above, words if count else ""
 
 
 def _left_out(left: SequenceTable, right: SequenceTable) -> str:
@@ -339,16 +323,12 @@ class SequenceTable:
         keys: in the order of the rows.
         sequences: numbers of the sequences, ascending.
         values: shape ``(keys, sequences)``.
-        below: how far below each value the interval of an estimate reaches, else zero; same shape.
-        above: how far above it, same shape.
     """
 
     columns: tuple[str, ...]
     keys: tuple[tuple[Any, ...], ...]
     sequences: tuple[int, ...]
     values: NDArray[np.float64]
-    below: NDArray[np.float64]
-    above: NDArray[np.float64]
 
     @property
     def position(self) -> dict[tuple[Any, ...], int]:
@@ -368,20 +348,6 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
     position: dict[tuple[Any, ...], int] = {}
     row = np.array([position.setdefault(key, len(position)) for key in zip(*parts, strict=True)], dtype=np.int64)
     sequences, column = np.unique(table["sequence"].to_numpy(), return_inverse=True)
-    listed = pc.is_in(pc.cast(table["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy().astype(np.bool_)
     value = table["value"].to_numpy()
-    usable = listed & np.isfinite(value)
-    shape = (len(position), sequences.size)
-    count = np.zeros(shape)
-    np.add.at(count, (row[usable], column[usable]), 1.0)
-
-    def mean(of: NDArray[np.float64]) -> NDArray[np.float64]:
-        total = np.zeros(shape)
-        np.add.at(total, (row[usable], column[usable]), of[usable])
-        means: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
-        return means
-
-    ends = [table[end].to_numpy() if end in table.column_names else np.full(value.size, np.nan) for end in INTERVAL]
-    reaches = [np.nan_to_num(mean(np.nan_to_num(np.abs(value - end), nan=0.0)), nan=0.0) for end in ends]
-    numbers = tuple(int(number) for number in sequences)
-    return SequenceTable(columns, tuple(position), numbers, mean(value), *reaches)
+    values = mean_grid((len(position), sequences.size), (row, column), value, usable(table) & np.isfinite(value))
+    return SequenceTable(columns, tuple(position), tuple(int(number) for number in sequences), values)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.curves import curve, names_in
-from rankscope.runs.rows import INTERVAL, at_longest, of_stack, only
+from rankscope.runs.rows import at_longest, of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.views import number
 
@@ -68,7 +68,6 @@ class Condition:
             if name not in (there := names_in(table, kind)):
                 raise UnknownNameError(f"{kind} in this run (asked for by --fail-if {str(self)!r})", name, there)
         values = list(self._values(table))
-        self._refuse_undecided(table, values)
         if not any(math.isfinite(value) for _, _, value in values):
             raise InputError(
                 f"{str(self)!r} cannot be judged: {self.metric} at {self.site} has no defined value in the blocks "
@@ -91,24 +90,6 @@ class Condition:
             chosen = [at for at, layer in enumerate(line.layers) if self.layers is None or int(layer) in self.layers]
             for at in chosen[-1:] if self.quantifier == "last" else chosen:
                 yield stack, int(line.layers[at]), float(line.mean[at])
-
-    def _refuse_undecided(self, table: pa.Table, found: list[tuple[str | None, int, float]]) -> None:
-        """Refuse if values are estimates, and the ends of their intervals give different answers."""
-        if INTERVAL[0] not in table.column_names:
-            return
-        rows = only(table, metric=self.metric, site=self.site)
-        ends: list[list[tuple[str | None, int, float]]] = [[], []]
-        for stack, layer, value in found:
-            mine = only(of_stack(rows, stack), layer=layer)
-            for end, name in enumerate(INTERVAL):
-                known = mine[name].to_numpy()
-                known = known[np.isfinite(known)]
-                ends[end].append((stack, layer, float(known.mean()) if known.size else value))
-        if bool(self._holding(ends[0])) != bool(self._holding(ends[1])):
-            raise InputError(
-                f"{str(self)!r} cannot be judged: {self.metric} was estimated, and its interval includes "
-                f"{self.value:g}. Measure with spectra='exact' (--spectra exact)."
-            )
 
     def _holding(self, found: list[tuple[str | None, int, float]]) -> list[tuple[str | None, int, float]]:
         compare = OPERATORS[self.comparison]

@@ -95,13 +95,13 @@ def curve(table: pa.Table, metric: str, site: str, *, reduce: Reduce = "mean", *
         raise InputError(f"reduce must be 'mean' or 'median', got {reduce!r}.")
     rows = where(table, metric, site, **at)
     layer = rows["layer"].to_numpy()
-    usable, floor = _usable(rows), _is(rows, Status.FLOOR)
+    is_usable, floor = usable(rows), _is(rows, Status.FLOOR)
     value = rows["value"].to_numpy()
     layers = np.unique(layer)
     center, low, high = (np.full(layers.size, np.nan) for _ in range(3))
     count = np.zeros(layers.size, dtype=np.int64)
     for position, number in enumerate(layers):
-        mine = value[usable & (layer == number)]
+        mine = value[is_usable & (layer == number)]
         count[position] = mine.size
         if mine.size:
             center[position] = mine.mean() if reduce == "mean" else np.median(mine)
@@ -118,16 +118,33 @@ def cells(table: pa.Table, metric: str, site: str) -> Cells:
     rows = where(table, metric, site)
     layers, row = np.unique(rows["layer"].to_numpy(), return_inverse=True)
     sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
-    usable = _usable(rows)
-    total, count = np.zeros((layers.size, sequences.size)), np.zeros((layers.size, sequences.size))
-    floor, undefined = (np.zeros((layers.size, sequences.size), dtype=np.bool_) for _ in range(2))
-    at = (row[usable], column[usable])
-    np.add.at(total, at, rows["value"].to_numpy()[usable])
-    np.add.at(count, at, 1.0)
+    shape = layers.size, sequences.size
+    values = mean_grid(shape, (row, column), rows["value"].to_numpy(), usable(rows))
+    floor, undefined = (np.zeros(shape, dtype=np.bool_) for _ in range(2))
     np.logical_or.at(floor, (row, column), _is(rows, Status.FLOOR))
     np.logical_or.at(undefined, (row, column), _is(rows, Status.UNDEFINED))
-    values = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
     return Cells(layers.astype(np.int64), sequences.astype(np.int64), values, floor, undefined)
+
+
+def mean_grid(
+    shape: tuple[int, int],
+    at: tuple[NDArray[np.integer], NDArray[np.integer]],
+    values: NDArray[np.float64],
+    kept: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """The mean of the kept values of each cell, NaN where there is none.
+
+    Args:
+        shape: rows and columns of the grid.
+        at: row and column of each value.
+        values: the values.
+        kept: which of them count.
+    """
+    total, count = np.zeros(shape), np.zeros(shape)
+    np.add.at(total, (at[0][kept], at[1][kept]), values[kept])
+    np.add.at(count, (at[0][kept], at[1][kept]), 1.0)
+    mean: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+    return mean
 
 
 def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -143,12 +160,13 @@ def _is(rows: pa.Table, status: Status) -> NDArray[np.bool_]:
     return matches
 
 
-def _usable(rows: pa.Table) -> NDArray[np.bool_]:
+def usable(rows: pa.Table) -> NDArray[np.bool_]:
+    """Which values have a status that counts."""
     listed = pc.is_in(pc.cast(rows["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy()
     value = rows["value"].to_numpy()
     # Minus infinity with a usable status is the logarithm of an exact zero, and counts.
-    usable: NDArray[np.bool_] = listed.astype(np.bool_) & (np.isfinite(value) | np.isneginf(value))
-    return usable
+    counts: NDArray[np.bool_] = listed.astype(np.bool_) & (np.isfinite(value) | np.isneginf(value))
+    return counts
 
 
 assert set(USABLE) <= set(STATUSES)

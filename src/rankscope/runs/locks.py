@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,25 +17,6 @@ def _module() -> ModuleType | None:
     except ImportError:
         return None
     return fcntl
-
-
-@contextmanager
-def taking_turns(folder: Path) -> Iterator[None]:
-    """Inside this context no other writer of the folder is in it; each waits for the one before.
-
-    Without locks (Windows, some network file systems) nobody waits.
-    """
-    fcntl = _module()
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def sole_writer(folder: Path) -> Callable[[], None] | None:

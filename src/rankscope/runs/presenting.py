@@ -1,38 +1,23 @@
-"""A run as a document, text, HTML and a figure, as its kind is shown."""
+"""A run as a document and as a figure, as its kind is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import InputError, ResultError
 from rankscope.runs.showing import show_of
 from rankscope.views import Document
 from rankscope.views.figures import draw, draw_panel
-from rankscope.views.notebook import document_html
-from rankscope.views.text import document_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Shown(Protocol):
-    """The part of a run that this module needs."""
-
-    @property
-    def kind(self) -> str:
-        """The name of its verb."""
-
-    @property
-    def source(self) -> Path | str | None:
-        """The folder it was read from."""
-
-
 @contextmanager
-def showing(*runs: Shown) -> Iterator[None]:
+def showing(*runs: Any) -> Iterator[None]:
     """Inside this context, a run read from a file whose facts have an unexpected shape raises a ResultError.
 
     What a verb keeps beside its rows has a shape of its own, which only the code that shows it knows. Errors about runs
@@ -53,26 +38,14 @@ def showing(*runs: Shown) -> Iterator[None]:
         ) from error
 
 
-def document_of(run: Shown) -> Document:
+def document_of(run: Any) -> Document:
     """The document behind every text output of the run: its tables, verdict and notes."""
     with showing(run):
         return show_of(run.kind).document(run)
 
 
-def text_of(run: Shown) -> str:
-    """The run as plain text."""
-    with showing(run):
-        return document_text(document_of(run))
-
-
-def notebook_of(run: Shown) -> str:
-    """The run as HTML for a notebook."""
-    with showing(run):
-        return document_html(document_of(run))
-
-
 def figure_of(
-    run: Shown,
+    run: Any,
     metrics: str | Sequence[str] | None = None,
     site: str | None = None,
     feature: str = "Run.plot",

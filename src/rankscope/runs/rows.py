@@ -34,9 +34,6 @@ FIXED_COLUMNS: Mapping[str, pa.DataType] = {
 MOST_LISTED = 12
 """Values named in an error message."""
 
-INTERVAL = ("low", "high")
-"""Columns with the interval around estimated values, in tables that have such values."""
-
 AXES = ("metric", "site", "layer", "head", "sequence")
 """Fixed columns that tell rows apart, besides the stack."""
 
@@ -59,7 +56,6 @@ _PIECES = pa.schema(
         "values": pa.binary(),
         "statuses": pa.binary(),
         "coordinates": pa.string(),
-        "intervals": pa.binary(),
     }
 )
 
@@ -80,13 +76,14 @@ def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
 
 def own_columns(table: pa.Table) -> list[str]:
     """The additional columns of a verb that have values here; with the fixed ones they tell rows apart."""
-    known = {*FIXED_COLUMNS, *INTERVAL}
-    return [name for name in table.column_names if name not in known and table[name].null_count < table.num_rows]
+    return [
+        name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows
+    ]
 
 
 def coordinates_of(table: pa.Table) -> list[str]:
     """Columns whose values must never be averaged over: the stack, and what the verb adds, such as ``variant``."""
-    numbers = {*AXES, *INTERVAL, "value", "status"}
+    numbers = {*AXES, "value", "status"}
     return [name for name in table.column_names if name not in numbers]
 
 
@@ -167,7 +164,6 @@ class Piece:
     values: NDArray[np.float64]
     statuses: NDArray[np.int8]
     coordinates: tuple[str | int | None, ...]
-    interval: NDArray[np.float64] | None = None
 
 
 @dataclass
@@ -198,11 +194,11 @@ class RowWriter:
     _later: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        taken = sorted(set(self.coordinates) & {*FIXED_COLUMNS, *INTERVAL})
+        taken = sorted(set(self.coordinates) & {*FIXED_COLUMNS})
         if taken or len(set(self.coordinates)) != len(self.coordinates):
             raise ResultError(
                 f"An additional column needs a unique name: got {list(self.coordinates)!r}, "
-                f"while {[*FIXED_COLUMNS, *INTERVAL]!r} are taken. Rename it."
+                f"while {[*FIXED_COLUMNS]!r} are taken. Rename it."
             )
 
     def add(
@@ -217,7 +213,6 @@ class RowWriter:
         statuses: NDArray[np.integer],
         head_axis: bool,
         at: Mapping[str, str | int | None] | None = None,
-        interval: NDArray[np.floating] | None = None,
     ) -> None:
         """Add the values of one metric at one site of one layer, for consecutive sequences.
 
@@ -231,8 +226,6 @@ class RowWriter:
             statuses: codes into ``list(Status)``, same shape.
             head_axis: whether the last axis runs over heads.
             at: values of the additional columns; missing ones are null.
-            interval: lower and upper ends around estimated values, shape ``(2, *values.shape)``, NaN for other values.
-                The table then has the columns ``low`` and ``high``.
         """
         self.settle()
         numbers = np.array(values, dtype=np.float64)
@@ -253,8 +246,7 @@ class RowWriter:
         if unknown:
             raise ResultError(f"{unknown!r} were not announced: give RowWriter(coordinates=...) their names first.")
         further = tuple((at or {}).get(name) for name in self.coordinates)
-        ends = None if interval is None or np.isnan(interval).all() else np.array(interval, dtype=np.float64)
-        self._pieces.append(Piece(metric, site, stack, layer, first_sequence, numbers, codes, further, ends))
+        self._pieces.append(Piece(metric, site, stack, layer, first_sequence, numbers, codes, further))
 
     def add_later(self, deliver: Callable[[], None]) -> None:
         """Have ``deliver`` called, which adds values still on a device, before rows are next added or read."""
@@ -296,7 +288,7 @@ class RowWriter:
         }
         for position, name in enumerate(self.coordinates):
             columns[name] = _coordinate([piece.coordinates[position] for piece in pieces], sizes)
-        return pa.table(columns | _interval_columns(pieces))
+        return pa.table(columns)
 
 
 def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -319,21 +311,6 @@ def _heads(pieces: Sequence[Piece]) -> pa.Array:
             parts.append(np.zeros(piece.values.size, dtype=np.int32))
         absent.append(np.full(piece.values.size, piece.values.ndim == 1))
     return pa.array(_joined(parts, np.int32), mask=_joined(absent, np.bool_))
-
-
-def _interval_columns(pieces: Sequence[Piece]) -> dict[str, pa.Array]:
-    """The ends of the intervals, null for values without one; no columns if there is no interval."""
-    if all(piece.interval is None for piece in pieces):
-        return {}
-    columns = {}
-    for end, name in enumerate(INTERVAL):
-        parts = [
-            np.full(piece.values.size, np.nan) if piece.interval is None else piece.interval[end].ravel()
-            for piece in pieces
-        ]
-        ends = _joined(parts, np.float64)
-        columns[name] = pa.array(ends, mask=np.isnan(ends))
-    return columns
 
 
 def _names(labels: Sequence[str | None], sizes: NDArray[np.int64]) -> pa.DictionaryArray:
@@ -401,7 +378,6 @@ def _piece_facts(piece: Piece) -> dict[str, Any]:
         "values": piece.values.astype("<f8", copy=False).tobytes(),
         "statuses": piece.statuses.astype(np.int8, copy=False).tobytes(),
         "coordinates": json.dumps(piece.coordinates),
-        "intervals": None if piece.interval is None else piece.interval.astype("<f8", copy=False).tobytes(),
     }
 
 
@@ -416,5 +392,4 @@ def _piece_from(row: Mapping[str, Any]) -> Piece:
         values=np.frombuffer(row["values"], dtype="<f8").reshape(shape),
         statuses=np.frombuffer(row["statuses"], dtype=np.int8).reshape(shape),
         coordinates=tuple(json.loads(row["coordinates"])),
-        interval=None if row["intervals"] is None else np.frombuffer(row["intervals"], dtype="<f8").reshape(2, *shape),
     )

@@ -18,9 +18,11 @@ from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
 from rankscope.runs.places import is_address
-from rankscope.runs.presenting import figure_of, notebook_of, showing, text_of
+from rankscope.runs.presenting import document_of, figure_of, showing
 from rankscope.runs.provenance import SCHEMA, Provenance
 from rankscope.runs.rows import FIXED_COLUMNS, chosen, only, refuse_mixture
+from rankscope.views.notebook import document_html
+from rankscope.views.text import document_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,14 +206,16 @@ class Run:
             return card_of(self.verdict, self.provenance, self.table)
 
     def __str__(self) -> str:
-        return text_of(self)
+        with showing(self):
+            return document_text(document_of(self))
 
     def __repr__(self) -> str:
         what = f"<Run {self.kind} of {self.provenance.subject}: {self.table.num_rows} values"
         return shortened(f"{what}. {first_sentence(self.verdict)}>")
 
     def _repr_html_(self) -> str:
-        return notebook_of(self)
+        with showing(self):
+            return document_html(document_of(self))
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:

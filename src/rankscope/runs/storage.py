@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankscope.errors import ResultError
-from rankscope.runs.locks import taking_turns
 from rankscope.runs.places import Place, place_of, replace_file, settle, write_page
 from rankscope.runs.plain_json import parse_sealed, sealed_json, visible
 from rankscope.runs.provenance import SCHEMA
-from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL, NAMES, STATUSES
+from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
 
 __all__ = ["read_run", "replace_file", "settle", "write_page", "write_run"]
 
@@ -36,8 +34,7 @@ MOST_LOOKS = 100
 def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path | str:
     """Write the rows, then the sidecar with their name and hash; replacing the sidecar commits the run.
 
-    A run already in the folder stays intact until then; its rows are removed afterwards. Several processes that write
-    to one local folder take turns.
+    A run already in the folder stays intact until then; its rows are removed afterwards.
 
     Returns:
         The path of the folder, or the address.
@@ -58,8 +55,7 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     try:
-        with taking_turns(Path(home.root)) if home.is_local else nullcontext():
-            _write(home, facts, sink.getvalue().to_pybytes(), table)
+        _write(home, facts, sink.getvalue().to_pybytes(), table)
     except OSError as error:
         raise ResultError(
             f"The run could not be written to {home} ({error.strerror}). An existing run there is unchanged. Free "
@@ -171,7 +167,7 @@ def _as_written(table: pa.Table, path: str) -> pa.Table:
     if missing or len(set(table.column_names)) != len(table.column_names):
         raise ResultError(f"{path} lacks the columns {', '.join(missing) or 'that it names twice'}.")
     for column in table.schema:
-        expected = pa.float64() if column.name in INTERVAL else FIXED_COLUMNS.get(column.name)
+        expected = FIXED_COLUMNS.get(column.name)
         fits = column.type == expected if expected is not None else column.type in (NAMES, pa.int64())
         if not fits:
             raise ResultError(

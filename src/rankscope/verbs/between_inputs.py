@@ -16,7 +16,6 @@ from rankscope.errors import InputError
 from rankscope.linalg import tiles
 from rankscope.linalg.numbered_vectors import NumberedVectors
 from rankscope.linalg.precision import float64_home, float_floor, format_of
-from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
 from rankscope.models.inputs import Batch
@@ -35,16 +34,6 @@ INPUT_METRICS = ("alpha_req", "uniformity")
 """Measured between inputs in addition to the default metrics of tokens."""
 MOST_BYTES = 1 << 30
 """Memory for the vectors of all blocks."""
-
-FROM_MOMENTS = frozenset(
-    {"residual", "relative_residual", "mu", "mu_over_norm", "largest_channel_share", "rankme", "alpha_req"}
-    | {
-        f"{centred}{name}"
-        for centred in ("", "centred_")
-        for name in ("stable_rank", "effective_rank", "participation_ratio", "energy_rank_99", "least_singular_value")
-    }
-)
-"""Metrics that depend only on the singular values of X and CX and on the mean; others are estimated from a sample."""
 
 _CODE = {status: code for code, status in enumerate(Status)}
 
@@ -168,7 +157,6 @@ class InputsReader:
         self._apart: dict[str, dict[str, dict[str, float]]] = {}
         self._bytes_per_place = most_bytes // max(1, (blocks + 1) * len(self._poolings))
         self._places: dict[Place, NumberedVectors] = {}
-        self._references: dict[Place, Tensor] = {}
         self._floors: dict[Place, float] = {}
         self._pending: dict[Place, tuple[Tensor, list[bool]]] = {}
         self._batch: Batch | None = None
@@ -198,7 +186,7 @@ class InputsReader:
         self._reader.finish()
         for place, (vectors, present) in self._pending.items():
             if place not in self._places:
-                self._places[place] = NumberedVectors(self._inputs, self._bytes_per_place, self._references.get(place))
+                self._places[place] = NumberedVectors(self._inputs, self._bytes_per_place)
             self._places[place].add(self._batch.first_sequence, vectors, present)
         self._pending.clear()
         self._write(writer, [place for place, vectors in self._places.items() if vectors.is_complete])
@@ -207,24 +195,8 @@ class InputsReader:
         """Write what is left: what several processes read together, or what an interrupt left."""
         self._write(writer, list(self._places))
 
-    def take_references(self) -> None:
-        """Use the first vectors of this batch as references, and do not count it.
-
-        Sums over processes need the same reference in all of them; a process that works alone takes the same ones.
-        """
-        self._reader.finish()
-        self._references = {
-            place: vectors[present.index(True)] for place, (vectors, present) in self._pending.items() if any(present)
-        }
-        self._pending.clear()
-
     def _take(self, place: Place, vectors: Tensor, present: Tensor | None = None) -> None:
         self._pending[place] = vectors, [True] * len(vectors) if present is None else present.tolist()
-
-    @property
-    def bytes_held(self) -> int:
-        """Memory of what is kept of the inputs so far."""
-        return sum(vectors.bytes_held for vectors in self._places.values())
 
     def seen(self) -> dict[str, Any]:
         """The vectors seen so far, as JSON, for a reader in another process."""
@@ -249,7 +221,7 @@ class InputsReader:
         for place in places:
             stack, layer, pooling = place
             if self._classes is not None and layer != BEFORE and self._places[place].is_exact:
-                gap = class_gap(self._places[place].sample(), self._classes)
+                gap = class_gap(self._places[place].kept(), self._classes)
                 self._apart.setdefault(pooling.site, {}).setdefault(stack or "", {})[str(layer)] = gap
             specs, site = (self._specs, pooling.site) if layer != BEFORE else (self._baseline, pooling.entry_site)
             reading = measured(specs, self._places.pop(place), self._floors[place])
@@ -287,27 +259,19 @@ def class_gap(vectors: Float[Tensor, "rows dim"], classes: Sequence[int]) -> flo
 
 
 def measured(specs: Sequence[MetricSpec], vectors: NumberedVectors, floor: float) -> MetricValues:
-    """The metrics of many vectors; those that the moments do not determine are estimated from the sample.
+    """The metrics of the vectors; estimates if only a sample of them was kept.
 
     Args:
         specs: metrics of tokens.
         vectors: what was kept of the vectors.
         floor: the float floor of the activations.
     """
-    of_sample = evaluate(specs, Tokens(vectors.sample()), floor)
+    reading = evaluate(specs, Tokens(vectors.kept()), floor)
     if vectors.is_exact:
-        return of_sample
-    values, statuses = of_sample.values.clone(), of_sample.statuses.clone()
+        return reading
+    statuses = reading.statuses.clone()
     statuses[statuses == _CODE[Status.OK]] = _CODE[Status.ESTIMATE]
-    equivalent = vectors.equivalent()
-    if equivalent is not None:
-        exact = [row for row, spec in enumerate(specs) if spec.name in FROM_MOMENTS]
-        reading = evaluate([specs[row] for row in exact], Tokens(equivalent), floor)
-        values[exact], statuses[exact] = reading.values, reading.statuses
-        # A Gram matrix does not resolve the smallest singular values.
-        few = torch.tensor([spec.floors_itself for spec in specs]) & (values < least_with_six_digits(torch.float32))
-        statuses[few & (statuses == _CODE[Status.OK])] = _CODE[Status.ESTIMATE]
-    return MetricValues(values, statuses)
+    return MetricValues(reading.values, statuses)
 
 
 def metrics_between(specs: Sequence[MetricSpec], *, default: bool) -> tuple[MetricSpec, ...]:

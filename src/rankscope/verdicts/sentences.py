@@ -45,7 +45,6 @@ SENTENCES: Mapping[str, str] = {
     "minority": "Of {total} sequences, {states}.",
     "others": "{whose}: {state}.",
     "not excluded": "Not measured, so not excluded: {states}.",
-    "undecided": "Undecided: few directions, in {count} estimated values. spectra='exact' decides.",
     # Other axes.
     "axes": "Collapsed along {axes}{rest}.",
     "inputs not judged": "Between inputs{pooling}: not judged, because {why}.",

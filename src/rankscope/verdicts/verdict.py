@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.not_finite import CODE, Lost, first_not_finite
-from rankscope.runs.rows import INTERVAL, at_longest, of_stack, only, within_sequences
+from rankscope.runs.rows import at_longest, within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import StackReading, read_stack
 from rankscope.verdicts.sentences import explained, in_words, not_excluded, say, token_sentences
-from rankscope.verdicts.states import FEW_DIRECTIONS, NARROW_DIMENSION, State
+from rankscope.verdicts.states import State
 
 HARM = "This describes the activations; whether it hurts depends on your task."
 
@@ -125,10 +125,10 @@ def judge_rows(
     if lost is not None:
         finite = None if gravest is None or gravest.state is State.UNKNOWN else gravest
         words = not_finite(lost, finite)
-        evidence = (lost.evidence(), *(evidence if finite else ()))
+        evidence = (dict(lost.evidence()), *(evidence if finite else ()))
         return Verdict(words, evidence, CODE, steps_for(State.NOT_FINITE, model), details="\n".join(details))
     assert gravest is not None
-    words = " ".join([*by_stack, *not_excluded(list(readings.values())), *_undecided(table, readings)])
+    words = " ".join([*by_stack, *not_excluded(list(readings.values()))])
     return Verdict(words, evidence, gravest.state.code, steps_for(gravest.state, model), details="\n".join(details))
 
 
@@ -136,19 +136,6 @@ def not_finite(lost: Lost, finite: StackReading | None) -> str:
     """Where a run is not finite, and the gravest state elsewhere, if there is one."""
     rest = [say("others", whose="Where it is finite", state=in_words(finite))] if finite is not None else []
     return " ".join([str(lost), *rest])
-
-
-def _undecided(table: pa.Table, readings: Mapping[str | None, StackReading]) -> list[str]:
-    """A sentence if a threshold of few directions lies inside the interval of an estimate."""
-    count = 0
-    for stack, reading in readings.items() if INTERVAL[0] in table.column_names else ():
-        here = only(of_stack(table, stack), site=reading.battery.site)
-        for part, threshold in (("centred_dimension", NARROW_DIMENSION), ("directions", FEW_DIRECTIONS)):
-            if part in reading.battery.played_by:
-                rows = only(here, metric=reading.battery.played_by[part])
-                low, high = (rows[end].to_numpy() for end in INTERVAL)
-                count += int(((low <= threshold) & (threshold <= high)).sum())
-    return [say("undecided", count=count)] if count else []
 
 
 def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankscope as rs
-from rankscope.errors import InputError, LoadError, UnknownNameError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.ext.theory.bound.judge import grid_of, theorems_in
 from rankscope.ext.theory.bound.reading import mlp_size
 from rankscope.ext.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
@@ -122,45 +122,6 @@ def test_every_theorem_has_rows_and_a_sentence_and_the_run_survives_its_files(tm
     assert any(row.get("hypothesis") and row["metric"] == "margin" for row in rows)
 
 
-@pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-gpt2", "tiny-albert"])
-def test_weights_alone_agree_with_the_model(name: str, tmp_path: Path) -> None:
-    loaded = load(f"init:{name}")
-    loaded.model.save_pretrained(tmp_path)
-    lazy = rs.bound(tmp_path, weights_only=True, theorems=["dong_2021_mlp", "dong_2021_multi_head"])
-    grid = grid_of(lazy.table, "dong_2021_multi_head")
-    whole = rs.bound(loaded.model, rs.Inputs(sequences=1, tokens=8), theorems=["dong_2021_multi_head", "dong_2021_mlp"])
-    assert grid.layers.tolist() == grid_of(whole.table, "dong_2021_multi_head").layers.tolist()
-    ratio = {}
-    for run, label in ((lazy, "lazy"), (whole, "whole")):
-        multi, mlp = (grid_of(run.table, t).values["log10_factor"] for t in ("dong_2021_multi_head", "dong_2021_mlp"))
-        ratio[label] = mlp - multi
-    assert ratio["lazy"] == pytest.approx(ratio["whole"], rel=1e-9)
-    assert lazy.provenance.parameters is None
-
-
-def test_weights_alone_never_build_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    load("init:tiny-llama").model.save_pretrained(tmp_path)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a model was built")
-
-    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", refuse)
-    run = rs.bound(tmp_path, weights_only=True)
-    assert "not evaluated" in run.notes[0]
-    assert "contraction_interval" not in theorems_in(run.table)
-
-
-def test_weights_alone_refuse_what_needs_activations_and_what_is_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="contraction_interval cannot be evaluated on weights alone"):
-        rs.bound(tmp_path, weights_only=True, theorems=["contraction_interval"])
-    with pytest.raises(LoadError, match=r"has no \*.safetensors"):
-        rs.bound("init:tiny-bert", weights_only=True)
-    with pytest.raises(InputError, match="Leave it out for a module"):
-        rs.bound(load("init:tiny-bert").model, weights_only=True)
-
-
 def test_a_family_without_heads_and_a_module_without_a_family_are_refused_with_a_sentence() -> None:
     with pytest.raises(UnsupportedConfigError, match="heads of 'mamba' cannot be read"):
         rs.bound("init:tiny-mamba", rs.Inputs(sequences=1, tokens=8))
@@ -168,26 +129,9 @@ def test_a_family_without_heads_and_a_module_without_a_family_are_refused_with_a
         rs.bound(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 4, 8))
 
 
-def test_an_unknown_theorem_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="contraction_interval"):
-        rs.bound("init:tiny-bert", theorems=["contraction_intervall"])
-
-
 def test_one_token_has_no_residual() -> None:
     with pytest.raises(InputError, match="at least two tokens"):
         rs.bound("init:tiny-gpt2", torch.tensor([[5]]))
-
-
-def test_text_and_figure_show_every_theorem() -> None:
-    run = rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12))
-    lines = str(run).splitlines()
-    for name in THEOREMS:
-        assert sum(line.split()[:1] == [name] for line in lines) == 1
-    assert len(lines) < 40
-    whole = str(rs.bound("init:tiny-bert", rs.Inputs(sequences=1, tokens=12), theorems=["dong_2021_multi_head"]))
-    assert "\ndong_2021_multi_head (" in whole
-    assert "not met:" in whole
-    assert len(run.plot().axes) == 2
 
 
 @pytest.mark.slow

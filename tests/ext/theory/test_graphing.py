@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import rankscope
-from rankscope.errors import InputError, RankscopeError
-from rankscope.ext.theory.masks.show import plot as plot_masks
+from rankscope.errors import RankscopeError
 from rankscope.masks import MASKS, parse_mask
 
 
@@ -30,11 +29,6 @@ def test_table_of_masks(mask: str, tokens: int, late: float, digits: float, tran
     assert found.lambda_2 == pytest.approx(late, abs=digits)
     assert found.transient is not None
     assert transient[0] <= found.transient <= transient[1]
-
-
-def test_early_factor_of_a_causal_window_is_near_one() -> None:
-    decay = np.array(rankscope.graph("causal_window(4)", 128).log10_decay)
-    assert 0.9 < 10 ** (decay[20] - decay[19]) < 1
 
 
 @pytest.mark.parametrize("tokens", [2, 77, 5_000])
@@ -97,11 +91,6 @@ def test_the_reason_is_given_where_nothing_agrees() -> None:
 def test_refusals_say_what_to_do(mask: str, tokens: int | None) -> None:
     with pytest.raises(RankscopeError, match=r"[Ee]xpected|Give|Unite|Did you mean|Intersect"):
         rankscope.graph(mask, tokens)
-
-
-def test_the_figure_needs_a_mask() -> None:
-    with pytest.raises(InputError, match="No mask"):
-        plot_masks([])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from rankscope.reporting.page.rows_section import rows_section
 from rankscope.reporting.page.safe_text import clipped, paragraphs, readable, split_verdict, spoken, visible
 from rankscope.reporting.page.sections import sections_of
 from rankscope.reporting.states import state_of
-from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL
+from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.runs.run import Run
 from rankscope.verbs._spec import VERBS
 from rankscope.views import Cell, Row, Section, Table, number
@@ -76,7 +76,7 @@ def _amount(item: Mapping[str, object], name: str) -> str:
 
 def is_plain(run: Run) -> bool:
     """Whether a run has no columns of its own, so that its curves are comparable with those of other runs."""
-    return set(run.table.column_names) <= {*FIXED_COLUMNS, *INTERVAL}
+    return set(run.table.column_names) <= {*FIXED_COLUMNS}
 
 
 LEDGER_SITES = "block.in,attention.sum,cross_attention.sum,mixer.sum,mlp.sum,both.sum,block.out,final,attention.probs"

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.safe_text import clipped, spoken
-from rankscope.runs.curves import USABLE, Curve, names_in
+from rankscope.runs.curves import Curve, mean_grid, names_in, usable
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import HEADLINE, MAIN_SITES
@@ -165,13 +164,8 @@ def heat_view(metric: str, layers: NDArray[np.int64], heads: NDArray[np.int64],
 
 def head_grid(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Blocks, heads, and the means over sequences of the usable values, shape ``(heads, blocks)``."""
-    usable = pc.is_in(pc.cast(rows["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy().astype(bool)
     layers, column = np.unique(rows["layer"].to_numpy(), return_inverse=True)
     heads, row = np.unique(rows["head"].to_numpy(), return_inverse=True)
     value = rows["value"].to_numpy()
-    usable = usable & np.isfinite(value)
-    total, count = np.zeros((heads.size, layers.size)), np.zeros((heads.size, layers.size))
-    np.add.at(total, (row[usable], column[usable]), value[usable])
-    np.add.at(count, (row[usable], column[usable]), 1.0)
-    mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    mean = mean_grid((heads.size, layers.size), (row, column), value, usable(rows) & np.isfinite(value))
     return layers.astype(np.int64), heads.astype(np.int64), mean

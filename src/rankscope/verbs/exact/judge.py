@@ -12,11 +12,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rankscope._types import Status
-from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.curves import Curve, cells, curve, names_in
 from rankscope.runs.not_finite import CODE, first_not_finite
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
-from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
+from rankscope.verdicts.battery import Battery, Floats, residual_battery
 from rankscope.verdicts.reading import StackReading, read_stack, span_of
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
@@ -152,25 +152,12 @@ def _battery(table: pa.Table, stack: str | None) -> tuple[Battery, Floats]:
 
     The logarithm of an exact zero is -inf, with status ok.
     """
-    layers, relative, undefined = _grid(table, stack, "log10_relative_residual")
-    _, absolute, _ = _grid(table, stack, "log10_residual")
+    exact = of_stack(only(table, arithmetic="exact"), stack)
+    relative, absolute = (cells(exact, metric, "block.out") for metric in ("log10_relative_residual", "log10_residual"))
     with np.errstate(under="ignore"):
-        battery = residual_battery(layers, np.power(10.0, relative), metric="log10_relative_residual")
+        battery = residual_battery(relative.layers, np.power(10.0, relative.values), metric="log10_relative_residual")
     # A residual of zero that is undefined relative to the norm: the stream itself is zero.
-    return replace(battery, vanished=np.isneginf(absolute) & undefined), relative
-
-
-def _grid(table: pa.Table, stack: str | None, metric: str) -> tuple[NDArray[np.int64], Floats, Flags]:
-    rows = of_stack(only(table, metric=metric, site="block.out", arithmetic="exact"), stack)
-    layers, row = np.unique(rows["layer"].to_numpy(), return_inverse=True)
-    sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
-    values = np.full((layers.size, sequences.size), np.nan)
-    undefined = np.zeros(values.shape, dtype=np.bool_)
-    statuses = rows["status"].to_pylist()
-    known = np.array([status in (str(Status.OK), str(Status.FLOOR)) for status in statuses], dtype=np.bool_)
-    values[row[known], column[known]] = rows["value"].to_numpy()[known]
-    undefined[row[~known], column[~known]] = True
-    return layers, values, undefined
+    return replace(battery, vanished=np.isneginf(absolute.values) & relative.undefined), relative.values
 
 
 def _sentence(

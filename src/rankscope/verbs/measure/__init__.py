@@ -121,7 +121,7 @@ MEASURE = verb(
         ),
         under_torchrun="torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
         execution=EXECUTION,
-        columns={"length": "int64", "low": "float64", "high": "float64"},
+        columns={"length": "int64"},
         order=10,
         in_plans=True,
         under_variants=True,

@@ -11,14 +11,12 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.execution.findings import Findings, Finished, Learner
 from rankscope.execution.passes import Execution
-from rankscope.linalg.numbered_vectors import ALWAYS_KEPT
 from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
-from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.sites import SiteRef
 from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_second_streams
-from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import InputsReader
 from rankscope.verbs.measure.choosing import BatteryChoice
 from rankscope.verbs.measure.outliers import OutlierReader
@@ -138,7 +136,6 @@ class MeasuringPasses:
         findings = Findings(self._writer, observers.learners())
         with execution.stages(findings, final=selection.wants("final")) as stages:
             for stage in stages:
-                self._agree_on_references(stage.view)
                 watched = execution.watch(observers)
                 # Rows of one length alone would pass for a whole run.
                 kept = self.finished.saved_on_interrupt(alone=execution.ends_batch_by_batch and self._length is None)
@@ -189,19 +186,6 @@ class MeasuringPasses:
             assert self._view is not None
             raise InputError(" ".join([self._choice.nothing_measured(self._view), *self.reader.notes()]))
         return table
-
-    def _agree_on_references(self, view: ModelView) -> None:
-        """Run the first batch once more if several processes will add up many inputs; see :class:`InputsReader`."""
-        inputs = self._observers.inputs
-        several = self._execution.is_in_memory and not self._execution.ends_batch_by_batch
-        if inputs is None or not several or self.prepared.sequences <= ALWAYS_KEPT:
-            return
-        self._observers.start(self.prepared[0])
-        with trace(
-            view, SiteSelection.parse([inputs_axis.SITE, f"{inputs_axis.ENTRY_SITE}@0"]), self._execution.watch(inputs)
-        ):
-            self.prepared[0].run(view.model)
-        inputs.take_references()
 
 
 def measured_lengths(

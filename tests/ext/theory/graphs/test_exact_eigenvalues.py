@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from functools import cache
 from itertools import permutations
@@ -13,7 +12,6 @@ import pytest
 from scipy.sparse import csr_array
 
 import rankscope as rs
-from rankscope.ext.theory.graphs.bracket import Bracket
 from rankscope.ext.theory.graphs.connectivity import connectivity
 from rankscope.ext.theory.graphs.second_eigenvalue import (
     SecondEigenvalue,
@@ -21,7 +19,6 @@ from rankscope.ext.theory.graphs.second_eigenvalue import (
     equal_after,
     period,
     second_eigenvalue,
-    slowest,
 )
 
 
@@ -188,12 +185,3 @@ def test_eigenvalues_that_meet_are_given_by_their_ends(size: int) -> None:
     found = _conditioned(turn @ (0.3 * np.eye(size) + 0.2 * np.eye(size, k=1)) @ turn.T)
     assert found.modulus.lower < 0.3 < found.modulus.upper
     assert found.modulus.status.startswith("dense, eigenvalues that nearly meet")
-
-
-def test_a_mode_that_is_not_known_leaves_ends_and_never_a_number() -> None:
-    unsure = SecondEigenvalue(Bracket(0.2, 0.4, "dense, eigenvalues that nearly meet"), math.nan)
-    found = slowest([unsure, SecondEigenvalue(Bracket.exactly(0.25, "exact: dense"), 0.75)])
-    assert (found.modulus.lower, found.modulus.upper) == pytest.approx((0.25, 0.4))
-    assert found.modulus.value is None
-    assert math.isnan(found.gap)
-    assert slowest([unsure, SecondEigenvalue(Bracket.exactly(0.5, "exact: dense"), 0.5)]).modulus.value == 0.5

@@ -69,15 +69,6 @@ def test_without_budget_the_brackets_still_hold(sees: np.ndarray) -> None:
         assert bracket.is_known or bracket.status.startswith("between bounds")
 
 
-def test_a_bracket_can_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    sees = csr_array((rng.random((300, 300)) < 0.03) | np.eye(300, dtype=bool))
-    monkeypatch.setattr(distances, "EDGES_BUDGET", 4 * sees.nnz)
-    monkeypatch.setattr(distances, "PAIRS_BUDGET", 0)
-    assert connectivity(sees).is_strong
-    assert radius_and_diameter(sees, connectivity(sees))[1].value is None
-
-
 @given(graphs())
 def test_depths_are_those_of_all_pairs(sees: np.ndarray) -> None:
     assert np.array_equal(depths(csr_array(sees.T), 0), all_pairs(sees)[0])

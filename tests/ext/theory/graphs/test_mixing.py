@@ -39,22 +39,6 @@ def test_a_settled_run_is_continued_with_its_late_factor() -> None:
     assert found.status == "from the end of the run and the second eigenvalue"
 
 
-@pytest.mark.parametrize(("off", "settled"), [(1.019, True), (0.981, True), (1.021, False), (0.979, False)])
-@pytest.mark.parametrize("place", [1, 2])
-def test_settled_means_both_last_factors_within_two_hundredths_in_logs(off: float, settled: bool, place: int) -> None:
-    own = [0.5, 0.5, 0.8, 0.8]
-    own[-place] = 0.8**off
-    found = layers_to_agree(factors(*own), second(0.8))
-    assert found.is_known == settled
-    if not settled:
-        assert found == Bracket(5, math.inf, "not reached in 4 layers")
-
-
-def test_two_layers_are_not_enough_to_have_settled() -> None:
-    assert layers_to_agree(factors(0.8), second(0.8)) == Bracket(2, math.inf, "not reached in 1 layers")
-    assert layers_to_agree(factors(0.8, 0.8), second(0.8)).is_known
-
-
 def test_the_constant_of_a_mode_gives_the_layer_without_a_settled_run() -> None:
     """2 x 0.9^t = 1e-3 at t = 72.14; never before the end of a run that did not get there."""
     found = layers_to_agree(factors(0.99, 0.99), second(0.9, math.log(2)))
@@ -68,17 +52,6 @@ def test_without_a_late_factor_there_is_no_layer_of_agreement() -> None:
         math.inf, math.inf, "infinite: the second eigenvalue is 1"
     )
     assert layers_to_agree(factors(0.9, 1.0), second(math.nan)) == Bracket(3, math.inf, "unknown: no second eigenvalue")
-
-
-def test_a_gap_of_one_leaves_what_the_run_shows() -> None:
-    """Each token sees only the one before it: no eigenvalue but 1 and zeros, and agreement only at the far end."""
-    n = 64
-    P = np.eye(n, k=-1)
-    P[0, 0] = 1.0
-    start = np.random.default_rng(0).standard_normal((n, 8))
-    short, whole = (followed(lambda x: P @ x, start, 0, 0.0, layers) for layers in (10, 100))
-    assert layers_to_agree(short, second(0.0)) == Bracket(11, math.inf, "not reached in 10 layers")
-    assert layers_to_agree(whole, second(0.0)) == Bracket.exactly(n - 1, "simulated")
 
 
 def test_the_transient_ends_with_the_last_layer_nearer_to_one_than_to_the_late_factor() -> None:
@@ -97,21 +70,6 @@ def test_a_run_that_ended_in_its_transient_gives_a_lower_bound() -> None:
     assert transient_layers(factors(0.9, 0.4, 0.4), second(0.25)) == Bracket.exactly(1, "simulated for 3 layers")
     over = factors(0.9, 0.9, 0.9, ended=False)
     assert transient_layers(over, second(0.25)) == Bracket.exactly(3, "simulated")
-
-
-@pytest.mark.parametrize("modulus", [0.0, 1.0])
-def test_without_a_late_factor_between_the_ends_there_is_no_transient(modulus: float) -> None:
-    assert transient_layers(factors(0.9, 0.9), second(modulus)) == Bracket.exactly(0, "no late factor between 0 and 1")
-
-
-def test_equal_rows_end_a_run_at_once() -> None:
-    """Whole numbers whose mean is exact: after one layer every token is the mean, and the residual zero."""
-    start = np.array([[4.0, 0.0], [0.0, 8.0], [2.0, -4.0], [2.0, 0.0]])
-    decay = followed(lambda x: np.full((4, 4), 0.25) @ x, start, None, 0.0, 10)
-    residual = start - start.mean(0)
-    assert decay.log_residuals.tolist() == [pytest.approx(math.log(np.linalg.norm(residual))), -math.inf]
-    assert decay.log10_relative[1] == -math.inf
-    assert not decay.ended
 
 
 def halving(x: np.ndarray) -> np.ndarray:
@@ -133,19 +91,6 @@ def test_a_run_stops_where_tokens_agree_and_the_factor_has_settled(anchor: int |
     assert sizes[-1] <= 1e-3 < sizes[-2]
 
 
-def test_a_run_that_does_not_settle_goes_on_to_its_horizon() -> None:
-    decay = followed(halving, np.array([[1.0], [3.0]]), 0, 0.9, 40)
-    assert decay.ended
-    assert len(decay.log_residuals) == 41
-    assert followed(halving, np.array([[1.0], [3.0]]), 0, math.nan, 40).ended is False
-
-
 def test_the_curve_goes_on_below_the_float_floor() -> None:
     decay = followed(halving, np.array([[1.0], [3.0]]), 0, 0.9, 2000)
     assert decay.log_residuals[-1] == pytest.approx(math.log(math.sqrt(2)) - 2000 * math.log(2), rel=1e-12)
-
-
-def test_a_bracket_as_json_has_no_infinities() -> None:
-    assert Bracket(2, math.inf, "open").to_json() == {"lower": 2, "upper": None, "status": "open"}
-    assert Bracket(math.inf, math.inf, "never").to_json() == {"lower": None, "upper": None, "status": "never"}
-    assert Bracket.exactly(math.inf, "never").value is None

@@ -58,19 +58,6 @@ def test_a_larger_open_part_is_iterated_until_its_ratios_meet(seed: int) -> None
     assert found.modulus.status.startswith("iterated")
 
 
-@pytest.mark.usefixtures("small")
-def test_an_open_part_that_does_not_converge_is_held_between_its_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POWERS", 5)
-    P = 0.9 * uniform(band(1))
-    P[0] *= 0.5
-    found = open_part(csr_array(P))
-    low, high = (
-        float(word) for word in found.modulus.status.removeprefix("iterated, at least ").split(" and at most ")
-    )
-    assert low < moduli(P)[0] < high
-    assert found.modulus.value == pytest.approx(high, rel=1e-8)
-
-
 def symmetric_spectrum(sees: np.ndarray) -> np.ndarray:
     """Of the symmetric form, largest modulus first, without the one 1 of the all-ones vector."""
     root = np.sqrt(sees.sum(1))
@@ -133,14 +120,6 @@ def test_equal_rows_leave_nothing(way: str, tokens: int, monkeypatch: pytest.Mon
     assert math.isnan(found.log_constant)
 
 
-def test_a_symmetric_pattern_with_other_weights_is_not_taken_for_uniform() -> None:
-    P = uniform(band(2)).copy()
-    P[0, :2] += 0.1, -0.1
-    found = closed_part(csr_array(P))
-    assert found.modulus.status == "exact: dense"
-    assert found.modulus.value == pytest.approx(moduli(P)[1], rel=1e-10)
-
-
 @pytest.mark.usefixtures("small")
 def test_a_one_way_part_is_iterated_from_its_operator() -> None:
     rng = np.random.default_rng(0)
@@ -151,15 +130,6 @@ def test_a_one_way_part_is_iterated_from_its_operator() -> None:
     assert found.gap == 1 - found.modulus.lower
 
 
-def test_an_iteration_that_does_not_converge_ends_with_an_estimate() -> None:
-    """700 tokens in a narrow band: eigenvalues next to 1 lie too close for twenty restarts."""
-    found = module._iterated(csr_array(uniform(band(1, 700))))
-    assert found.modulus.status.startswith("estimate: iterated, relative backward error")
-    assert math.isnan(found.log_constant)
-    assert found.modulus.lower <= 1 + 1e-12
-    assert found.modulus.lower == pytest.approx(1.0, abs=1e-3)
-
-
 @pytest.mark.parametrize(("first", "n"), [(2, 5), (3, 9), (4, 4), (3, 4)])
 def test_a_prefix_and_tokens_alone(first: int, n: int) -> None:
     """The prefix gives 1 and zeros, the tokens after it their own shares, the largest of them 1/(first + 1)."""
@@ -167,10 +137,3 @@ def test_a_prefix_and_tokens_alone(first: int, n: int) -> None:
     found = second_eigenvalue(sees, connectivity(sees))
     assert found.modulus.lower == pytest.approx(1 / (first + 1) if n > first else 0.0, abs=1e-12)
     assert found.gap == pytest.approx(1 - found.modulus.lower, abs=1e-12)
-
-
-def test_two_closed_parts_never_agree() -> None:
-    sees = csr_array(np.kron(np.eye(2), np.ones((3, 3))))
-    found = second_eigenvalue(sees, connectivity(sees))
-    assert (found.modulus.lower, found.gap) == (1.0, 0.0)
-    assert found.modulus.status == "exact: 2 parts see nothing outside themselves"

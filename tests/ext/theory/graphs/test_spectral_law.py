@@ -85,18 +85,6 @@ def test_powers_against_many_digits(n: int, window: int, power: int) -> None:
     )
 
 
-def test_subtracting_the_mean_would_not_do() -> None:
-    """A transient longer than float64 is precise: the same powers centred at each step stay above, by a factor e^20."""
-    n, power = 64, 300
-    P = reference.uniform_over(causal(n, 3))
-    Y, log_scale = np.eye(n), 0.0
-    for _ in range(power):
-        Y = P @ Y
-        Y -= Y.mean(0)
-        log_scale, Y = log_scale + math.log(np.linalg.norm(Y)), Y / np.linalg.norm(Y)
-    assert log_scale > powers(causal(n, 3), power, late_factor=1e-9).log_residuals[-1] + 20
-
-
 @pytest.mark.parametrize(("n", "window"), [(32, 4), (64, 4), (64, 8), (48, 3)])
 def test_length_for_causal_windows_is_the_time_to_cross(n: int, window: int) -> None:
     """A layer moves what is known of the first tokens by (w-1)/2 on average: n tokens take 2n/(w-1) layers."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rankscope.ext.theory.bound.reading import SeenLayer, head_sizes, passage_of
-from rankscope.ext.theory.contraction import GainInterval, LayerGains
 from rankscope.ext.theory.theorems import THEOREMS, LayerQuantities, Network
 from tests.ext.theory.theorems.networks import attention, one_head, pick, rand, random_heads, simulate, violations
 
@@ -73,34 +72,6 @@ def test_a_mask_or_positions_silence_the_cubic_law() -> None:
     evaluation = THEOREMS["cubic_law_interval"].function(found.network, found.layers)
     assert evaluation.failed == ("every row sees every token",)
     assert evaluation.layers[0].log_upper is None
-
-
-@pytest.mark.parametrize(
-    ("free", "given", "want"),
-    [((1.0, 9.0), (2.0, 8.0), (2.0, 8.0)), ((3.0, 7.0), (2.0, 8.0), (3.0, 7.0))],
-)
-def test_the_narrowest_ends_are_kept(
-    free: tuple[float, float], given: tuple[float, float], want: tuple[float, float]
-) -> None:
-    assert LayerGains(GainInterval(*free), GainInterval(*given), 4.0).narrowest == want
-
-
-@pytest.mark.parametrize("floors", [(False, False), (True, False), (False, True)])
-def test_over_the_depth_ends_add_up_in_logs_and_rounding_in_one_layer_is_rounding_of_all(
-    floors: tuple[bool, bool],
-) -> None:
-    generator = torch.Generator().manual_seed(8)
-    found = simulate([random_heads(generator, 3, 1, 3, 3) for _ in floors], rand(generator, 4, 3))
-    layers = [
-        replace(one, passage=replace(one.passage, at_floor=floor))
-        for one, floor in zip(found.layers, floors, strict=True)
-    ]
-    evaluation = THEOREMS["contraction_interval"].function(found.network, layers)
-    for end in ("log_upper", "log_lower", "log_measured"):
-        assert getattr(evaluation.depth, end) == sum(getattr(b, end) for b in evaluation.layers)
-    assert evaluation.depth.at_floor == any(floors)
-    assert [b.at_floor for b in evaluation.layers] == list(floors)
-    assert evaluation.depth.hypotheses[0].holds
 
 
 def with_sinks(heads, X: torch.Tensor, sinks: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy.sparse.csgraph import shortest_path
 
 from rankscope.errors import InputError
 from rankscope.ext.theory.theorems import THEOREMS
@@ -302,11 +303,14 @@ def test_random_masks_that_change_between_layers(name: str) -> None:
 def test_under_one_mask_a_window_is_as_long_as_the_radius_and_the_diameter() -> None:
     for mask in masks(7)[:4]:
         layers = simulate(flat(14, torch.eye(2, dtype=torch.float64)), rand(torch.Generator(), 7, 2), mask=mask).layers
-        seen, graph = [layer.passage for layer in layers], layers[0].passage.graph
-        assert {w.length for w in windows(seen)} == {graph.radius}
-        assert {w.sources for w in windows(seen)} == {graph.centres}
+        seen = [layer.passage for layer in layers]
+        farthest = shortest_path(mask.T.contiguous().double().numpy(), unweighted=True).max(
+            axis=1
+        )  # of what each token is seen by
+        assert {w.length for w in windows(seen)} == {farthest.min()}
+        assert {w.sources for w in windows(seen)} == {(farthest == farthest.min()).sum()}
         everyone = {w.length for w in windows(seen, all_sources=True)}
-        assert everyone == (set() if graph.diameter is None else {graph.diameter})
+        assert everyone == ({farthest.max()} if math.isfinite(farthest.max()) else set())
 
 
 def test_a_bias_breaks_the_theorems_on_the_sphere_and_is_a_hypothesis() -> None:

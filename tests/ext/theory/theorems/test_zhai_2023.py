@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import mpmath
 import pytest
 import torch
 
-from rankscope.ext.theory.theorems import THEOREMS, Network
+from rankscope.ext.theory.theorems import THEOREMS
 from rankscope.ext.theory.theorems.zhai_2023_entropy import log_entropy_bound
 from tests.ext.theory.theorems.networks import pick, rand, random_heads, simulate, violations
 
@@ -73,32 +72,3 @@ def test_one_token_or_logits_of_no_known_size_have_no_bound() -> None:
     assert math.isnan(log_entropy_bound(1, 2.0))
     assert math.isnan(log_entropy_bound(5, math.nan))
     assert math.exp(log_entropy_bound(2, 0.0)) == pytest.approx(math.log(2), rel=1e-13)
-
-
-def test_of_the_heads_the_one_nearest_to_its_bound_is_reported() -> None:
-    """Four heads over 8 tokens: far, near, no bound at all, and one whose entropy is rounding."""
-    generator = torch.Generator().manual_seed(4)
-    layer = simulate([random_heads(generator, 3, 1, 2, 2)], rand(generator, 5, 3)).layers[0]
-    evaluate = THEOREMS["zhai_2023_entropy"].function
-
-    def bound_of(entropies: list[float], sizes: list[float], floor: float):
-        passage = replace(
-            layer.passage,
-            least_entropy=tuple(entropies),
-            entropy_tokens=(8,) * len(sizes),
-            logit_size=tuple(sizes),
-            logit_spread=(0.0,) * len(sizes),
-            entropy_floor=floor,
-        )
-        return evaluate(Network(1, len(sizes), 3), [replace(layer, passage=passage)])
-
-    found = bound_of([1.5, 1.2, 1.0, 1e-17], [2.0, 2.0, math.nan, 2.0], 1e-15)
-    (bound,) = found.layers
-    assert bound.log_measured == math.log(1.2)
-    assert bound.log_lower == log_entropy_bound(8, 2.0)
-    assert bound.hypotheses[0].holds
-    assert not bound.at_floor
-    assert f"10^{(bound.log_measured - bound.log_lower) / math.log(10):.3g} times" in found.sentence
-    unknown = bound_of([1.5], [math.nan], 1e-15)
-    assert unknown.failed == ("norm of the logits is known",)
-    assert bound_of([1e-17, 0.0], [2.0, 2.0], 1e-15).layers[0].at_floor

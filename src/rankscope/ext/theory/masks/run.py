@@ -33,7 +33,7 @@ MOST_LAYERS = 20_000
 FALLEN_APART = 64
 """Number of layers simulated if tokens are known never to agree."""
 SHOWN_CENTRES = 8
-GRAPH_FILES = {".npy", ".npz", ".txt"}
+GRAPH_FILES = {".npy", ".npz"}
 
 
 @checked(*(option for option in GRAPH.options if option.in_python))
@@ -50,7 +50,6 @@ def graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) 
 
     Raises:
         InputError: a token sees nothing, or the mask has too many pairs to list.
-        MissingExtraError: scipy is not installed.
 
     Example:
         >>> found = graph("causal", 1000)
