@@ -27,7 +27,7 @@ def _fresh_accelerator() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:The number of training batches .8. is smaller than the logging interval")
+@pytest.mark.filterwarnings("ignore:The number of training batches .4. is smaller than the logging interval")
 def test_every_block_runs_and_every_host_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("lightning", "tensorboard", "torchmetrics", "matplotlib"):
         pytest.importorskip(package)
