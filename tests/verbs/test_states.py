@@ -23,7 +23,6 @@ from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import DEFAULT_TOKEN_METRICS
 from rankscope.models.pretrained import pretrained_folder
-from rankscope.models.weight_files.tensors import read_header
 from rankscope.runs.run import Run
 
 METRICS = list(DEFAULT_TOKEN_METRICS)
@@ -152,15 +151,6 @@ def test_four_axes_are_read_where_the_ids_leave_one_order() -> None:
     run = rankscope.judge({"hidden_states": x, "input_ids": torch.zeros(2, 7, dtype=torch.int32)})
     assert (run.provenance.sequences, run.provenance.lengths) == (2, (7, 7))
     assert run.curve("relative_residual", "block.out").layers.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("axis", range(4))
-def test_one_layer_is_read_from_any_axis_of_a_file(axis: int, tmp_path: Path) -> None:
-    x = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
-    save_file({"x": x}, tmp_path / "x.safetensors")
-    stored = read_header(tmp_path / "x.safetensors")["x"]
-    for index in range(x.shape[axis]):
-        assert torch.equal(stored.select(axis, index), x.select(axis, index))
 
 
 def test_sites_are_those_of_the_names_or_as_declared() -> None:
