@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
-from rankscope.monitor.alarms import ALARMS, LayerState
-from rankscope.monitor.alarms.constant_answer import PATIENCE
-from rankscope.monitor.answers import LEAST, ROWS, Answers, criteria
+from rankscope.monitor.answers import LEAST, Answers, criteria
 
 
 def losses_of(*losses: Tensor) -> dict[str, float]:
@@ -69,40 +67,8 @@ def test_ignored_labels_do_not_count() -> None:
     assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
 
 
-def test_labels_that_count_are_found_among_many_that_do_not() -> None:
-    x = torch.zeros(100 * ROWS, 3, dtype=torch.float64).requires_grad_()
-    y = torch.full((100 * ROWS,), -100)
-    y[::100] = torch.arange(ROWS) % 3
-    assert losses_of(F.cross_entropy(x, y))["answers_loss"] == pytest.approx(math.log(3.0), rel=1e-12)
-
-
-def test_pixels_are_answers_of_their_own() -> None:
-    x = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)]).detach()
-    images = x.view(2, 4, 2, 2).movedim(-1, 1).clone().requires_grad_()
-    found = losses_of(F.cross_entropy(images, torch.tensor([0, 1] * 8).view(2, 4, 2)))
-    assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
-
-
-def test_batches_of_one_are_compared_with_those_before() -> None:
-    answers = Answers()
-    for step in range(200):
-        label = step // 4 % 2  # one batch in four is kept
-        answers.keep(F.cross_entropy(logits([9.0 - 18.0 * label, 0.0])[:1], torch.tensor([label])))
-        found = answers.facts(step, 1.0)
-    assert found["answers_loss"] < 1e-3
-    assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=0.05)
-    assert found["answers_alike"] == 0.0
-
-
 def test_a_batch_of_one_class_tells_nothing() -> None:
     assert "answers_loss" not in losses_of(F.cross_entropy(logits([0.0, 1.0]), torch.zeros(8, dtype=torch.long)))
-
-
-def test_losses_of_two_tasks_are_added() -> None:
-    one, y = logits([math.log(3.0), 0.0], [0.0, math.log(3.0)]), torch.tensor([0, 1] * 8)
-    two = logits([0.0, 0.0], [0.0, 0.0])
-    found = losses_of(F.cross_entropy(one, y) + 0.1 * F.cross_entropy(two, y))
-    assert found["answers_loss"] == pytest.approx(math.log(4 / 3) + math.log(2.0), rel=1e-12)
 
 
 def test_what_surrounds_the_loss_does_not_hide_it() -> None:
@@ -155,41 +121,6 @@ def test_the_loss_is_left_as_it_was() -> None:
     assert x.grad is not None
     assert twin.grad is not None
     assert torch.equal(x.grad, twin.grad)
-
-
-def steps_alike(gain: float, *, fall: float = 0.0, rate: float = 0.0, readings: int = 60) -> float:
-    """How long answers count as alike after readings of every fourth step, given how much better they are."""
-    answers = Answers()
-    q = 2.0 ** (gain - 1.0)  # the share of the right class
-    x, y = logits([math.log(q / (1 - q)), 0.0], [0.0, math.log(q / (1 - q))]), torch.tensor([0, 1] * 8)
-    for step in range(0, 4 * readings, 4):
-        answers.keep(F.cross_entropy(x, y))
-        for _ in range(4):
-            answers.hear(math.log(2.0) * (1.0 - fall) ** step)
-        found = answers.facts(step, 1.0 + rate * step)
-    return found["answers_alike"]
-
-
-def test_steps_are_counted_while_answers_are_alike_and_the_loss_does_not_fall() -> None:
-    first = 4 * (LEAST - 2)  # the last reading that could not be judged
-    assert steps_alike(0.0) == 4 * 59 - first
-    assert steps_alike(0.005) == 4 * 59 - first
-    assert steps_alike(0.02) == 0.0
-    assert steps_alike(0.0, fall=0.001) < 24.0
-    assert steps_alike(0.0, rate=0.001) == 0.0
-
-
-def test_answers_that_begin_to_help_end_it_at_once() -> None:
-    answers, y = Answers(), torch.tensor([0, 1] * 8)
-    for step in range(0, 400, 4):
-        q = 0.0 if step < 300 else 1.0
-        answers.keep(F.cross_entropy(logits([q, -q], [-q, q]), y))
-        answers.hear(math.log(2.0))
-        found = answers.facts(step, 1.0)
-        if step == 296:
-            assert found["answers_alike"] > PATIENCE
-        if step >= 300:
-            assert found["answers_alike"] == 0.0
 
 
 class Net(nn.Module):
@@ -258,14 +189,6 @@ def test_the_line_says_so_before_the_alarm() -> None:
     assert not watch.alarms
 
 
-def test_the_alarm_needs_its_patience() -> None:
-    facts = {"answers_alike": PATIENCE - 1.0, "answers_loss": 1.386, "mean_answer_loss": 1.386}
-    state = LayerState(facts, {}, {}, {})
-    judged = ALARMS["constant_answer"].rule(state)
-    assert judged is not None
-    assert judged.severity < 1.0
-
-
 @pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
 def test_the_loss_of_another_model_is_not_taken_for_its_own() -> None:
     torch.manual_seed(0)
@@ -282,13 +205,3 @@ def test_the_loss_of_another_model_is_not_taken_for_its_own() -> None:
     assert watch.gauge is not None
     assert watch.gauge.last is not None
     assert "answers_alike" not in {row.metric for row in watch.gauge.last.table}
-
-
-@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
-def test_a_broadcast_in_another_loss_is_not_its_own() -> None:
-    answers, x, y = Answers(), torch.randn(16, 1, requires_grad=True), torch.randn(16)
-    answers.keep(F.mse_loss(x[:, 0], y))
-    answers.sample(F.mse_loss(x, y))  # of another model: not kept
-    assert answers.facts(0, 1.0)["answers_crossed"] == 0.0
-    answers.keep(F.mse_loss(x, y))
-    assert answers.facts(1, 1.0)["answers_crossed"] == 1.0

@@ -11,7 +11,7 @@ from rankscope import Surgery
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge
-from rankscope.monitor.gradients import BlockProjections, _by_name, find_projections, gradient_values
+from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.monitor.trainings import batches, bert, gpt2, plain, probe
@@ -55,18 +55,6 @@ def test_fused_projections_of_a_family() -> None:
         assert got["v_gradient", layer] == pytest.approx(norm(value), rel=1e-12)
 
 
-def test_interleaved_projections_of_a_family() -> None:
-    model = load("init:tiny-gpt-neox").model
-    ids = torch.arange(8).reshape(1, 8).repeat(2, 1)
-    heads = model.config.num_attention_heads
-    model(input_ids=ids).last_hidden_state.square().sum().backward()
-    got = values(model, {"input_ids": ids})
-    fused = model.layers[0].attention.query_key_value.weight.grad
-    by_head = fused.reshape(heads, 3, -1, fused.shape[1])
-    for name, part in zip(("q_gradient", "k_gradient", "v_gradient"), by_head.unbind(1), strict=True):
-        assert got[name, 0] == pytest.approx(norm(part), rel=1e-12)
-
-
 class Encoder(nn.Module):
     """Torch's own layers: one stacked matrix per block."""
 
@@ -87,26 +75,6 @@ def test_stacked_projections_of_torch() -> None:
     stacked = model.body.layers[1].self_attn.in_proj_weight.grad
     for name, part in zip(("q_gradient", "k_gradient", "v_gradient"), stacked.chunk(3), strict=True):
         assert got[name, 1] == pytest.approx(norm(part), rel=1e-12)
-
-
-@pytest.mark.parametrize("words", [("q_proj", "k_proj", "v_proj"), ("w_q", "w_k", "w_v"), ("wq", "wk", "wv")])
-def test_projections_without_a_family_are_found_by_name(words: tuple[str, ...]) -> None:
-    block = nn.ModuleDict({"attention": nn.ModuleDict({word: nn.Linear(4, 4) for word in (*words, "w_out")})})
-    parts = _by_name(block, "blocks.3")
-    assert parts is not None
-    assert [part.name for part in (parts.query, parts.key, parts.value)] == [
-        f"blocks.3.attention.{word}.weight" for word in words
-    ]
-
-
-def test_shared_layer_is_listed_once() -> None:
-    model = load("init:tiny-albert").model
-    assert list(found(model, {"input_ids": torch.arange(6).reshape(1, 6)})) == [(None, 0)]
-
-
-def test_parameters_without_a_gradient_are_left_out() -> None:
-    model = bert()
-    assert values(model, probe()) == {}
 
 
 def test_zero_value_gradient_gives_no_ratio() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.monitor import Gauge
-from rankscope.monitor.inside import GRAPH_METRICS, note_norms
+from rankscope.monitor.inside import GRAPH_METRICS
 
 
 class Block(nn.Module):
@@ -146,14 +146,6 @@ def test_alarms_bring_the_readings_they_need() -> None:
     assert reading is not None
     assert {"weight_norm", "structure_changes"} <= {row.metric for row in reading.table}
     assert [alarm.name for alarm in reading.alarms] == ["not_finite"]
-
-
-def test_values_that_are_not_finite_are_counted_and_not_averaged() -> None:
-    x = torch.ones(3, 2, 4)
-    x[0, 0, 0] = torch.nan
-    totals = torch.tensor([[0.0, torch.inf, -torch.inf, 0.0] * 2 + [0.0]], dtype=torch.float64)
-    note_norms(x, totals, 0)
-    assert totals[0].tolist() == [0.0, 0.0, 0.0, 2.0, 2.0, 1.0, 1.0, 2.0, 1.0]
 
 
 def test_what_a_graph_cannot_show_is_refused() -> None:

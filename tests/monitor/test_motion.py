@@ -11,13 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.models.inputs import prepare_inputs
-from rankscope.models.loading import load
 from rankscope.monitor import Gauge
-from rankscope.monitor.motion import WeightMotion
-from rankscope.monitor.readings import LayerValue
 from rankscope.monitor.steps import contradiction
-from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import batches, bert, gpt2, probe
 
 STEPS = 40
@@ -41,39 +36,6 @@ def adapted() -> Any:
     for block in model.transformer.h:
         block.attn.c_attn = Low(block.attn.c_attn, 16, 48)
     return model
-
-
-def frozen_embedding() -> Any:
-    model = gpt2(dropout=0.0)
-    model.transformer.wte.requires_grad_(False)
-    return model
-
-
-def small_embedding() -> Any:
-    model = gpt2(dropout=0.0)
-    nn.init.normal_(model.transformer.wte.weight, std=0.002)
-    return model
-
-
-def motions(
-    model: Any, change: Change | None = None, *, rate: float = 1e-3, kind: str = "adam", steps: int = STEPS
-) -> list[list[LayerValue]]:
-    """What is read after every step of a training."""
-    batch = prepare_inputs(load(model), {"input_ids": probe()["input_ids"]})[0]
-    view, motion, found = view_of(model, batch), WeightMotion(), []
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer: Any = (
-        torch.optim.AdamW(learned, lr=rate) if kind == "adam" else torch.optim.SGD(learned, lr=rate, momentum=0.9)
-    )
-    for step, given in enumerate(batches(steps)):
-        optimizer.zero_grad()
-        model(**given).loss.backward()
-        gradient = float(torch.stack([p.grad.norm() for p in learned if p.grad is not None]).norm())
-        optimizer.step()
-        if change is not None:
-            change(model, optimizer, step)
-        found.append(list(motion.take(view, step, rate=optimizer.param_groups[0]["lr"], gradient=gradient)))
-    return found
 
 
 def trained(
@@ -203,28 +165,6 @@ def at(step: int, act: Callable[[Any], object]) -> Change:
     return change
 
 
-def test_rows_that_meet_their_mean_lose_their_spread() -> None:
-    def meet(model: Any) -> None:
-        weight = model.transformer.wte.weight
-        weight.copy_(weight.mean(0).expand_as(weight))
-
-    found = motions(gpt2(dropout=0.0), at(30, meet))
-    spread = [row.mean for rows in found for row in rows if row.metric == "embedding_spread"]
-    assert min(spread[:29]) > 0.8  # nothing at the first look
-    assert spread[29] < 0.05
-
-
-def test_block_that_no_gradient_reaches_any_more_is_still_and_a_frozen_one_is_not() -> None:
-    def detach(model: Any) -> None:
-        model.transformer.h[1].register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
-
-    found = motions(gpt2(dropout=0.0), at(10, detach))
-    still = {row.layer: row.mean for row in found[-1] if row.metric == "still_steps"}
-    assert still == {None: 0.0, 0: float(STEPS - 11)}
-    frozen = motions(gpt2(dropout=0.0), at(10, lambda model: model.transformer.h[0].requires_grad_(False)))
-    assert {row.layer for row in frozen[-1] if row.metric == "still_steps"} == {None}
-
-
 def watched(model: Any, change: Change | None, *, loss_is_bad: bool = False) -> list[tuple[str, str, str]]:
     """Name, component and sentence of the alarms of a training in which something is changed before a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -259,22 +199,6 @@ def test_first_parameter_that_is_not_finite_is_the_cause_although_an_update_spre
     assert component == "weights"
     assert f"entries of {name}" in sentence
     assert "before the update" in sentence
-
-
-def test_first_in_the_order_of_the_forward_not_of_the_registration() -> None:
-    model = bert(dropout=0.0)
-    # Registered last, used first.
-    embeddings = model.bert._modules.pop("embeddings")
-    model.bert.add_module("embeddings", embeddings)
-    gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
-    gauge.step(0)
-    with torch.no_grad():
-        model.bert.embeddings.word_embeddings.weight.fill_(math.nan)
-        model.bert.encoder.layer[0].output.dense.weight.fill_(math.nan)
-    reading = gauge.step(1)
-    assert reading is not None
-    (alarm,) = [alarm for alarm in reading.alarms if alarm.name == "not_finite"]
-    assert "First: 800 of 800 entries of bert.embeddings.word_embeddings.weight" in alarm.sentence
 
 
 def frozen(*, at: dict[int, int], is_new: bool = False) -> Change:
@@ -331,20 +255,6 @@ def test_second_moments_that_underflow_are_named_and_not_the_weights_that_jump()
     assert found
     assert {alarm.component for alarm in found if alarm.step <= 24} == {"optimizer"}
     assert "and no gradients give more than 7.3" in found[0].sentence
-
-
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.95, 0.95), (0.5, 0.9)])
-def test_no_gradients_have_a_larger_mean_than_that_of_their_squares_allows(betas: tuple[float, float]) -> None:
-    """Hostile: spikes, signs that change, gradients that grow as fast as makes the ratio largest."""
-    first, second = betas
-    layer = nn.Linear(32, 32)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-4, betas=betas)
-    for step in range(60):
-        factor = (second / first) ** -step if step < 50 else 1e6 * (-1.0) ** step
-        layer.weight.grad = torch.full_like(layer.weight, factor) + 1e-3 * torch.randn(32, 32)
-        layer.bias.grad = torch.zeros(32)
-        optimizer.step()
-        assert contradiction([optimizer])[0] < 0.6, step
 
 
 def test_decay_inside_adam_that_outweighs_gradients_is_an_alarm_and_one_beside_them_is_not() -> None:

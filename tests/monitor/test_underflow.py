@@ -176,30 +176,6 @@ def test_what_happens_to_gradients_after_they_were_rounded_does_not_hide_it() ->
     assert found["gradient_spacing"] == pytest.approx(0.37 / 3 * 1e6 * smallest(torch.float16), rel=1e-5)
 
 
-def test_matrices_in_which_hardly_an_entry_is_left_are_judged_together() -> None:
-    model = nn.ModuleList([nn.Linear(32, 32, bias=False) for _ in range(8)])
-    for number, one in enumerate(model.parameters()):
-        one.grad = torch.zeros(32, 32)
-        one.grad.view(-1)[:3] = smallest(torch.float16) * torch.tensor([1.0, -1.0, 1.0 + number % 3])
-    assert facts(model)["gradient_underflow"] > 0.99
-    for number, one in enumerate(model.parameters()):
-        one.grad.view(-1)[:3] = torch.randn(3, generator=torch.Generator().manual_seed(number))  # type: ignore[union-attr]
-    assert facts(model)["gradient_underflow"] == 0.0
-
-
-def test_entries_of_one_size_count_if_every_gradient_is_sparse() -> None:
-    """So much underflows that only the head has a gradient; signs, in which other matrices are dense, do not count."""
-    model = nn.ModuleList([nn.Linear(32, 32, bias=False) for _ in range(4)])
-    for one in model.parameters():
-        one.grad = torch.zeros(32, 32)
-    head = next(model.parameters()).grad
-    assert head is not None
-    head.view(-1)[::100] = smallest(torch.float16)
-    assert facts(model)["gradient_underflow"] > 0.99
-    list(model.parameters())[1].grad.fill_(smallest(torch.float16))  # type: ignore[union-attr]
-    assert facts(model)["gradient_underflow"] == 0.0
-
-
 def test_sparse_gradients_not_finite_ones_and_none_at_all_are_read() -> None:
     model = nn.Embedding(100, 8, sparse=True)
     assert facts(model) == {}

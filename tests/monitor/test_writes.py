@@ -15,7 +15,7 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.causes import WRITTEN
 from rankscope.monitor.readings import LayerValue
-from rankscope.monitor.writes import FAR, Writes, _rounded, _severity
+from rankscope.monitor.writes import Writes
 from rankscope.stream.viewing import view_of
 from tests.monitor.trainings import alarms_raised, batches, gpt2, probe
 
@@ -264,34 +264,6 @@ def test_what_something_else_writes_is_found_with_the_step(
     assert found
     assert where in found[0].site
     assert abs(found[0].most - step) <= 4, "the last step before it was written"
-
-
-def test_a_rounding_has_both_signs_and_is_small() -> None:
-    after = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
-    assert bool(_rounded(after.bfloat16().float() - after, after))
-    assert not bool(_rounded(-0.005 * after, after)), "a decay by hand"
-    assert not bool(_rounded(0.01 * torch.randn(1, 64), after)), "noise"
-
-
-def test_a_write_is_far_if_it_is_eight_times_the_largest_step() -> None:
-    def scaled(by: float) -> Act:
-        def act(model: Any, step: int) -> None:
-            if step == 30:
-                model.transformer.h[0].mlp.c_fc.weight.data *= by
-
-        return act
-
-    assert rows_of(scaled(1.05), rate=3e-4) == [], "less than a tenth of its norm"
-    (row,) = rows_of(scaled(2.0), rate=3e-4)
-    assert row.least == pytest.approx(0.5), "relative to the larger norm"
-    assert row.mean <= row.least / 0.1
-    facts = {"most": 0.5, "steps": 30.0, "first": 30.0, "writes": 1.0, "total": 0.5}
-    facts |= {"large": 1.0, "fastest": 0.01, "before": 0.1, "usual": 0.0}
-    assert _severity(facts) == pytest.approx(0.5 / 0.1 / FAR), "against the largest step of late"
-    assert _severity({**facts, "usual": 0.5}) == pytest.approx(1.0 / FAR), "and the largest earlier write"
-    frozen = {**facts, "fastest": 0.0, "before": 0.0, "usual": 0.5, "writes": 3.0, "first": 20.0, "total": 1.5}
-    assert _severity(frozen) == pytest.approx(15.0), "no step moves it: all writes count"
-    assert _severity({**frozen, "writes": 11.0}) < 1.0, "hostile: written at every step, as an average is"
 
 
 def test_the_alarm_says_what_to_look_for_and_not_to_lower_the_rate() -> None:

@@ -40,7 +40,7 @@ from rankscope.views.charts import (
     Style,
     spans_decades,
 )
-from rankscope.views.documents import Document, Part, Section
+from rankscope.views.documents import Document, Part, Remark, Section
 from rankscope.views.tables import UNDEFINED, Cell, Column, Mark, Row, Table, measured, number
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "Panel",
     "Part",
     "Plot",
+    "Remark",
     "Row",
     "Section",
     "Style",

@@ -24,7 +24,20 @@ class Section:
     parts: tuple[Any, ...] = ()
 
 
-Part = str | Table | Section
+@dataclass(frozen=True)
+class Remark:
+    """A sentence with labelled lines below it, such as what to change and what shows it.
+
+    Args:
+        sentence: may be empty, if the lines are about the sentence above.
+        lines: a label, a text, and its mark or None.
+    """
+
+    sentence: str
+    lines: tuple[tuple[str, str, Mark | None], ...]
+
+
+Part = str | Remark | Table | Section
 
 
 @dataclass(frozen=True, eq=False)

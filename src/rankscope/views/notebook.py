@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.views.documents import Document, Section
+from rankscope.views.documents import Document, Remark, Section
 from rankscope.views.tables import Cell, Table
 from rankscope.views.trends import levels
 
@@ -21,10 +21,12 @@ SMALL = "font-size:.85em;opacity:.75"
 def document_html(document: Document) -> str:
     """The whole document; parts that scroll horizontally can be reached with the keyboard."""
     steps = "".join(f"<code>{html.escape(step)}</code><br>" for step in document.next_steps)
-    first, *lines = map(html.escape, document.verdict.split("\n"))
+    # A document without a verdict has its answer as the title.
+    first, *lines = map(html.escape, (document.verdict or document.title).split("\n"))
+    title = html.escape(document.title) if document.verdict else ""
     parts = [
         f"<div style='{CARD}'><b>{first}</b><br>{''.join(f'{line}<br>' for line in lines)}{steps}"
-        f"<span style='white-space:pre-line;{SMALL}'>{html.escape(document.title)}</span></div>",
+        f"<span style='white-space:pre-line;{SMALL}'>{title}</span></div>",
         *map(_part, document.parts),
         *(f"<p style='{SMALL}'>{html.escape(words)}</p>" for words in (*document.explained, *document.notes)),
     ]
@@ -34,6 +36,9 @@ def document_html(document: Document) -> str:
 def _part(part: object) -> str:
     if isinstance(part, str):
         return f"<p style='white-space:pre-line'>{html.escape(part)}</p>"
+    if isinstance(part, Remark):
+        lines = "".join(f"<br><b>{label}</b> {html.escape(text)}" for label, text, _ in part.lines)
+        return f"<p style='margin-left:1.2em'>{html.escape(part.sentence)}{lines}</p>"
     if isinstance(part, Table):
         return table_html(part)
     if isinstance(part, Section):

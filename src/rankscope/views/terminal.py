@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rankscope.views.documents import Document, Section
+from rankscope.views.documents import Document, Remark, Section
 from rankscope.views.palette import TONES
 from rankscope.views.tables import Cell, Column, Mark, Table
 from rankscope.views.trends import sparkline
@@ -51,6 +52,8 @@ def print_part(part: object, console: Console) -> None:
     """Print a paragraph, a table under its caption, or a section; charts are skipped."""
     if isinstance(part, str):
         console.print(Text(part))
+    elif isinstance(part, Remark):
+        _print_remark(part, console)
     elif isinstance(part, Table):
         if part.caption:
             console.print(Text(part.caption))
@@ -62,6 +65,20 @@ def print_part(part: object, console: Console) -> None:
         for inner in part.parts:
             print_part(inner, console)
         console.print()
+
+
+def _print_remark(remark: Remark, console: Console) -> None:
+    """The sentence, and its lines indented with a hanging indent."""
+    if remark.sentence:
+        console.print(Text(remark.sentence))
+    lines = RichTable.grid(padding=(0, 1))
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
+    for label, text, mark in remark.lines:
+        style = MARK_STYLES.get(mark, "") if mark else ""
+        lines.add_row(Text(f"{label}:", style=style), Text(text, style=style))
+    console.print(Padding(lines, (0, 0, 0, 2), expand=False))
+    console.print()
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rankscope.views.documents import Document, Section
+from rankscope.views.documents import Document, Remark, Section
 from rankscope.views.tables import Table
 
 
@@ -21,6 +21,9 @@ def part_text(part: object) -> str:
     """A paragraph, a table under its caption, or a section; a chart has no text."""
     if isinstance(part, str):
         return part
+    if isinstance(part, Remark):
+        wide = max(len(label) for label, *_ in part.lines) + 2
+        return _lines([part.sentence, *(f"{label}:".ljust(wide) + text for label, text, _ in part.lines)])
     if isinstance(part, Table):
         return _lines([part.caption, table_text(part)])
     if isinstance(part, Section):

@@ -159,22 +159,6 @@ def test_strict_raises_what_the_host_raised(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_a_reporter_without_a_run_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from transformers.integrations import WandbCallback
-
-    monkeypatch.setattr(WandbCallback, "setup", lambda *facts, **named: None)
-    monkeypatch.setattr(WandbCallback, "on_log", lambda *facts, **named: None)
-    trainer = trainer_of(tmp_path, steps=1)
-    trainer.add_callback(WandbCallback())
-    GaugeCallback(probe(), schedule=1, record=tmp_path / "gauge").attach(trainer)
-    with caplog.at_level(logging.WARNING, logger="rankscope.monitor"):
-        trainer.train()
-    assert len(read_record(tmp_path / "gauge").readings) == 1
-    assert any("WandbCallback gets no heatmaps" in record.getMessage() for record in caplog.records)
-
-
 def test_a_part_of_the_model_can_be_watched(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, steps=1)
     callback = GaugeCallback(probe(), model="bert", schedule=1, strict=True).attach(trainer)

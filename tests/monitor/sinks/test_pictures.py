@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.monitor import Heatmap
-from rankscope.monitor.sinks.pictures import Painter, draw
+from rankscope.monitor.sinks.pictures import Painter
 from rankscope.views.palette import UNKNOWN, VERMILION
 from tests.monitor.sinks.readings import heatmap
 
@@ -41,41 +41,12 @@ def test_alarms_are_marked_and_only_alarms() -> None:
     assert not has(bare, VERMILION)
 
 
-def test_an_alarm_of_a_layer_that_is_not_drawn_is_left_out() -> None:
-    assert len(draw(of(((1.0, 2.0),), alarms=((1, 7, "token_collapse"),))).axes[0].collections) == 0
-
-
 def test_what_was_not_measured_is_grey() -> None:
     picture = Painter()(of(((1.0, math.nan),)))
     assert picture is not None
     known, unknown = picture[150, 150], picture[150, 450]
     assert tuple(unknown) == rgb(UNKNOWN)
     assert tuple(known) != rgb(UNKNOWN)
-
-
-@pytest.mark.parametrize(
-    ("values", "limits", "logarithmic"),
-    [
-        (((0.5, 0.7),), (0.0, 1.0), False),
-        (((0.5, 1e-4),), (1e-4, 0.5), True),
-        (((2.0, 9.0),), (2.0, 9.0), False),
-        (((0.0, 9.0),), (0.0, 9.0), False),
-        (((3.0, 3.0),), (3.0, 6.0), False),
-        (((-1.0, 0.5),), (-1.0, 0.5), False),
-    ],
-)
-def test_the_colour_scale_fits(
-    values: tuple[tuple[float, ...]], limits: tuple[float, float], logarithmic: bool
-) -> None:
-    (image,) = draw(of(values)).axes[0].images
-    assert (image.norm.vmin, image.norm.vmax) == limits
-    assert (type(image.norm).__name__ == "LogNorm") == logarithmic
-
-
-def test_nothing_known_is_said_in_words() -> None:
-    figure = draw(of(((math.nan, math.nan),)))
-    assert "undefined" in figure.axes[0].texts[0].get_text()
-    assert Painter()(Heatmap("stable_rank", None, (), (), ())) is None
 
 
 def test_without_matplotlib_it_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,19 +76,6 @@ def test_the_steps_of_the_user_are_not_moved_on(run: Any, tmp_path: Path, every:
     assert [row[STEP_NAME] for row in found] == list(range(9))
 
 
-def test_readings_share_the_row_of_the_user(run: Any, tmp_path: Path) -> None:
-    sink = WandbSink(run)
-    for step in range(3):
-        sink.scalars(100 * step, {"rankscope/alarms": float(step)})
-        run.log({"loss": float(step)})
-    run.finish()
-    assert [(row["loss"], row["rankscope/alarms"], row[STEP_NAME]) for row in rows(tmp_path)] == [
-        (0.0, 0.0, 0),
-        (1.0, 1.0, 100),
-        (2.0, 2.0, 200),
-    ]
-
-
 def test_without_a_run_it_says_what_to_call() -> None:
     with pytest.raises(InputError, match=r"wandb\.init"):
         WandbSink()

@@ -67,10 +67,11 @@ def _read(path: Path) -> Any:
 
         content = load_file(path)
     else:
-        loaded = np.load(path, allow_pickle=False)
-        content = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
-            torch.from_numpy(loaded)
-        )  # fmt: skip
+        with path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            content = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
+                torch.from_numpy(loaded)
+            )  # fmt: skip
     tensors = pytree.tree_leaves(content)
     _check_size(path, (each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor)))
     return content

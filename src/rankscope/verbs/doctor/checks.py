@@ -10,6 +10,7 @@ from rankscope._printing import shortened
 from rankscope.runs.claims import Claim
 from rankscope.runs.presenting import document_of
 from rankscope.runs.provenance import SCHEMA
+from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
 CheckStatus = Literal["pass", "fail", "refused", "info"]
@@ -197,3 +198,6 @@ class DoctorReport:
 
     def __str__(self) -> str:
         return document_text(document_of(self))
+
+    def _repr_html_(self) -> str:
+        return document_html(document_of(self))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankscope.verbs.doctor.checks import AnyFinding, CheckStatus, DoctorReport
-from rankscope.views import Cell, Column, Document, Mark, Row, Table
+from rankscope.views import Cell, Column, Document, Mark, Part, Remark, Row, Table
 
 CHECKS: Mapping[CheckStatus, Cell] = {
     "pass": Cell("ok", ("good",)),
@@ -17,45 +17,42 @@ CHECKS: Mapping[CheckStatus, Cell] = {
 
 
 def document(report: DoctorReport) -> Document:
-    """The answer first; the tables of checks and claims if asked for or if a check failed."""
-    parts: list[str | Table] = list(_findings(report))
+    """The answer first; the tables of checks and claims if asked for, or if nothing else says why a check failed."""
+    parts: list[Part] = list(_findings(report))
     parts.append(trust(report))
-    if report.details or not report.trusted:
+    has_cause = any(one.certainty == "shown" for one in report.faults)
+    if report.details or not (report.trusted or has_cause):
         parts += check_tables(report)
     parts += [f"Next: {step}" for step in next_steps(report)]
     return Document(report.answer, parts=tuple(parts))
 
 
-def _findings(report: DoctorReport) -> Iterator[str]:
+def _findings(report: DoctorReport) -> Iterator[Remark]:
     for number, one in enumerate(report.faults):
-        if number:
-            also = "Also" if one.certainty == "shown" else "Possibly"
-            yield _paragraph(f"{also}: {one.sentence}", one)
-        else:
-            yield _paragraph("", one)
+        also = "Also" if one.certainty == "shown" else "Possibly"
+        yield _remark(f"{also}: {one.sentence}" if number else "", one)
     for one in report.findings:
         if one.kind != "fault":
-            yield _paragraph(f"{one.kind.capitalize()}: {one.sentence}", one, change=False)
+            yield _remark(f"{one.kind.capitalize()}: {one.sentence}", one, change=False)
 
 
-def _paragraph(lead: str, one: AnyFinding, *, change: bool = True) -> str:
-    shown = "Shown by" if one.certainty == "shown" else "Measured"
-    label = "Change:   " if one.tried else "Hint:     "
-    lines = [lead, f"{label}{one.change}" if change and one.change else "", f"{shown}: {one.evidence}"]
-    return "\n".join(line for line in lines if line and not line.endswith(": "))
+def _remark(sentence: str, one: AnyFinding, *, change: bool = True) -> Remark:
+    lines: list[tuple[str, str, Mark | None]] = []
+    if change and one.change:
+        lines.append(("Change", one.change, "good") if one.tried else ("Hint", one.change, None))
+    if one.evidence:
+        lines.append(("Shown by" if one.certainty == "shown" else "Measured", one.evidence, None))
+    return Remark(sentence, tuple(lines))
 
 
 def trust(report: DoctorReport) -> str:
     """Whether the numbers can be trusted, in a sentence."""
     name = f"{report.model} ({report.architecture})" if report.model != report.architecture else report.model
-    count = len(report.checks)
     if not report.trusted:
         failed = [check.name for check in report.checks if check.status == "fail"]
-        return f"{name}: {len(failed)} of {count} checks of rankscope's own numbers failed: {', '.join(failed)}."
-    refused = sum(check.status == "refused" for check in report.checks)
+        return f"{name}: the numbers cannot be trusted; these checks of them failed: {', '.join(failed)}."
     blocks = sum(stack.depth for stack in report.stacks)
-    more = f", {refused} refused" if refused else ""
-    return f"{name}: {blocks} blocks; the numbers can be trusted ({count} checks, none failed{more})."
+    return f"{name}: {blocks} blocks; the numbers can be trusted."
 
 
 def next_steps(report: DoctorReport) -> tuple[str, ...]:
