@@ -189,8 +189,8 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
     every = -(-len(told) // (4 * COLUMNS))
     steps, values = zip(*told[::every], strict=True)
     view = {**_steps_view("loss", [_series("", steps, values)]), "when": _when(raised, None, anywhere=True)}
-    chart = Chart("lines", "Loss", "As told to the gauge, at the steps it read.", (), {("loss",): view})
-    return Section("The loss beside it", "What the loss alone shows.", (chart,))
+    chart = Chart("lines", "Loss", "The loss of the training, at the steps of the readings.", (), {("loss",): view})
+    return Section("Loss", "The loss of the same steps.", (chart,))
 
 
 def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
