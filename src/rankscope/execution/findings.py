@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rankscope.models.inputs import Prepared
 from rankscope.runs.interrupted import Interrupted, partial
@@ -13,22 +13,13 @@ from rankscope.runs.rows import Piece, RowWriter, rows_from_bytes, rows_to_bytes
 from rankscope.runs.run import Run
 
 
-class Learner(Protocol):
-    """What readers remember besides rows: dtypes, shapes and lengths."""
-
-    def seen(self) -> dict[str, Any]:
-        """All of it as JSON."""
-
-    def learn(self, seen: Mapping[str, Any]) -> None:
-        """Add what another reader has seen."""
-
-
 class Findings:
     """Rows, what their readers have seen, and further JSON of a verb.
 
     Args:
         writer: collects the rows.
-        readers: the readers, by a name that is the same on every rank and after a restart.
+        readers: by a name that is the same on every rank and after a restart. ``seen()`` gives what a reader remembers
+            besides rows, as JSON, and ``learn(seen)`` adds what another one has seen.
         rest: returns the further JSON of the verb.
         learn_rest: merges such JSON from another rank, or from a killed process, into what is known here; it must be
             idempotent.
@@ -37,7 +28,7 @@ class Findings:
     def __init__(
         self,
         writer: RowWriter,
-        readers: Mapping[str, Learner],
+        readers: Mapping[str, Any],
         *,
         rest: Callable[[], Any] = lambda: None,
         learn_rest: Callable[[Any], None] = lambda rest: None,

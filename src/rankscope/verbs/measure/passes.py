@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.execution.findings import Findings, Finished, Learner
+from rankscope.execution.findings import Findings, Finished
 from rankscope.execution.passes import Execution
 from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
 from rankscope.models.view import ModelView
@@ -77,9 +77,9 @@ class Observers:
         if self.inputs is not None:
             self.inputs.finish(self._writer)
 
-    def learners(self) -> Mapping[str, Learner]:
+    def learners(self) -> Mapping[str, Any]:
         """Those that remember something, by a name that is the same on every rank and after a restart."""
-        learners: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
+        learners: dict[str, Any] = {"": self._reader, "similarity": self._similarity,
                                             "outliers": self._outliers, "inputs": self.inputs}  # fmt: skip
         return {name: learner for name, learner in learners.items() if learner is not None}
 

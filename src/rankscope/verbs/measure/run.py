@@ -45,7 +45,7 @@ from rankscope.verbs.measure.states import (
     refuse_fields,
     without_inputs_hash,
 )
-from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
 from rankscope.verdicts.attention import attention_findings
 from rankscope.verdicts.depth import depth_findings
@@ -298,7 +298,7 @@ class AboutRun:
         asks_for_inputs: whether the user asked for the comparison between inputs.
     """
 
-    loaded: Described
+    loaded: Any
     prepared: Prepared
     described: Mapping[str, Any] = field(default_factory=dict)
     spec: str | None = None
