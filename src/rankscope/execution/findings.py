@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rankscope.models.inputs import Prepared
-from rankscope.runs.interrupted import Interrupted, partial
 from rankscope.runs.rows import Piece, RowWriter, rows_from_bytes, rows_to_bytes
-from rankscope.runs.run import Run
 
 
 class Findings:
@@ -65,57 +60,3 @@ class Findings:
 
     def _remarks(self) -> dict[str, Any]:
         return {"seen": {name: reader.seen() for name, reader in self._readers.items()}, "rest": self._rest()}
-
-
-class Finished:
-    """Counts finished pieces of work, and drops the rows of one that was interrupted.
-
-    Args:
-        writer: collects the rows.
-        of: total number of pieces.
-        what: the word for them, in the plural.
-    """
-
-    def __init__(self, writer: RowWriter, of: int, what: str) -> None:
-        self._writer = writer
-        self._of, self._what = of, what
-        self._done = self._rows = 0
-        self._stopped: KeyboardInterrupt | None = None
-
-    def add(self, count: int = 1) -> None:
-        """Count more finished pieces; everything written so far belongs to them."""
-        self._done, self._rows = self._done + count, len(self._writer.pieces)
-
-    @contextmanager
-    def saved_on_interrupt(self, *, alone: bool = True) -> Iterator[None]:
-        """On an interrupt, end the body without an error if at least one piece is finished.
-
-        Args:
-            alone: whether this process does all the work, piece by piece. One of several processes raises, because
-                the others wait for it; so does an offloaded run, whose pieces all end with the last block.
-        """
-        try:
-            yield
-        except KeyboardInterrupt as stopped:
-            if not (alone and self._rows):
-                raise
-            # Raised later, by checked(), which can attach the partial run.
-            self._stopped = stopped
-            self._writer.replace(self._writer.pieces[: self._rows])
-
-    def sequences_of(self, prepared: Prepared) -> Prepared:
-        """The inputs that were finished, if sequences are counted."""
-        if self._stopped is None:
-            return prepared
-        batches = tuple(batch for batch in prepared if batch.first_sequence < self._done)
-        return replace(prepared, batches=batches, lengths=prepared.lengths[: self._done])
-
-    def checked(self, run: Run) -> Run:
-        """The run, if nothing interrupted it.
-
-        Raises:
-            Interrupted: contains the run, marked as partial.
-        """
-        if self._stopped is not None:
-            raise Interrupted(partial(run, self._done, self._of, self._what)) from self._stopped
-        return run

@@ -94,9 +94,6 @@ def measure(
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
 
-    Raises:
-        Interrupted: a ``KeyboardInterrupt`` whose ``run`` contains the sequences that were finished.
-
     Example:
         >>> from rankscope import Inputs
         >>> run = measure("init:tiny-bert", Inputs(sequences=2, tokens=16))
@@ -359,7 +356,7 @@ def concluded(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
-    return passes.finished.checked(in_context(run, prepared))
+    return in_context(run, prepared)
 
 
 def along_length(
