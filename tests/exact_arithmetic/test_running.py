@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from rankscope import Surgery
 from rankscope.errors import UnsupportedArithmeticError
-from rankscope.exact_arithmetic.running import exact_stream, single_sequences
+from rankscope.exact_arithmetic.running import exact_stream
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView
 from rankscope.stream.discovery import discover
-from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.exact_arithmetic.plain import assert_agree, exact_residuals, plain_residuals, stronger
@@ -184,18 +183,6 @@ def test_an_observer_that_raises_leaves_the_model_too() -> None:
     assert not loaded.model.h[0]._forward_pre_hooks
 
 
-def test_every_site_is_shown_once_for_each_sequence() -> None:
-    view, batch = OWN["GPT, pre"]()
-    seen: list[tuple[int, str, int, tuple[int, ...]]] = []
-
-    def note(sequence: int, ref: SiteRef, x: Deviation, keep: Tensor | None) -> None:
-        seen.append((sequence, ref.site, ref.layer, tuple(x.shape)))
-
-    exact_stream(view, batch, note, sites=SiteSelection.parse(SITES))
-    assert len(seen) == len(set(seen)) == 2 * 3 * len(SITES)
-    assert {shape for *_, shape in seen} == {(1, 11, 32)}
-
-
 def test_a_block_that_loses_the_deviation_is_refused() -> None:
     view, batch = own(lambda: GPT("pre"), ids())
     block = view.model.blocks[1]
@@ -203,11 +190,3 @@ def test_a_block_that_loses_the_deviation_is_refused() -> None:
     block.forward = lambda x: forward(x).to_plain() if isinstance(x, Deviation) else forward(x)
     with pytest.raises(UnsupportedArithmeticError, match="deviation lost"):
         exact_residuals(view, batch)
-
-
-def test_sequences_are_taken_apart() -> None:
-    batch = Batch({"x": torch.arange(6).reshape(3, 2), "flag": True}, torch.ones(3, 2, dtype=torch.bool), 5, 3)
-    parts = list(single_sequences(batch))
-    assert [part.inputs["x"].tolist() for part in parts] == [[[0, 1]], [[2, 3]], [[4, 5]]]
-    assert [part.first_sequence for part in parts] == [5, 6, 7]
-    assert parts[0].inputs["flag"] is True

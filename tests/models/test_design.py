@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope.errors import InputError
-from rankscope.ext.theory.sampling import Sampler, normed, span_of_rows
+from rankscope.ext.theory.sampling import Sampler
 from rankscope.models.design import Design
 
 SMALL = Design(depth=3, width=24, heads=3, tokens=6)
@@ -68,21 +68,6 @@ def test_first_tokens_have_their_cosine_and_scale() -> None:
     gram = x @ x.T / 20_000
     assert float(gram.diagonal().mean()) == pytest.approx(0.01, rel=0.05)
     assert float(gram[0, 1] / gram[0, 0]) == pytest.approx(0.4, abs=0.03)
-
-
-def test_the_basis_holds_the_tokens() -> None:
-    x = torch.randn(1, 5, 9, dtype=torch.float64)
-    basis = span_of_rows(x)
-    torch.testing.assert_close(x @ basis @ basis.T, x)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(5, dtype=torch.float64))
-
-
-def test_norms_are_those_of_torch() -> None:
-    x = torch.randn(1, 4, 10, dtype=torch.float64)
-    layer = torch.nn.LayerNorm(10, eps=1e-12, dtype=torch.float64)
-    torch.testing.assert_close(normed(x, SMALL), layer(x).detach())
-    rms = torch.nn.RMSNorm(10, eps=1e-12, dtype=torch.float64)
-    torch.testing.assert_close(normed(x, SMALL.changed(norm="rmsnorm")), rms(x).detach())
 
 
 def test_changes_follow_each_other() -> None:

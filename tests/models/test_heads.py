@@ -145,32 +145,6 @@ def test_probabilities_follow_from_query_and_key_weights(name: str, model_type: 
         torch.testing.assert_close(scores.softmax(dim=-1), seen.p[:, head], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "model_type"), CASES)
-def test_the_scale_is_the_one_the_module_uses(name: str, model_type: str) -> None:
-    """Attention modules keep their scale under one of these names; the queries of ESM are scaled before."""
-    loaded = load(f"init:{TINY_OF_TYPE[model_type]}")
-    _, block = first_block(loaded.model, FAMILIES[name])
-    found = [
-        float(value)
-        for module in block.modules()
-        for key, value in vars(module).items()
-        if key in ("scaling", "scale", "inv_norm_factor", "softmax_scale") and isinstance(value, float)
-    ]
-    if not found or model_type == "esm":
-        pytest.skip("the module keeps no scale of its own")
-    assert found[0] == pytest.approx(head_weights(block, loaded.config).scale, rel=1e-12)
-
-
-@pytest.mark.parametrize(("name", "model_type"), CASES)
-def test_norms_and_mlp_are_where_the_family_says(name: str, model_type: str) -> None:
-    family = FAMILIES[name]
-    _, block = first_block(load(f"init:{TINY_OF_TYPE[model_type]}").model, family)
-    for path in (*family.norms, *family.mlp):
-        assert isinstance(block.get_submodule(path), nn.Module)
-    assert all("norm" in type(block.get_submodule(path)).__name__.lower() for path in family.norms)
-
-
 def test_weights_are_views_and_groups_are_shared() -> None:
     loaded = load("init:tiny-llama")
     block = loaded.model.get_submodule("layers.0")
@@ -259,9 +233,3 @@ def test_a_model_of_two_towers_is_read_by_the_part_the_block_belongs_to() -> Non
         if name.endswith("layers.0")
     }
     assert heads == {"text_model": 4, "vision_model": 2}
-
-
-def test_no_model_type_is_described_twice_or_both_described_and_refused() -> None:
-    described = [model_type for _, model_type in CASES]
-    assert len(described) == len(set(described))
-    assert not set(described) & set(REFUSED)

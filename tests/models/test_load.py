@@ -16,7 +16,6 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.inputs.record import Batch
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_from_json, config_hash
-from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.presets import PRESETS
 from tests.tiny_presets import TINY_PRESETS
@@ -219,13 +218,6 @@ def test_transformers_verbosity_is_put_back() -> None:
     assert logging.get_verbosity() == logging.INFO
     logging.set_verbosity_warning()
     assert logging.is_progress_bar_enabled()
-
-
-def test_parse_dtype_takes_names_and_dtypes() -> None:
-    assert parse_dtype(None) is None
-    assert parse_dtype(torch.bfloat16) is parse_dtype("bfloat16") is torch.bfloat16
-    with pytest.raises(LoadError):
-        parse_dtype(torch.int8)
 
 
 class Constant(torch.nn.Module):

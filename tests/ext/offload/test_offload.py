@@ -157,8 +157,6 @@ def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> Non
         measure(rankscope.Model(folder("bert"), offload=True, memory="much"))
     with pytest.raises(InputError, match="random copy"):
         ablate(rankscope.Model(folder("bert"), offload=True), weights="both")
-    with pytest.raises(InputError, match="already"):
-        bound(rankscope.Model(folder("bert"), offload=True), weights_only=True)
     with pytest.raises(InputError, match="one process"):
         measure(rankscope.Model(folder("bert"), offload=True, parallel="data"))
 

@@ -6,18 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file
 
 import rankscope as rs
 from rankscope.errors import InputError, LoadError
-from rankscope.ext.offload.meta_model import open_meta_model
 from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 from tests.ext.offload.folders import same_bits, saved
 from tests.hub_server import COMMIT, Served, serving
@@ -69,43 +65,6 @@ def test_nothing_is_left_on_disk(hub: Served, tmp_path: Path, monkeypatch: pytes
     run = rs.measure(rs.Model("hub:tiny", offload=True), rs.Inputs(**SHAPE))
     assert run.extra["offload"]["bytes_read"] == hub.sent
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_next_block_is_read_while_one_is_in_use(hub: Served) -> None:
-    from tests.ext.offload.test_schedule import Nothing, schedule_of
-
-    schedule = schedule_of("hub:tiny")  # type: ignore[arg-type]
-    whole = {}
-    for path in hub.folder.glob("*.safetensors"):
-        whole |= load_file(path)
-    stages = schedule.stages(Nothing())
-    next(stages)
-    for _ in range(200):  # up to two seconds for the second block to be requested
-        if schedule.meta_model.folder.traffic.received >= hub.sent and len(hub.ranges) > 8:  # type: ignore[union-attr]
-            break
-        time.sleep(0.01)
-    second = stored_tensors(LocalFolder(hub.folder))["layers.1.mlp.up_proj.weight"]
-    asked = [(name, first, count) for name, first, count in hub.ranges]
-    path = Path(second.file.name).name
-    assert any(
-        name == path and first <= second.offset and second.offset + second.nbytes <= first + count
-        for name, first, count in asked
-    )
-    model = schedule.view.model
-    assert torch.equal(model.layers[0].mlp.up_proj.weight, whole["layers.0.mlp.up_proj.weight"])
-    stages.close()
-
-
-def test_reading_ahead_needs_memory(hub: Served) -> None:
-    meta_model = open_meta_model("hub:tiny")
-    from rankscope.execution.budget import Need, reads_ahead
-
-    need = Need(process=100, block=10, widened=0, work=5, states=5, ahead=10)
-    assert reads_ahead(need, None)
-    assert reads_ahead(need, 130)
-    assert not reads_ahead(need, 129)
-    assert not reads_ahead(Need(100, 10, 0, 5, 5), None)
-    assert meta_model.connections > 1
 
 
 def test_a_run_resumes_from_the_hub(hub: Served, tmp_path: Path) -> None:

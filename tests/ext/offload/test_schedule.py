@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,26 +70,6 @@ def go_through(schedule: BlockSchedule) -> None:
                 part.run(schedule.view.model)
 
 
-def test_the_system_is_asked_for_each_block_before_it_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, *words: asked.append(words))
-    schedule = schedule_of(llama)
-    go_through(schedule)
-    stored = [
-        slot.stored for slot in schedule.meta_model.slots.values() if slot.name.startswith(("layers.1.", "layers.2."))
-    ]
-    wanted = [(one.offset, one.nbytes, os.POSIX_FADV_WILLNEED) for one in stored if one is not None]
-    assert len(wanted) == 2 * 9, "nobody asks for the first block: it is read at once"
-    assert sorted(asked) == sorted(wanted)
-
-
-def test_a_system_that_takes_no_advice_is_read_all_the_same(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fadvise")
-    schedule = schedule_of(llama)
-    go_through(schedule)
-    assert schedule.tally == {"blocks_read": 3, "resumed_at": 0}
-
-
 def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int]] = []
     own = LocalFile.read
@@ -104,32 +83,6 @@ def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.Mon
     go_through(schedule)
     slots = [slot for slot in schedule.meta_model.slots.values() if slot.name.startswith("layers.")]
     assert len(seen) == len(set(seen)) == sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
-
-
-def test_blocks_are_left_as_they_were(llama: Path) -> None:
-    schedule = schedule_of(llama)
-    before = [(type(module), len(module._forward_hooks)) for module in schedule.view.model.modules()]
-    for stage in schedule.stages(Nothing()):
-        assert type(schedule.view.model.layers[0]) is not type(load(llama).model.layers[0])
-        with pytest.raises(KeyError), stage.through(schedule.prepared[0]):
-            raise KeyError
-        break
-    assert [(type(module), len(module._forward_hooks)) for module in schedule.view.model.modules()] == before
-
-
-def test_what_a_stage_leaves_is_what_the_model_has_there(llama: Path) -> None:
-    schedule = schedule_of(llama)
-    whole = load(llama).model
-    for stage in schedule.stages(Nothing()):
-        for part in schedule.prepared:
-            if stage.number:
-                with torch.no_grad():
-                    states = whole(**part.inputs, output_hidden_states=True).hidden_states
-                left = stage.left(part)
-                assert left is not None
-                assert torch.equal(left, states[stage.number])
-            with stage.through(part):
-                part.run(schedule.view.model)
 
 
 def test_states_go_to_files_that_do_not_stay(llama: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rankscope.errors import LoadError, ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
-from rankscope.ext.offload.states import StateStore, read_state, write_state
+from rankscope.ext.offload.states import read_state, write_state
 
 X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
 
@@ -37,15 +37,6 @@ def test_values_and_strides(tmp_path: Path, tensor: torch.Tensor) -> None:
     assert torch.equal(back, tensor)
 
 
-def test_trees_of_tensors(tmp_path: Path) -> None:
-    state = (X, None, {"bias": [X.half(), 3]}, (True, 0.1))
-    write_state(tmp_path / "s.safetensors", state)
-    back = read_state(tmp_path / "s.safetensors")
-    assert torch.equal(back[0], X)
-    assert torch.equal(back[2]["bias"][0], X.half())
-    assert (back[1], back[2]["bias"][1], back[3]) == (None, 3, (True, 0.1))
-
-
 def test_deviations_keep_scales_no_float_holds(tmp_path: Path) -> None:
     x = Deviation.from_tokens(X[:1].double()).shrunk(-1e5 / 3)
     write_state(tmp_path / "s.safetensors", x)
@@ -55,31 +46,6 @@ def test_deviations_keep_scales_no_float_holds(tmp_path: Path) -> None:
     assert torch.equal(back.base, x.base)
     assert [term.log_scale for term in back.terms] == [term.log_scale for term in x.terms]
     assert math.isfinite(back.log_residual())
-
-
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_a_block_reads_one_generation_and_writes_the_next(tmp_path: Path, in_memory: bool) -> None:
-    store = StateStore(tmp_path, in_memory=in_memory)
-    for generation in range(3):
-        for first in (0, 8):
-            if generation:
-                assert int(store.take(("full", first), again=True)) == 10 * (generation - 1) + first
-                assert int(store.take(("full", first))) == 10 * (generation - 1) + first
-            store.put(("full", first), torch.tensor(10 * generation + first))
-        store.advance()
-        store.forget_before()
-        assert len(list(tmp_path.iterdir())) == 2
-    later = StateStore(tmp_path, in_memory=in_memory)
-    later.resume(3, store.hashes)
-    assert int(later.take(("full", 8))) == 28
-
-
-def test_variants_do_not_meet(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, in_memory=False)
-    store.put(("+norm", 0), torch.tensor(1))
-    store.put(("+skip", 0), torch.tensor(2))
-    store.advance()
-    assert int(store.take(("+norm", 0))) == 1
 
 
 def test_a_file_of_others_is_no_state(tmp_path: Path) -> None:
