@@ -169,14 +169,12 @@ def heat_view(
         marks: row, column and words of each ring.
     """
     fact = FACTS.metrics.get(metric)
-    ends = "-∞ to ∞" if fact is None else fact.range
-    least, most = (float(end.replace("∞", "inf")) for end in ends.split(" to "))
     return {
         "metric": metric,
         "columns": [int(column) for column in columns],
         "rows": [int(row) for row in rows],
         "values": [plain_list(row) for row in values],
-        "range": plain_list((least, most)),
+        "range": [None, None] if fact is None else plain_list(fact.ends),
         "collapse": None if fact is None else fact.at_collapse,
         "threshold": COLLAPSED_RESIDUAL if metric == "relative_residual" else None,
         "log": spans_decades(plain_list(values.ravel())),

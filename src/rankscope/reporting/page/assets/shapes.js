@@ -115,7 +115,7 @@ function scaleBar(low, high, stops, words, mark, markWords) {
   const bar = el("span", {}, number(low));
   const strip = el("i", { "aria-hidden": "true" });
   strip.style.cssText = `display:inline-block;width:8.5rem;height:.7rem;border-radius:3px;position:relative;background:linear-gradient(90deg,${stops.join(",")})`;
-  const isMarked = mark >= 0 && mark <= 1;
+  const isMarked = known(mark) && mark >= 0 && mark <= 1;
   if (isMarked) { const line = el("i", {}); line.style.cssText = `position:absolute;left:${100 * mark}%;top:-2px;bottom:-2px;border-left:2px solid ${isDark() ? "#ffb37f" : "#a13d00"}`; strip.append(line); }
   bar.append(strip, number(high));
   return [bar, ...[words, isMarked ? markWords : ""].filter(Boolean).map((said) => el("span", {}, said))];
@@ -138,7 +138,7 @@ function drawHeat(plot, view, state, legend) {
   const range = extent(view.values.flat().map(level));
   if (!range) { plot.append(el("div", { class: "empty" }, `Undefined for every ${rowName}.`)); return; }
   // The declared range of the metric, so that colours mean the same in every report; a log scale begins at a decade.
-  const [least, most] = (view.range || []).map((end) => (known(end) && known(level(end)) ? level(end) : NaN));
+  const [least, most] = (view.range || []).map((end) => (known(end) && known(level(end)) ? level(end) : null));
   range[0] = view.log ? Math.floor(range[0]) : known(least) ? least : range[0];
   range[1] = known(most) ? most : range[1];
   const [columns, rows] = [view.columns.length, view.rows.length];
@@ -162,7 +162,7 @@ function drawHeat(plot, view, state, legend) {
   view.rows.forEach((head, i) => { if (i % every === 0) draw(box.svg, "text", { x: margin.left - 8, y: margin.top + tall * (i + 0.5) + 4, "text-anchor": "end" }, i === 0 ? `${rowName} ${head}` : head); });
   xAxis(box, view.columns, (block) => margin.left + wide * (view.columns.indexOf(block) + 0.5), columnName);
   ring(pen, view.marks || [], wide, tall);
-  legend.replaceChildren(...scaleBar(view.log ? 10 ** shade.low : shade.low, view.log ? 10 ** shade.high : shade.high, shade.stops, known(view.collapse) ? `dark: alike (${number(view.collapse)})` : "", known(view.threshold) ? (level(view.threshold) - range[0]) / (range[1] - range[0] || 1) : NaN, `collapsed at ${short(view.threshold)}`));
+  legend.replaceChildren(...scaleBar(view.log ? 10 ** shade.low : shade.low, view.log ? 10 ** shade.high : shade.high, shade.stops, known(view.collapse) ? `dark: alike (${number(view.collapse)})` : "", known(view.threshold) ? (level(view.threshold) - range[0]) / (range[1] - range[0] || 1) : null, `collapsed at ${short(view.threshold)}`));
   const hint = readout(plot);
   walk(plot, rows * columns, (left, top) => {
     const [j, i] = [Math.floor((left - margin.left) / wide), Math.floor((top - margin.top) / tall)];
