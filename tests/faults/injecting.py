@@ -6,7 +6,6 @@ import ctypes
 import os
 import resource
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,43 +141,6 @@ def bound_by_permissions(umask: int = 0o022) -> None:
     assert libc.capset(ctypes.byref(header), words) == 0
 
 
-def clock_back(hours: float) -> None:
-    """The wall clock jumps back at every second look."""
-    looks = [0]
-    now = time.time
-
-    def looked() -> float:
-        looks[0] += 1
-        return now() - hours * 3600 * (looks[0] // 2)
-
-    time.time = looked
-
-
-def no_terminal() -> None:
-    """No stdin, and no controlling terminal."""
-    os.setsid()
-    os.close(0)
-
-
-def no_output() -> None:
-    """Stdout was closed before the start, as `>&-` does."""
-    import sys
-
-    os.close(1)
-    sys.stdout = None
-
-
-def train_while_the_clock_jumps(record: str) -> None:
-    """A few steps of training with a gauge."""
-    from rankscope.monitor import Gauge
-    from tests.monitor.trainings import bert, probe, train
-
-    clock_back(hours=1)
-    model = bert()
-    with Gauge(model, probe(), schedule=1, record=record, strict=True) as gauge:
-        train(model, gauge)
-
-
 def train_on_a_full_disk(record: str) -> None:
     """A few steps of training; the disk is full behind the third."""
     import torch
@@ -217,20 +179,3 @@ def begin_on_a_full_disk(record: str) -> None:
         Gauge(bert(), probe(), record=record)
     except InputError as error:
         print(error)
-
-
-def measured_in_a_fork() -> None:
-    """Measure, fork, and measure again in the child."""
-    import rankscope as rs
-
-    def rows() -> Any:
-        return repr(
-            rs.measure("init:tiny-bert", rs.Inputs(sequences=2, tokens=16)).table.to_pylist()
-        )  # NaN is not itself
-
-    before = rows()
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if rows() == before else 1)
-    _, status = os.waitpid(child, 0)
-    print("same bits" if status == 0 else f"ended with {status}")

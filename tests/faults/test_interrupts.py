@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -84,23 +81,3 @@ def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> Non
     assert warm.run(words, tmp_path).code == 0
     assert warm.run(["sweep", "status", "data"], tmp_path).out.count("2 of 2 tasks done") == 1
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
-
-
-@pytest.mark.slow
-def test_any_moment_will_do(warm: Warm, tmp_path: Path) -> None:
-    """SIGINT at twelve moments of `measure --out`, from its start to its end."""
-    started = time.perf_counter()
-    assert warm.run([*MEASURE, "--out", "timed"], tmp_path).code == 0
-    lasts = time.perf_counter() - started
-    for moment in range(12):
-        child = warm.start([*MEASURE, "--out", f"run{moment}"], tmp_path)
-        time.sleep(lasts * (moment + 1) / 12)
-        try:
-            os.kill(child.pid, signal.SIGINT)
-        except ProcessLookupError:  # it had ended
-            continue
-        outcome = child.wait()
-        assert outcome.code in (0, 130), outcome.err
-        assert "Traceback" not in outcome.err
-        if (tmp_path / f"run{moment}" / "run.json").exists():
-            assert str(rs.load_run(tmp_path / f"run{moment}"))

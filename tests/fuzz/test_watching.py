@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rankscope.errors import LoadError
-from tests.fuzz import watching
 from tests.fuzz.target import Target, outcome
 from tests.fuzz.watching import Board, Guard, Trespass, in_a_child, watched
 
@@ -75,18 +73,6 @@ def test_a_crash_is_told_with_its_case() -> None:
     assert "died (-9)" in str(in_a_child(board, work))
     number, _, data = board.look()
     assert (number, data, board.counts) == (1, b"deadly", [1, 0, 0])
-
-
-def test_a_hang_is_ended_and_told_with_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LONGEST_WAIT", 1)
-    board = Board()
-
-    def work() -> None:
-        board.begin(7, b"slow")
-        time.sleep(60)
-
-    assert "did not come back" in str(in_a_child(board, work))
-    assert board.look()[2] == b"slow"
 
 
 def test_memory_that_was_asked_for_first_is_a_finding(tmp_path: Path) -> None:

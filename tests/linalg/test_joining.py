@@ -10,7 +10,6 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.joining import Joinable, joined
 from rankscope.linalg.routing import Routing
-from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import METRICS, MetricSpec, View, evaluate
@@ -84,19 +83,6 @@ def test_a_view_that_waits_does_not_follow_what_the_model_overwrites() -> None:
     for copy, kept in zip(copies, before, strict=True):
         for tensor, same in zip(copy.tensors, kept, strict=True):
             assert (tensor is None and same is None) or torch.equal(tensor, same)
-
-
-def test_views_of_other_shapes_are_not_alike() -> None:
-    wide, narrow = (Tokens(torch.randn(2, 6, dim)) for dim in (5, 4))
-    masked, estimated = tokens(torch.ones(2, 6, dtype=torch.bool), 0), Tokens(torch.randn(2, 6, 5), spectra=None)
-    assert len({view.made.likeness for view in (wide, narrow, masked, estimated)}) == 4
-    x = torch.randn(2, 6, 5)
-    assert Update(x, x).made.likeness != Update.between(x, x).made.likeness == Update.between(x, x).made.likeness
-
-
-def test_tensors_of_any_format_arrive_unchanged() -> None:
-    given = [torch.tensor(True), torch.randn(3, 2), torch.arange(5, dtype=torch.int8), torch.zeros(0)]
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(to_host(given), given, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

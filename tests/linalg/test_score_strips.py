@@ -66,11 +66,3 @@ def test_strips_are_pieces_of_the_whole(places: str, causal: bool, kind: str) ->
         found.append(torch.nn.functional.pad(got, (0, KEYS - got.shape[-1]), value=-torch.inf))
     torch.testing.assert_close(torch.cat(found, 1), want, rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(largest_scores(scores), want.amax(-1), rtol=1e-13, atol=1e-13)
-
-
-def test_half_precision_is_widened() -> None:
-    q, k = (one.bfloat16() for one in head())
-    scores = HeadScores.of(q, k, 0.5, range(QUERIES), mask=None)
-    assert scores.query.dtype == scores.key.dtype == torch.float32
-    assert torch.equal(scores.query, q.float() * 0.5)
-    assert largest_scores(HeadScores.of(q, k, 0.4, [], mask=None)).shape == (2, 0)

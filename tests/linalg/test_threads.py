@@ -1,12 +1,11 @@
 import os
-import threading
 
 import pytest
 import torch
 
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
-from rankscope.linalg.threads import available_threads, over_threads
+from rankscope.linalg.threads import over_threads
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
@@ -18,46 +17,6 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def test_each_worker_has_one_thread_and_the_caller_keeps_its_own(threads):
-    threads(3)
-    assert over_threads(lambda _: torch.get_num_threads(), range(6)) == [1] * 6
-    assert torch.get_num_threads() == 3
-    # A thread that starts now takes over the number of the process, not that of the workers.
-    seen = []
-    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    later.start()
-    later.join()
-    assert seen == [3]
-
-
-def test_a_worker_starts_no_pool_of_its_own(threads):
-    threads(2)
-    names = over_threads(
-        lambda _: (
-            over_threads(lambda _: threading.current_thread().name, [0, 1])
-            + [threading.current_thread().name] * available_threads()
-        ),
-        [0, 1],
-    )
-    assert all(len(set(inner)) == 1 for inner in names)
-
-
-def test_an_exception_of_a_part_is_raised(threads):
-    threads(2)
-
-    def fail(part: int) -> int:
-        raise ZeroDivisionError(part)
-
-    with pytest.raises(ZeroDivisionError):
-        over_threads(fail, [1, 2])
-
-
-def test_gradients_are_off_in_every_part(threads):
-    threads(2)
-    with torch.enable_grad():
-        assert over_threads(lambda _: torch.is_grad_enabled(), [0, 1]) == [False, False]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -137,21 +96,3 @@ def test_values_of_a_single_or_a_long_sequence_agree_to_rounding(threads, shape)
     shared = evaluate(specs, view(), 0.0)
     assert torch.equal(alone.statuses, shared.statuses)
     torch.testing.assert_close(alone.values, shared.values, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("number", "side", "solved"), [(2, 40, [1, 1]), (2, 600, [1, 1]), (8, 40, [1, 1]), (8, 600, [1])]
-)
-def test_threads_without_a_sequence_solve_the_other_spectrum(threads, monkeypatch, number, side, solved):
-    X = torch.randn(1, side, 700, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    eigenvalues, calls = torch.linalg.eigvalsh, []
-    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda gram: calls.append(len(gram)) or eigenvalues(gram))
-    threads(number)
-    tokens = Tokens(X.float())
-    centred = tokens.centred_singular_values
-    assert calls == solved
-    for found, matrix in ((centred, X - X.mean(1, keepdim=True)), (tokens.singular_values, X)):
-        expected = torch.linalg.svdvals(matrix.float().double())
-        torch.testing.assert_close((found * tokens.scale)[:, : side - 1], expected[:, : side - 1], rtol=1e-6, atol=1e-9)
-    assert calls == [1, 1]

@@ -41,14 +41,6 @@ def test_input_is_left_as_it_was() -> None:
         assert torch.equal(x.detach(), before)
 
 
-def test_reductions_are_shared() -> None:
-    view = Tokens(gaussian(2, 5, 4))
-    METRICS["stable_rank"].function(view)
-    first = view.singular_values
-    METRICS["effective_rank"].function(view)
-    assert view.singular_values is first
-
-
 def test_a_transposed_layout_is_read_right() -> None:
     x = gaussian(6, 2, 4)
     view = Tokens(x.transpose(0, 1))

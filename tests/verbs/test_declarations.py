@@ -25,9 +25,9 @@ from rankscope.errors import InputError
 from rankscope.ext.sweeps.plan import PlanInputs, PlanVariant, options_in_plans
 from rankscope.metrics import METRICS
 from rankscope.monitor.alarms import ALARMS
-from rankscope.options import INPUTS, INPUTS_FIELDS, MODEL_FIELDS, OUT, SURGERY, SURGERY_FIELDS
+from rankscope.options import INPUTS, OUT, SURGERY, SURGERY_FIELDS
 from rankscope.remedies import REMEDIES
-from rankscope.reporting.page.sections import SECTIONS, sections_of
+from rankscope.reporting.page.sections import sections_of
 from rankscope.runs.run import Run
 from rankscope.verbs._spec import VERBS, Verb, verbs_in_order
 
@@ -36,14 +36,6 @@ NOUNS = ("model", "inputs", "surgery")
 OTHERS_ONLY_IN_PYTHON = {
     "predict": {"changes"},  # its parts are options
     "graph": {"mask"},  # one in Python, several on the command line
-}
-FUNCTIONS = {
-    **{verb.name: verb.run() for verb in ALL},
-    "judge": rankscope.judge,
-    "measure_lengths": rankscope.measure_lengths,
-    "operate": rankscope.operate,
-    "predict_remedies": rankscope.predict_remedies,
-    "Gauge": rankscope.Gauge,
 }
 
 
@@ -63,31 +55,6 @@ def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
             if not option.is_argument:
                 assert parameter.default == option.default, option.name
     assert set(parameters) <= {"progress"} | OTHERS_ONLY_IN_PYTHON.get(verb.name, set())
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_at_most_eleven_parameters(name: str) -> None:
-    parameters = inspect.signature(FUNCTIONS[name]).parameters
-    assert len(parameters) <= 11, list(parameters)
-
-
-def test_no_parameter_name_has_two_meanings() -> None:
-    """Two options of one name hold the same kind of value, in the same noun; and no noun's field is also a verb's."""
-    nouns = {option.name: option for option in (*INPUTS_FIELDS, *SURGERY_FIELDS, *MODEL_FIELDS)}
-    seen: dict[str, tuple[Any, ...]] = {}
-    for verb in ALL:
-        for option in verb.options:
-            if not option.in_python:
-                continue
-            meaning = (option.kind, option.several, option.noun or (option.name in nouns and "as in a noun"))
-            assert seen.setdefault(option.name, meaning) == meaning or option.name in ("tokens", "seed", "device")
-    own = {name: set(inspect.signature(function).parameters) for name, function in FUNCTIONS.items()}
-    for name in set(nouns) - {"inputs"}:
-        # Verbs without a model or inputs have these themselves, with the same meaning.
-        users = {verb for verb, parameters in own.items() if name in parameters}
-        # The labels of doctor are those of the inputs, beside the loss that reads them.
-        users -= {"doctor"} if name == "labels" else set()
-        assert users <= {"predict", "predict_remedies", "graph", "selftest"}, (name, users)
 
 
 @pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
@@ -126,13 +93,6 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
 def test_a_run_can_be_saved_and_an_answer_cannot(verb: Verb) -> None:
     assert verb.makes_runs == (OUT in verb.outputs)
     assert verb.makes_runs or not (verb.in_plans or sections_of(verb.name))
-
-
-def test_every_import_inside_a_declaration_works() -> None:
-    for verb in VERBS.values():
-        assert callable(verb.run())
-        assert callable(verb.show().document)
-    assert {section.verb for section in SECTIONS.values()} <= set(VERBS)
 
 
 def test_a_verb_is_exported_under_its_name() -> None:

@@ -15,8 +15,6 @@ from rankscope import Inputs, Model, measure
 from rankscope.models import load, prepare_inputs
 from rankscope.runs.run import Run
 from rankscope.verbs.measure.outliers import TIMES_MEDIAN
-from rankscope.verdicts.depth import depth_findings
-from rankscope.verdicts.experts import experts_findings
 
 UPDATES = ["write_ratio", "block_influence", "update_alignment"]
 
@@ -327,48 +325,3 @@ def test_a_model_without_outliers_has_no_table() -> None:
     run = measure("init:tiny-bert", Inputs(sequences=1, tokens=8))
     assert "outliers" not in run.extra
     assert "Massive" not in str(run)
-
-
-def update_rows(changes: list[float]) -> Any:
-    import pyarrow as pa
-
-    from rankscope.runs.rows import RowWriter
-
-    writer = RowWriter()
-    for layer, change in enumerate(changes):
-        writer.add(metric="write_ratio", site="block.update", stack=None, layer=layer, first_sequence=0,
-                   values=np.array([change, change]), statuses=np.zeros(2), head_axis=False)  # fmt: skip
-    assert isinstance(writer.table(), pa.Table)
-    return writer.table()
-
-
-def test_the_sentence_about_depth() -> None:
-    (found,) = depth_findings(update_rows([0.9, 0.05, 0.03, 0.04, 0.5]))
-    assert (found.code, found.sentence) == ("healthy", "")
-    (found,) = depth_findings(update_rows([0.01, 0.02, 0.01, 0.04]))
-    assert found.code == "collapsed"
-    assert found.sentence == "3 of 4 blocks change the stream by less than 0.03 (usual at initialisation)."
-    (found,) = depth_findings(update_rows([0.9, 0.2, 0.05]))
-    assert found.details == "Depth: blocks change the stream by 0.05 (block 2) to 0.9 (block 0)."
-    assert depth_findings(update_rows([0.5])) == []
-    assert depth_findings(update_rows([])) == []
-
-
-def test_the_sentence_about_experts() -> None:
-    from rankscope.runs.rows import RowWriter
-
-    def found(used: list[float], experts: int, k: int) -> Any:
-        writer = RowWriter()
-        for layer, value in enumerate(used):
-            writer.add(metric="effective_experts", site="mlp.router", stack=None, layer=layer, first_sequence=0,
-                       values=np.array([value]), statuses=np.zeros(1), head_axis=False)  # fmt: skip
-        return experts_findings(writer.table(), {(None, layer): (experts, k) for layer in range(len(used))})
-
-    (healthy,) = found([7.1, 6.2], 8, 2)
-    assert (healthy.code, healthy.sentence) == (
-        "healthy", "Experts: routers use 6.2 to 7.1 of 8.")  # fmt: skip
-    (collapsed,) = found([7.1, 2.5], 8, 2)
-    assert collapsed.code == "collapsed"
-    assert "block 1 uses 2.5 of 8" in collapsed.details
-    assert found([2.0], 2, 2) == [], "a router that uses all its experts for every token has no choice"
-    assert found([], 8, 2) == []

@@ -164,26 +164,6 @@ def test_a_fall_that_sequences_do_not_share_is_no_trend() -> None:
     assert length_finding(slopes, [16, 256], {16: "healthy", 256: "healthy"}).code == "healthy"
 
 
-@pytest.mark.parametrize("first", [1, 2, 3, 7, 8, 9, 63, 100])
-def test_bisection_finds_the_first_equal_length(first: int) -> None:
-    tried = []
-
-    def vectors(n: int):
-        tried.append(n)
-        return torch.ones(2), torch.ones(2) + (n < first) / n
-
-    shortest_same = same_vector().shortest_same
-    assert shortest_same(vectors, 100)[0] == first
-    assert {first, first - 1} - {0} <= set(tried)
-    assert shortest_same(vectors, first - 1)[0] is None if first > 1 else True
-
-
-def test_same_means_the_same_bits() -> None:
-    nan = torch.tensor([math.nan])
-    assert same_vector().shortest_same(lambda n: (torch.tensor([0.0]), torch.tensor([-0.0])), 1)[0] is None
-    assert same_vector().shortest_same(lambda n: (nan, nan.clone()), 1)[0] == 1
-
-
 @pytest.mark.slow
 def test_two_prompts_become_one_vector_in_bfloat16() -> None:
     """With weak attention, the share of a prompt in the last token soon falls below the rounding of bfloat16.

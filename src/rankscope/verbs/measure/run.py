@@ -38,7 +38,7 @@ from rankscope.verbs.measure.choosing import (
 )
 from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
-from rankscope.verbs.measure.states.measuring import (
+from rankscope.verbs.measure.states import (
     HeldStates,
     StatePasses,
     judge_arguments,
@@ -188,7 +188,7 @@ def judge(
 ) -> Run:
     """Measure hidden states that were computed elsewhere, and give a verdict.
 
-    The values are those that :func:`rankscope.measure` gives for the same states. Files are read layer by layer.
+    The values are those that :func:`rankscope.measure` gives for the same states. Files are read one at a time.
 
     Args:
         states: a ``.safetensors`` or ``.npz`` file, a folder of them (one per request, in order of their names), a
@@ -232,7 +232,7 @@ def judge(
     choice = choice.comparing(between_inputs, held.prepared, default=metrics is None, labels=given.labels)
     writer = RowWriter()
     reader = choice.reader(writer, held.computed_in)
-    passes = StatePasses(held, reader, writer, held.selection, Observers(choice, reader, writer, []))
+    passes = StatePasses(held, reader, writer, Observers(choice, reader, writer, []))
     passes.run(progress=progress)
     about = AboutRun(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
     run = concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
