@@ -73,7 +73,7 @@ def test_a_run_without_an_alarm_says_so() -> None:
     chapter = training_chapter(record(*(reading(step, [0.9]) for step in range(8))))
     assert (chapter.headline, chapter.state) == ("No alarm", "good")
     assert "steps 0 to 7" in chapter.verdict[0]
-    assert [section.title for section in chapter.sections] == ["Layer by layer over training", "The loss beside it"]
+    assert [section.title for section in chapter.sections] == ["The loss", "Layer by layer over training"]
 
 
 def test_few_readings_without_an_alarm_are_called_neither_good_nor_bad() -> None:

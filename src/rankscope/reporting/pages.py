@@ -66,8 +66,18 @@ def report(
     read = [_read(run) for run in given]
     folders = [str(run) for run in given if not isinstance(run, (Run, Record, DoctorReport))]
     words = ["rankscope", "report", *(folders or ["RUN"]), "-o", Path(path).name]
+    command = shlex.join(words)
+    if isinstance(first := read[0], DoctorReport):
+        # A module in memory has no command.
+        name = Path(path).name
+        is_spec = first.model != first.architecture
+        command = (
+            shlex.join(["rankscope", "doctor", first.model, "--page", name])
+            if is_spec
+            else (f"rs.report(rs.doctor(model, inputs), {name!r})")
+        )
     with showing(*(run for run in read if isinstance(run, Run))):
-        page = _page(read, title or _title(read), shlex.join(words), comparison)
+        page = _page(read, title or _title(read), command, comparison)
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
