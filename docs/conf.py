@@ -91,9 +91,9 @@ nitpick_ignore_regex = [
 
 
 def _leave_out_of_search(app: Sphinx, env: BuildEnvironment) -> None:
-    """Records of decisions and of changes are for those who look for them; a search is for users."""
+    """Records of decisions are for those who look for them; a search is for users."""
     for page in env.found_docs:
-        if page.startswith("decisions/") or page == "changelog":
+        if page == "decisions":
             env.metadata[page]["nosearch"] = "true"
 
 

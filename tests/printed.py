@@ -41,6 +41,8 @@ VERSION = re.compile(r"\b\d[\w.+-]*")
 NUMBER = re.compile(r"(?:\d+\.\d+|\.\d+|\d+)(?:e[+-]?\d+)?")
 ROUNDING = 4.77e-07
 """The float floor of float32, for outputs that state none."""
+LABEL = re.compile(r" *(Change|Hint|Shown by): +")
+"""What follows is wrapped below its beginning."""
 FLOOR = re.compile(r"(?:float floor \(?|differences below )([\d.]+e-\d+)")
 
 
@@ -143,7 +145,7 @@ def _printed(text: str, page: Path, namespace: dict[str, object], monkeypatch: p
             continue
         parts.append(text[block.start : block.end])
         below = BELOW.match(text, done)
-        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec")
+        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec", dont_inherit=True)
         with _stdout() as out:
             exec(code, namespace)
         if below is not None:
@@ -192,11 +194,12 @@ def shortened(text: str) -> str:
 
 def _wrapped(line: str) -> list[str]:
     """A sentence in several lines; a row of a table as it is, and a line without spaces cut."""
-    if len(line) <= COLUMNS or "  " in line.strip():
+    label = LABEL.match(line)
+    if len(line) <= COLUMNS or ("  " in line.strip() and label is None):
         return [line]
     if line.startswith(("{", "[")):
         return [f"{line[: COLUMNS - 28]} [... {len(line) - COLUMNS + 28} characters ...]"]
-    margin = line[: len(line) - len(line.lstrip())]
+    margin = " " * label.end() if label else line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(line, COLUMNS, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
 
 

@@ -153,7 +153,7 @@ class CommandsTable(GeneratedTable):
 
         commands = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]
         rows = ([self.named(name), str(command.help).strip().split("\n")[0]] for name, command in commands.items())
-        monitor = [f"[`rankscope.monitor`]({self.up()}howto/monitor.md) (Python)", "Is my training run collapsing?"]
+        monitor = [f"[`rs.watch`]({self.up()}howto/monitor.md) (Python)", "Is my training run collapsing?"]
         return markdown_table(["command", "answers"], [*rows, monitor])
 
     def named(self, name: str) -> str:

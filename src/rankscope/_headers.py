@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import tokenize
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.lib import format as npy
+from typing import Any
 
 from rankscope._files import open_regular
 from rankscope.errors import LoadError
@@ -75,24 +70,6 @@ def header_of(name: str, size: int, read: Callable[[int, int], bytes]) -> Header
     if not isinstance(entries, dict):
         raise LoadError(f"{name} is not a safetensors file: its header is a JSON {type(entries).__name__}.")
     return Header(entries, 8 + length, size)
-
-
-def read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the order is Fortran's, and dtype of a ``.npy`` file; the data follow in the stream.
-
-    Raises:
-        ValueError: not such a file.
-    """
-    version = npy.read_magic(stream)
-    if version not in {(1, 0), (2, 0)}:
-        raise ValueError(f"version {version} of the .npy format is for arrays with named fields")
-    read_array_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a header that numpy can only guess
-            return read_array_header(stream)
-    except (Warning, SyntaxError, tokenize.TokenError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"its header cannot be read ({error})") from error
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The examples of the page "Watch your run in one line" run as printed, one host after the other."""
+"""The examples of the pages about watching a run, and about its hosts, run as printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.monitor import read_record
 from tests.monitor.sinks.readings import events
 from tests.printed import check
 
-PAGE = Path(__file__).parents[2] / "docs/howto/monitor.md"
+PAGES = Path(__file__).parents[2] / "docs/howto"
 RESIDUAL = "rankscope/relative_residual/least"
 
 
@@ -27,14 +27,15 @@ def _fresh_accelerator() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:The number of training batches .8. is smaller than the logging interval")
+@pytest.mark.filterwarnings("ignore:The number of training batches .4. is smaller than the logging interval")
 def test_every_block_runs_and_every_host_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("lightning", "tensorboard", "torchmetrics", "matplotlib"):
         pytest.importorskip(package)
-    check(PAGE, tmp_path, monkeypatch)
+    for page in ("monitor.md", "trainers.md"):
+        check(PAGES / page, tmp_path, monkeypatch)
     for host in ("plain", "trainer", "lightning", "accelerate"):
         (reading, *_) = read_record(Path("runs") / host).readings
         assert {row.layer for row in reading.table} == {0, 1, None}
         assert "qk_to_v_gradient" in {row.metric for row in reading.table}
-    for folder in ("runs/out", "lightning_logs", "runs/accelerated", "runs/board"):
+    for folder in ("lightning_logs", "runs/accelerated", "runs/board"):
         assert any(RESIDUAL in tag for tag in events(Path(folder)).Tags()["scalars"]), os.listdir(folder)

@@ -18,18 +18,20 @@ from tests.printed import agree
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "docs" / "_build" / "html"
-PAGES = ("index.html", "trust.html", "notebooks/training_run.html", "howto/report.html", "gallery/index.html")
-WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "compatibility.html", "adding.html",
-        "gallery/mechanisms.html", "reference/metrics.html", "threat_model.html", "stability.html")  # fmt: skip
+PAGES = ("index.html", "concepts.html", "notebooks/own_architecture.html", "howto/report.html", "gallery/index.html")
+WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "compatibility.html", "adding.html", "solved_reports.html",
+        "evidence.html", "howto/doctor.html", "gallery/mechanisms.html", "reference/metrics.html", "threat_model.html",
+        "stability.html")  # fmt: skip
 """Pages on which no table and no code may be cut on a screen of 1400 pixels."""
 QUESTIONS = {
-    "Is my training run collapsing?": (["howto/monitor.html"], "raises an alarm"),
+    "Why is my loss stuck?": (["solved_reports.html"], "1.3863"),
+    "Is my training run collapsing?": (["howto/monitor.html"], "rs.watch"),
     "Which remedy would help?": (["howto/remedy.html"], "best first"),
     "Will my design collapse?": (["howto/predict.html"], "rankscope predict"),
     "What does 0.03 mean?": (["faq.html#what-does-a-relative-residual-of-0-03-mean"], "3% of their size"),
-    "Which number should I trust?": (["trust.html"], "stable rank"),
+    "Which number should I trust?": (["concepts.html#which-number-should-i-trust"], "Stable rank"),
     "Is my model supported?": (["compatibility.html"], "bit-identical"),
-    "Does it run on my GPU?": (["howto/accelerators.html"], "--device"),
+    "Does it run on my GPU?": (["howto/devices.html"], "--device"),
     "Does it slow training down?": (["faq.html#does-it-change-my-model-or-slow-training-down"], "bit by bit"),
     "How do I cite it?": (["faq.html#how-do-i-cite-it"], "@software"),
     "Where do I report a bug?": (["faq.html#where-do-i-ask-or-report-a-bug"], "/issues"),
@@ -104,14 +106,19 @@ def test_answers_are_two_clicks_away(question: str) -> None:
 
 
 SEARCHES = {
+    "1.3863": "solved_reports.html",
+    "ln 4": "solved_reports.html",
+    "loss does not decrease": "solved_reports.html",
+    "same output for every input": "solved_reports.html",
+    "loss is 1.3863 and stays": "solved_reports.html",
+    "NaN loss": "solved_reports.html",
+    "deep fails shallow trains": "solved_reports.html",
+    "constant prediction": "solved_reports.html",
     "install": "quickstart.html",
-    "pip install": "quickstart.html",
     "own model": "howto/own_module.html",
-    "nn.Module": "howto/own_module.html",
     "nanoGPT": "howto/own_module.html",
     "wandb": "howto/monitor.html",
     "training loop": "howto/monitor.html",
-    "Lightning": "howto/monitor.html",
     "huggingface trainer": "howto/trainers.html",
     "loss stuck": "howto/doctor.html",
     "does not train": "howto/doctor.html",
@@ -120,17 +127,18 @@ SEARCHES = {
     "rankme": "reference/metrics.html",
     "effective rank": "reference/metrics.html",
     "attention entropy": "reference/metrics.html",
-    "cuda": "howto/accelerators.html",
+    "cuda": "howto/devices.html",
+    "FSDP": "howto/devices.html",
+    "LoRA": "howto/wrapped_models.html",
     "out of memory": "howto/stream.html",
     "compare two runs": "howto/compare.html",
     "causal mask": "howto/graph.html",
     "own metric": "adding.html",
     "skip connections": "howto/ablate.html",
     "padding": "howto/measure.html",
-    "FSDP": "howto/processes.html",
     "embeddings": "howto/hidden_states.html",
 }
-"""What people search for, and the page that has to be among the first two results."""
+"""What people search for, and the page that has to be among the first three results."""
 
 
 def test_searches_lead_to_the_right_page(browser: Any) -> None:
@@ -140,7 +148,7 @@ def test_searches_lead_to_the_right_page(browser: Any) -> None:
             seen.page.goto((BUILT / "search.html").as_uri() + "?q=" + quote(words))
             seen.page.wait_for_selector("#search-results li a", timeout=20_000)
             seen.page.wait_for_function("document.querySelector('.search-summary')?.innerText.includes('found')")
-            links = seen.page.eval_on_selector_all("#search-results li > a", "all => all.slice(0, 2).map(a => a.href)")
+            links = seen.page.eval_on_selector_all("#search-results li > a", "all => all.slice(0, 3).map(a => a.href)")
             found = [link.partition("/html/")[2].partition("#")[0].partition("?")[0] for link in links]
             if page not in found:
                 missed[words] = found
@@ -182,8 +190,8 @@ def test_formulas_are_drawn_without_a_network(browser: Any) -> None:
         assert [url for url in seen.asked if not url.startswith(("file:", "data:"))] == []
 
 
-@pytest.mark.parametrize("name", ["own_architecture", "training_run"])
-def test_notebook_files_hold_what_the_build_computed(name: str) -> None:
+def test_the_notebook_file_holds_what_the_build_computed() -> None:
+    name = "own_architecture"
     executed = BUILT.parent / "jupyter_execute" / "notebooks" / f"{name}.ipynb"
     if not executed.is_file():
         pytest.skip("the documentation is not built: run ./dev docs")
@@ -194,10 +202,9 @@ def test_notebook_files_hold_what_the_build_computed(name: str) -> None:
     kept = json.loads((ROOT / "docs/notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
     repair = "write the notebooks anew: ./dev docs && ./dev notebooks"
     assert [cell["source"] for cell in kept["cells"]] == [cell["source"] for cell in now["cells"]], repair
-    trained = name == "training_run"  # training amplifies the rounding of a processor
     for ours, theirs in zip(kept["cells"], now["cells"], strict=True):
         shown, said = ("\n".join(texts(cell)) for cell in (ours, theirs))
-        assert agree(shown, said, varies=trained), f"{''.join(ours['source'])}\n{repair}"
+        assert agree(shown, said), f"{''.join(ours['source'])}\n{repair}"
     assert any("image/png" in output.get("data", {}) for cell in kept["cells"] for output in cell.get("outputs", ()))
 
 

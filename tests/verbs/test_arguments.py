@@ -108,7 +108,6 @@ def test_python_accepts_nothing_that_the_command_line_refuses() -> None:
         (lambda: rs.exact(NO_MODEL, skip=0.0), "it is a field of rankscope.Surgery"),
         (lambda: rs.exact(NO_MODEL, None, 0.0), "surgery is a float"),
         (lambda: rs.bound(NO_MODEL, rs.Inputs(tokens_policy="no-first")), "all tokens that attention reads"),
-        (lambda: rs.bound(NO_MODEL, None, {"skip": 0}, weights_only=True), "Leave surgery out"),
         (lambda: rs.measure(), "missing a required argument: 'model'"),
     ],
 )

@@ -146,9 +146,12 @@ def test_axes_that_could_be_read_two_ways_are_refused() -> None:
     assert rankscope.judge([x, x], layout="layers tokens dim").provenance.sequences == 2
 
 
-def test_four_axes_are_read_where_the_ids_leave_one_order() -> None:
+def test_four_axes_are_read_as_declared() -> None:
     x = torch.randn(2, 7, 3, 8, generator=torch.Generator().manual_seed(2))
-    run = rankscope.judge({"hidden_states": x, "input_ids": torch.zeros(2, 7, dtype=torch.int32)})
+    states = {"hidden_states": x, "input_ids": torch.zeros(2, 7, dtype=torch.int32)}
+    with pytest.raises(InputError, match="needs its axes declared"):
+        rankscope.judge(states)
+    run = rankscope.judge(states, layout="batch tokens layers dim")
     assert (run.provenance.sequences, run.provenance.lengths) == (2, (7, 7))
     assert run.curve("relative_residual", "block.out").layers.tolist() == [0, 1, 2]
 
@@ -169,7 +172,7 @@ def test_sites_are_those_of_the_names_or_as_declared() -> None:
 
 REFUSED = {
     "another name": ({"layers.0": (4, 8), "lm_head": (4, 8)}, "'lm_head' is not the name of a layer"),
-    "two numbers": ({"a0.b0": (4, 8), "a1.b1": (4, 8)}, "several numbers"),
+    "two numbers": ({"a0.b0": (4, 8), "a1.b1": (4, 8)}, "'a1.b1' is not the name of a layer like 'a0.b0'"),
     "the same block": ({"layers.1": (4, 8), "layers.01": (4, 8)}, "same block"),
     "a site and a number": ({"block.out@0": (4, 8), "layers.1": (4, 8)}, "is not a site such as"),
     "an unknown site": ({"block.end@0": (4, 8)}, "is not a site such as"),
@@ -279,16 +282,6 @@ def test_arrays_of_other_libraries_come_through_dlpack() -> None:
         rankscope.judge({"layers.0": torch.zeros(3, 4, dtype=torch.int64)})
 
 
-def test_bfloat16_in_npz_is_read_only_if_declared(tmp_path: Path) -> None:
-    x = torch.randn(5, 8).to(torch.bfloat16)
-    raw = x.view(torch.int16).numpy().view("V2")
-    np.savez(tmp_path / "x.npz", **{"layers.0": raw})
-    with pytest.raises(LoadError, match="numpy writes bfloat16 so"):
-        rankscope.judge(tmp_path / "x.npz")
-    found = rankscope.judge(tmp_path / "x.npz", layout="tokens dim", computed_in="bfloat16")
-    assert values(found) == values(rankscope.judge({"layers.0": x}, layout="tokens dim"))
-
-
 def header(entries: object, data: bytes = b"") -> bytes:
     raw = json.dumps(entries).encode()
     return len(raw).to_bytes(8, "little") + raw + data
@@ -308,7 +301,7 @@ DAMAGED = {
 def test_damaged_safetensors_are_refused(case: str, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(DAMAGED[case])
-    with pytest.raises(LoadError):
+    with pytest.raises(InputError):
         rankscope.judge(path)
 
 
@@ -332,22 +325,19 @@ def test_damaged_npz_is_refused(tmp_path: Path) -> None:
     cases = {
         "objects": npy(np.array([[{}]], dtype=object), allow_pickle=True),
         "big end": npy(np.zeros((4, 8), dtype=">f4")),
-        "Fortran": npy(np.asfortranarray(np.zeros((4, 8), dtype=np.float32))),
         "truncated": good[:-4],
-        "longer": good + b"\0" * 4,
+        "bfloat16": npy(np.zeros((4, 8), dtype=np.int16).view("V2")),
         "no array": b"hello",
         "fields": npy(np.zeros(3, dtype=[("a", "f4")])),
     }
     for content in cases.values():
         for kind in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            with pytest.raises(LoadError):
+            with pytest.raises(InputError):
                 rankscope.judge(npz(path, {"layers.0.npy": content}, kind))
-    with pytest.raises(LoadError, match="not an array as numpy"):
-        rankscope.judge(npz(path, {"../layers.0.txt": good}))
     raw = npz(path, {"layers.0.npy": good}).read_bytes()
     for cut in range(0, len(raw), 37):
         path.write_bytes(raw[:cut])
-        with pytest.raises(LoadError):
+        with pytest.raises(InputError):
             rankscope.judge(path)
 
 
@@ -357,7 +347,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         rankscope.judge(tmp_path / "x.pt")
     with pytest.raises(LoadError, match=r"holds no \.safetensors or \.npz"):
         rankscope.judge(tmp_path)
-    with pytest.raises(LoadError, match="There is no file"):
+    with pytest.raises(InputError, match="There is no file"):
         rankscope.judge(tmp_path / "nowhere.npz")
 
 

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rankscope.ext.theory.masks.run import graph as mask_graph
 from rankscope.ext.theory.masks.show import plot as masks_plot
 from rankscope.runs.run import load_run
-from rankscope.views import BEFORE, BarChart, Guide, HeatMap, Line, LineChart, Plot, Style
+from rankscope.views import BEFORE, BarChart, Guide, Line, LineChart, Plot, Style
 from rankscope.views.figures import draw
 
 SAVED = Path(__file__).parents[1] / "golden" / "saved"
@@ -25,9 +25,8 @@ def crowded() -> Plot:
     x = np.arange(BEFORE, 12)
     waves = tuple(Line(f"variant number {k} of a few", x, 0.5 + 0.5 * np.cos(k + x)) for k in range(6))
     chart = LineChart("residual", waves, guides=(Guide(4, "a block"), Guide(0.5, "a level"), Guide(3.0, "x", axis="x")))
-    heat = HeatMap("map", np.zeros((3, 3)), "abc", "abc", "x", "y", (-1.0, 0.0), bar_label="value")
     bars = BarChart("bars", ("one", "two"), (1.0, 1e-3), (Style("#000000"),) * 2)
-    return Plot(DEEP, f"{DEEP}\nA second line.", (chart, heat, bars), columns=3)
+    return Plot(DEEP, f"{DEEP}\nA second line.", (chart, bars), columns=2)
 
 
 def figure_of(name: str):

@@ -20,7 +20,6 @@ from rankscope.views import (
     Column,
     Document,
     Guide,
-    HeatMap,
     Line,
     LineChart,
     Note,
@@ -117,7 +116,7 @@ def test_both_themes_name_the_same_colours() -> None:
     assert css_variables(LIGHT).count("--") == len(LIGHT)
 
 
-def draw(*panels: LineChart | BarChart | HeatMap, **given: object):
+def draw(*panels: LineChart | BarChart, **given: object):
     pytest.importorskip("matplotlib")
     from rankscope.views.figures import draw as drawn
 
@@ -158,25 +157,13 @@ def test_bars_without_a_value_say_so() -> None:
     assert len(axes.patches) == 1
 
 
-def test_a_map_has_a_contour_only_between_its_sides() -> None:
-    values = np.array([[-1.0, -5.0], [-2.0, -6.0]])
-    dotted = np.array([[True, False], [False, False]])
-    settings = {"x_ticks": ["1", "2"], "y_ticks": ["3", "4"], "x_label": "x", "y_label": "y", "limits": (-8.0, 0.0)}
-    crossed = draw(HeatMap("map", values, contour=-3.0, dotted=dotted, **settings)).axes[0]
-    beyond = draw(HeatMap("map", values, contour=-9.0, **settings)).axes[0]
-    assert len(crossed.collections) == 2
-    assert len(beyond.collections) == 0
-
-
-def test_panels_in_rows_share_their_x_label_and_a_legend() -> None:
+def test_panels_in_rows_share_their_x_label() -> None:
     chart = LineChart("residual", (Line("a", [0, 1], [1.0, 0.5]), Line("b", [0, 1], [1.0, 0.2])))
     pytest.importorskip("matplotlib")
     from rankscope.views.figures import draw as drawn
 
-    figure = drawn(Plot("title", "", (chart, chart, chart), columns=2, shared_legend=True))
+    figure = drawn(Plot("title", "", (chart, chart, chart), columns=2))
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "block", "block"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
-    assert all(axes.get_legend() is None for axes in figure.axes)
 
 
 def test_columns_that_do_not_fit_are_named_and_the_spare_ones_go_first() -> None:

@@ -21,8 +21,7 @@ medium            renderer
 plain text        :func:`rankscope.views.text.document_text`, ``table_text``, ``markdown_text``
 terminal (rich)   :func:`rankscope.views.terminal.print_document`, ``print_table``
 notebook          :func:`rankscope.views.notebook.document_html`, ``table_html``
-matplotlib        :func:`rankscope.views.figures.draw`; for other drawings ``headed_figure``, ``draw_line``,
-                  ``draw_floor``, ``plain_axes``, ``legend_below``, ``drawing_style``
+matplotlib        :func:`rankscope.views.figures.draw`
 HTML page         :mod:`rankscope.reporting.page`
 ================  ==============================================================================================
 
@@ -33,7 +32,6 @@ from rankscope.views.charts import (
     BEFORE,
     BarChart,
     Guide,
-    HeatMap,
     Line,
     LineChart,
     Note,
@@ -53,7 +51,6 @@ __all__ = [
     "Column",
     "Document",
     "Guide",
-    "HeatMap",
     "Line",
     "LineChart",
     "Mark",

@@ -1,8 +1,8 @@
-"""Charts as data: lines, bars and maps with their axes, and a page of panels under one header."""
+"""Charts as data: lines and bars with their axes, and a page of panels under one header."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,36 +136,7 @@ class BarChart:
     x_label: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class HeatMap:
-    """A heatmap.
-
-    Args:
-        title: what is drawn.
-        values: shape ``(rows, columns)``; the first row is at the bottom.
-        x_ticks: label of each column.
-        y_ticks: label of each row.
-        x_label: of the x axis.
-        y_label: of the y axis.
-        limits: values of the darkest and the lightest colour; values outside are clipped.
-        contour: level of a contour line.
-        dotted: which tiles get a dot, same shape as ``values``.
-        bar_label: label of the colour bar.
-    """
-
-    title: str
-    values: ArrayLike
-    x_ticks: Sequence[str]
-    y_ticks: Sequence[str]
-    x_label: str
-    y_label: str
-    limits: tuple[float, float]
-    contour: float | None = None
-    dotted: ArrayLike | None = None
-    bar_label: str = ""
-
-
-Panel = LineChart | BarChart | HeatMap
+Panel = LineChart | BarChart
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +150,6 @@ class Plot:
         columns: panels per row.
         panel_size: width and height of a panel in inches.
         widths: relative widths of the columns; equal by default.
-        shared_legend: one legend below all panels, from the lines of the first.
     """
 
     title: str
@@ -188,7 +158,6 @@ class Plot:
     columns: int = 1
     panel_size: tuple[float, float] = (3.5, 2.45)
     widths: tuple[float, ...] = ()
-    shared_legend: bool = False
 
 
 def spans_decades(values: Iterable[float | None]) -> bool:

@@ -1,12 +1,12 @@
 """Charts in matplotlib: one style, one header, one way to draw a line, a floor and a legend.
 
-:func:`draw` turns a :class:`~rankscope.views.charts.Plot` into a figure. Other figures start with :func:`headed_figure`
-and draw into its axes with the other functions. pyplot is never imported.
+:func:`draw` turns a :class:`~rankscope.views.charts.Plot` into a figure. pyplot is never imported.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.errors import MissingExtraError
-from rankscope.views.charts import BEFORE, BarChart, Guide, HeatMap, Line, LineChart, Note, Panel, Plot, Style
+from rankscope.views.charts import BEFORE, BarChart, Guide, Line, LineChart, Note, Panel, Plot, Style
 from rankscope.views.palette import FAINT, FLOOR_ZONE, GRID, INK, MARKERS, OTHERS, SERIES, SOFT
 from rankscope.views.tables import number
 
@@ -62,113 +62,44 @@ def drawing_style(asked_by: str, settings: Mapping[str, Any] | None = None) -> I
 
 
 def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
-    """The figure of a plot; a notebook displays it automatically.
+    """The figure of a plot: a grid of panels under a title and a sentence; a notebook displays it automatically.
 
     Raises:
         MissingExtraError: without matplotlib.
     """
     rows = max(1, math.ceil(len(plot.panels) / plot.columns))
-    lines = plot.panels[0].lines if plot.shared_legend and isinstance(plot.panels[0], LineChart) else ()
     named = [0.0] * plot.columns
     for place, panel in enumerate(plot.panels):
-        if not lines:
-            named[place % plot.columns] = max(named[place % plot.columns], _legend_inches(panel))
+        named[place % plot.columns] = max(named[place % plot.columns], _legend_inches(panel))
     with drawing_style(asked_by):
-        figure, grid = headed_figure(
-            plot.title,
-            plot.subtitle,
-            rows=rows,
-            columns=plot.columns,
-            panel_size=plot.panel_size,
-            widths=plot.widths,
-            legend_rows=math.ceil(len(lines) / 2),
-            legend_inches=sum(named),
-            asked_by=asked_by,
-        )
+        from rankscope.views._notebook_figure import NotebookFigure
+
+        # The header, in lines that fit the width, and the height that it takes.
+        width = max(plot.panel_size[0] * plot.columns + sum(named), NARROWEST_INCHES)
+        bold = _wrapped(plot.title, width, 9.5, 0.69)
+        plain = [line for part in plot.subtitle.split("\n") for line in _wrapped(part, width, 8.5, 0.6)]
+        below = 0.14 + 0.18 * len(bold)
+        head = below + 0.17 * len(plain) + 0.12
+        height = plot.panel_size[1] * rows + head
+        figure = NotebookFigure(figsize=(width, height))
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height), hspace=0.06, wspace=0.04)
+        figure.text(0.012, 1 - 0.1 / height, "\n".join(bold), va="top", weight="bold", size=9.5, color=INK)
+        figure.text(0.012, 1 - below / height, "\n".join(plain), va="top", size=8.5, color=INK, linespacing=1.35)
+        grid = figure.subplots(rows, plot.columns, squeeze=False, width_ratios=list(plot.widths) or None)
         places = [axes for row in grid for axes in row]
         for place, (axes, panel) in enumerate(zip(places, plot.panels, strict=False)):
-            draw_panel(axes, panel, legend=not lines)
-            below = place + plot.columns
-            if below < len(plot.panels) and plot.panels[below].x_label == panel.x_label:
+            draw_panel(axes, panel)
+            next_row = place + plot.columns
+            if next_row < len(plot.panels) and plot.panels[next_row].x_label == panel.x_label:
                 axes.set_xlabel("")
         for axes in places[len(plot.panels) :]:
             axes.remove()
-        if lines:
-            legend_below(figure, _styled(lines), rows=math.ceil(len(lines) / 2))
-    return for_notebooks(figure)
+    return figure
 
 
-def headed_figure(
-    title: str,
-    subtitle: str,
-    *,
-    rows: int,
-    columns: int,
-    panel_size: tuple[float, float] = (3.5, 2.45),
-    widths: Sequence[float] = (),
-    legend_rows: int = 0,
-    legend_inches: float = 0.0,
-    asked_by: str = "Run.plot",
-) -> tuple[Figure, list[list[Axes]]]:
-    """A grid of empty panels under a title and a sentence.
-
-    Args:
-        title: first line, in bold.
-        subtitle: the sentence below it; may be empty.
-        rows: of panels.
-        columns: of panels.
-        panel_size: width and height of a panel in inches.
-        widths: relative widths of the columns.
-        legend_rows: rows to reserve for a legend below all panels.
-        legend_inches: width to add for legends at the right of panels.
-        asked_by: what the reader called, for the message.
-
-    Raises:
-        MissingExtraError: without matplotlib.
-    """
-    with drawing_style(asked_by):
-        from matplotlib.figure import Figure
-
-        width = max(panel_size[0] * columns + legend_inches, NARROWEST_INCHES)
-        # Hinting makes drawn letters up to 4% wider than their outlines.
-        bold = wrapped(title, width * 0.93, 9.5, "bold")
-        plain = [line for part in subtitle.split("\n") for line in wrapped(part, width * 0.93, 8.5)]
-        below = 0.14 + 0.18 * len(bold)
-        head = below + 0.17 * len(plain) + 0.12
-        foot = 0.12 + 0.18 * legend_rows if legend_rows else 0.0
-        height = panel_size[1] * rows + head + foot
-        figure = Figure(figsize=(width, height))
-        figure.set_layout_engine(
-            "constrained", rect=(0, foot / height, 1, 1 - (head + foot) / height), hspace=0.06, wspace=0.04
-        )
-        figure.text(0.012, 1 - 0.1 / height, "\n".join(bold), va="top", weight="bold", size=9.5, color=INK)
-        figure.text(0.012, 1 - below / height, "\n".join(plain), va="top", size=8.5, color=INK, linespacing=1.35)
-        grid = figure.subplots(rows, columns, squeeze=False, width_ratios=list(widths) or None)
-    return figure, [list(row) for row in grid]
-
-
-def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> list[str]:
-    """Lines of ``text`` that are at most ``inches`` wide, by the outlines of its letters; a longer word is broken."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    font = FontProperties(family=TYPE["font.family"], size=size, weight=weight)
-
-    def fits(words: str) -> bool:
-        is_math = words.count("$") > 1
-        return bool(text_to_path.get_text_width_height_descent(words, font, ismath=is_math)[0] <= 72 * inches)
-
-    lines: list[str] = []
-    for word in text.split():
-        if lines and fits(f"{lines[-1]} {word}"):
-            lines[-1] += f" {word}"
-            continue
-        while len(word) > 1 and not fits(word):
-            end = next(end for end in range(len(word) - 1, 0, -1) if end == 1 or fits(word[:end]))
-            lines.append(word[:end])
-            word = word[end:]
-        lines.append(word)
-    return lines
+def _wrapped(text: str, inches: float, size: float, em: float) -> list[str]:
+    """Lines of ``text`` that fit, if a letter is on average ``em`` times the size of the font wide."""
+    return textwrap.wrap(text, int(72 * inches / (em * size)), break_on_hyphens=False)
 
 
 def _legend_inches(panel: Panel) -> float:
@@ -184,27 +115,17 @@ def _beside(panel: LineChart) -> list[Guide]:
     return [guide for guide in panel.guides if guide.axis == "x" and guide.kind == "level"]
 
 
-def for_notebooks(figure: Figure) -> Figure:
-    """The same figure, displayed automatically by a notebook whether or not pyplot was imported."""
-    from rankscope.views._notebook_figure import NotebookFigure
-
-    figure.__class__ = NotebookFigure
-    return figure
-
-
-def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
+def draw_panel(axes: Axes, panel: Panel) -> None:
     """Draw one panel into its axes."""
     if isinstance(panel, LineChart):
-        _draw_lines(axes, panel, legend=legend)
-    elif isinstance(panel, BarChart):
-        _draw_bars(axes, panel)
+        _draw_lines(axes, panel)
     else:
-        _draw_map(axes, panel)
+        _draw_bars(axes, panel)
 
 
-def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
-    title_axes(axes, chart.title, chart.aside)
-    plain_axes(axes)
+def _draw_lines(axes: Axes, chart: LineChart) -> None:
+    _title_axes(axes, chart.title, chart.aside)
+    _plain_axes(axes)
     lines = _styled(chart.lines)
     if not any(np.isfinite(_floats(line.y)).any() for line in lines):
         axes.text(0.5, 0.5, chart.empty, transform=axes.transAxes, ha="center", va="center", color=FAINT)
@@ -214,7 +135,7 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
     if chart.log:
         axes.set_yscale("log")
     for line in lines:
-        draw_line(axes, line)
+        _draw_line(axes, line)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     _x_axis(axes, chart)
@@ -226,7 +147,7 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
         _draw_note(axes, note)
     if chart.names == "ends" and len(lines) > 1:
         _name_ends(axes, lines)
-    elif legend and _legend_inches(chart):
+    elif _legend_inches(chart):
         # Outside: a legend inside the axes covers a line sooner or later.
         axes.legend(
             frameon=False, fontsize=7.5, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.0),
@@ -251,7 +172,7 @@ def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
     )
 
 
-def draw_line(axes: Axes, line: Line) -> None:
+def _draw_line(axes: Axes, line: Line) -> None:
     """Draw one line with its band; points at the float floor are hollow."""
     style = line.style or Style(SERIES[0], MARKERS[0])
     x, y = _floats(line.x), _floats(line.y)
@@ -287,7 +208,7 @@ def _x_axis(axes: Axes, chart: LineChart) -> None:
 
 def _draw_guide(axes: Axes, guide: Guide) -> None:
     if guide.kind == "floor":
-        (draw_floor if guide.axis == "y" else _draw_floor_from)(axes, guide.value, guide.label)
+        (_draw_floor_below if guide.axis == "y" else _draw_floor_from)(axes, guide.value, guide.label)
     elif guide.kind == "null":
         low, high = axes.get_ylim()
         log = axes.get_yscale() == "log"
@@ -302,32 +223,16 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
         )  # fmt: skip
     elif guide.kind == "level" and guide.axis == "y":
         axes.axhline(guide.value, color=FAINT, linewidth=0.8, zorder=1)
-        end = _quiet_end(axes, guide.value)
         axes.annotate(
-            guide.label, (end, guide.value), xycoords=axes.get_yaxis_transform(),
-            xytext=(0, 2.5), textcoords="offset points", va="bottom", size=7.5, color=FAINT,
-            ha="left" if end < 0.5 else "right",
+            guide.label, (0.01, guide.value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2.5),
+            textcoords="offset points", va="bottom", size=7.5, color=FAINT, ha="left",
         )  # fmt: skip
     elif guide.kind == "level":
         label = guide.label or "_unnamed"
         axes.axvline(guide.value, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1, label=label)
 
 
-def _quiet_end(axes: Axes, value: float) -> float:
-    """Where to write the name of a level: at the end of the axis at which lines are further from it, left if equal."""
-    span = axes.transData + axes.transAxes.inverted()
-    height = span.transform((axes.get_xlim()[0], value))[1]
-    nearest = {0.01: np.inf, 0.99: np.inf}
-    for line in axes.get_lines():
-        points = span.transform(np.column_stack([_floats(line.get_xdata()), _floats(line.get_ydata())]))
-        for end, near in nearest.items():
-            here = points[np.abs(points[:, 0] - end) < 0.3, 1]
-            away = np.abs(here[np.isfinite(here)] - height - 0.03)
-            nearest[end] = min(near, float(away.min(initial=np.inf)))
-    return max(nearest, key=lambda end: nearest[end])
-
-
-def draw_floor(axes: Axes, floor: float, label: str) -> None:
+def _draw_floor_below(axes: Axes, floor: float, label: str) -> None:
     """Hatch the zone of a logarithmic axis in which a float format shows only rounding, unless it is far away."""
     low, high = axes.get_ylim()
     if axes.get_yscale() != "log" or low > 30 * floor:
@@ -388,36 +293,14 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
         )
 
 
-def legend_below(figure: Figure, lines: Sequence[Line], *, rows: int = 1) -> None:
-    """Draw one legend for all panels, in the given number of rows; :func:`headed_figure` reserves the space."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for line in lines:
-        style = line.style or Style(SERIES[0])
-        handle = Line2D([], [], color=style.colour, marker=style.marker, markersize=4, linestyle=style.dash)
-        handle.set_label(line.name)
-        handles.append(handle)
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        ncols=-(-len(handles) // rows),
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-        columnspacing=1.4,
-        handletextpad=0.5,
-    )
-
-
-def title_axes(axes: Axes, title: str, aside: str = "") -> None:
+def _title_axes(axes: Axes, title: str, aside: str = "") -> None:
     """Put a bold title on the left and small text on the right."""
     axes.set_title(title, loc="left", size=9, weight="bold", color=INK, pad=5)
     if aside:
         axes.set_title(aside, loc="right", size=7.5, color=FAINT, pad=5)
 
 
-def plain_axes(axes: Axes) -> None:
+def _plain_axes(axes: Axes) -> None:
     """A light grid and no box."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=3, width=0.7, colors=INK)
@@ -427,8 +310,8 @@ def plain_axes(axes: Axes) -> None:
 
 
 def _draw_bars(axes: Axes, chart: BarChart) -> None:
-    title_axes(axes, chart.title)
-    plain_axes(axes)
+    _title_axes(axes, chart.title)
+    _plain_axes(axes)
     axes.grid(visible=False)
     known = [value for value in chart.values if value is not None and math.isfinite(value) and value > 0]
     bottom, most = min(known, default=1.0) / 3, max(known, default=1.0)
@@ -445,31 +328,6 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
     axes.set_xlabel(chart.x_label)
     axes.set_ylim(count - 0.4, -0.6)
     axes.set_yticks(range(count), list(chart.names) if chart.names else [""] * count)
-
-
-def _draw_map(axes: Axes, chart: HeatMap) -> None:
-    title_axes(axes, chart.title)
-    least, most = chart.limits
-    values = np.asarray(chart.values, dtype=np.float64)
-    shown = np.clip(values, least, most)
-    image = axes.imshow(
-        shown, origin="lower", aspect="auto", cmap="cividis", vmin=least, vmax=most, interpolation="nearest"
-    )
-    apart = chart.contour is not None and (values > chart.contour).any() and (values <= chart.contour).any()
-    if chart.contour is not None and apart and min(values.shape) > 1:
-        axes.contour(shown, levels=[chart.contour], colors="#ffffff", linewidths=1.3, linestyles="solid")
-    if chart.dotted is not None:
-        rows, columns = np.nonzero(np.asarray(chart.dotted))
-        axes.scatter(columns, rows, s=2.5, color="#ffffff", alpha=0.7, linewidths=0)
-    for put, ticks in ((axes.set_xticks, chart.x_ticks), (axes.set_yticks, chart.y_ticks)):
-        places = list(range(0, len(ticks), max(1, math.ceil(len(ticks) / 8))))
-        put(places, [ticks[place] for place in places])
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    figure = axes.get_figure(root=True)
-    if figure is not None:
-        bar = figure.colorbar(image, ax=axes, extend="min", shrink=0.9)
-        bar.set_label(chart.bar_label, size=8)
 
 
 def _floats(values: Any) -> NDArray[np.float64]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,11 +93,3 @@ def test_a_budget_stops_a_run(hub: Served) -> None:
         rs.measure(rs.Model("hub:tiny", offload=True, byte_budget="lots"), rs.Inputs(**SHAPE))
     with pytest.raises(InputError, match="need offload"):
         rs.measure(rs.Model(hub.folder, byte_budget="1GiB"), rs.Inputs(**SHAPE))
-
-
-@pytest.mark.slow
-def test_the_command_line(hub: Served, tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-    words = [sys.executable, "-m", "rankscope", "doctor", "hub:tiny", "--shapes", "--json"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout)["revision"] == COMMIT

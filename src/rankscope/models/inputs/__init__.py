@@ -6,7 +6,6 @@ from rankscope.models.inputs.inputs import Given, Inputs, InputsLike, as_inputs
 from rankscope.models.inputs.prefixes import prepare_prefixes
 from rankscope.models.inputs.record import (
     AXES,
-    TOKENS_POLICIES,
     Axes,
     Batch,
     InputPlan,
@@ -19,7 +18,6 @@ from rankscope.models.inputs.record import (
 
 __all__ = [
     "AXES",
-    "TOKENS_POLICIES",
     "Axes",
     "Batch",
     "Given",

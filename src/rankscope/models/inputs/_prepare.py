@@ -12,30 +12,17 @@ from typing import Any, TypeGuard
 from rankscope._types import is_named
 from rankscope.errors import InputError
 from rankscope.models.inputs.given import prepare_given
-from rankscope.models.inputs.inputs import Given
+from rankscope.models.inputs.inputs import Given, Inputs
 from rankscope.models.inputs.opening import opened
 from rankscope.models.inputs.padding import NO_PADDING
-from rankscope.models.inputs.record import Axes, InputPlan, Padding, Prepared, TokensPolicy
+from rankscope.models.inputs.record import InputPlan, Prepared
 from rankscope.models.inputs.synthetic import prepare_synthetic
 from rankscope.models.inputs.text import prepare_text
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.tokenizer import tokenizer_from
 
 
-def prepare_inputs(
-    loaded: LoadedModel,
-    given: Given = None,
-    *,
-    sequences: int | None = None,
-    tokens: int = 128,
-    batch: int = 8,
-    tokens_policy: TokensPolicy = "content",
-    seed: int = 0,
-    random_tokens: bool = False,
-    tokenizer: Any = None,
-    padding: Padding = None,
-    axes: Axes | None = None,
-) -> Prepared:
+def prepare_inputs(loaded: LoadedModel, given: Given = None, **fields: Any) -> Prepared:
     """Batches for ``loaded``.
 
     Text is split by the model's tokenizer, or into hashed words if it has none. Sequences are truncated at ``tokens``,
@@ -43,32 +30,17 @@ def prepare_inputs(
 
     Args:
         loaded: the model.
-        given: one text (str), several (list of str), a text file (Path, read as one stream), token ids or pixels
-            (tensor), keyword arguments (mapping), a list of ready batches (tensors or mappings), or None for the
-            built-in sample text, or smooth random images or audio for models that read these.
-        sequences: maximum number of sequences; None uses all that are given, and 8 of a file or of the sample.
-        tokens: length at which a text is truncated; the caller's own tensors are not.
-        batch: sequences per forward pass.
-        tokens_policy: ``"content"`` excludes padding, ``"no-first"`` also the first token, ``"no-special"`` also all
-            special tokens.
-        seed: seed of random tokens, images and audio.
-        random_tokens: ids drawn uniformly from those that are not special, instead of text.
-        tokenizer: reads the text instead of the model's own: a tokenizer, its folder, or a hub name.
-        padding: which of the caller's own tokens do not count: a tensor that is True there, or the name of the argument
-            that marks them, with the value that means padding if known (``"mask=0"``); ``"none"`` counts all. None
-            looks for such an argument and tests on the model how it is interpreted.
-        axes: what the first two axes of the caller's own tensors are, ``"batch tokens"`` or ``"tokens batch"``. None
-            finds it by an experiment on the model, unless it is a transformers model, which takes the former.
+        given: what it is fed, the ``data`` of :class:`rankscope.Inputs`.
+        **fields: the other fields of :class:`rankscope.Inputs`.
 
     Raises:
         InputError: the model cannot read these inputs.
     """
-    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, axes=axes)
-    return prepare_planned(loaded, given, plan)
+    return prepare_planned(loaded, given, Inputs(**fields).plan())
 
 
 def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepared:
-    """Like :func:`prepare_inputs`, with the arguments already collected in a plan."""
+    """Like :func:`prepare_inputs`, with the defaults of a verb."""
     given = opened(given)
     if plan.tokenizer is not None:
         plan = replace(plan, tokenizer=tokenizer_from(plan.tokenizer))

@@ -34,14 +34,26 @@ def opened(given: Any) -> Any:
         return named_object(str(given))
     if given.suffix not in TENSOR_FILES:
         return given
-    if not given.is_file():
-        raise InputError(f"There is no file {given}." if not given.exists() else f"{given} is not a regular file.")
+    content = tensors_in(given)
+    if isinstance(content, Mapping) and len(content) == 1:
+        (content,) = content.values()
+    return content
+
+
+def tensors_in(path: Path) -> Any:
+    """What a file of tensors holds.
+
+    Raises:
+        InputError: there is no such file, or it cannot be read.
+    """
+    if not path.is_file():
+        raise InputError(f"There is no file {path}." if not path.exists() else f"{path} is not a regular file.")
     try:
-        return _read(given)
+        return _read(path)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001  (each format has errors of its own)
-        raise InputError(f"{given} cannot be read as tensors: {' '.join(str(error).split())[:200]}") from None
+        raise InputError(f"{path} cannot be read as tensors: {' '.join(str(error).split())[:200]}") from None
 
 
 def _read(path: Path) -> Any:
@@ -55,14 +67,13 @@ def _read(path: Path) -> Any:
 
         content = load_file(path)
     else:
-        loaded = np.load(path, allow_pickle=False)
-        content = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
-            torch.from_numpy(loaded)
-        )  # fmt: skip
+        with path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            content = {name: torch.from_numpy(loaded[name]) for name in loaded} if path.suffix == ".npz" else (
+                torch.from_numpy(loaded)
+            )  # fmt: skip
     tensors = pytree.tree_leaves(content)
     _check_size(path, (each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor)))
-    if isinstance(content, Mapping) and len(content) == 1:
-        (content,) = content.values()
     return content
 
 

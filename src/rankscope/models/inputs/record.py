@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, overload
 
 import torch
 
-from rankscope.errors import InputError, RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.models.inputs.failing import why_it_fails
 from rankscope.models.loading.dtypes import default_dtype
 from rankscope.models.wrapping import is_loaded_double
@@ -23,7 +23,6 @@ Padding = str | torch.Tensor | None
 Axes = Literal["batch tokens", "tokens batch"]
 AXES: tuple[Axes, ...] = get_args(Axes)
 """What the first two axes of the inputs can be, by the number of the axis that counts sequences."""
-TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special")
 
 _MASK_WORDS = ("mask", "pad", "valid", "lens", "lengths", "seqlen", "seq_len")
 # These mark tokens that a model has to predict or treat specially, but which other tokens do see.
@@ -75,7 +74,7 @@ def _running(sequences: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class InputPlan:
-    """What to prepare, and how much of it: the checked arguments of ``prepare_inputs``."""
+    """What to prepare, and how much of it: the fields of :class:`rankscope.Inputs`, which checks them."""
 
     sequences: int | None
     tokens: int
@@ -89,20 +88,6 @@ class InputPlan:
     """Sequences to make up when nobody said how many."""
     axes: Axes | None = None
     labels: Any = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, value in (("sequences", self.sequences), ("tokens", self.tokens), ("batch", self.batch)):
-            if value is not None and value < 1:
-                raise InputError(f"{name}={value}: expected at least 1.")
-        if isinstance(self.padding, bool) or not isinstance(self.padding, (str, torch.Tensor, type(None))):
-            raise InputError(
-                f"padding is a {type(self.padding).__name__}; expected a tensor that is True where a token is padding, "
-                "or the name of the argument that says so, such as 'key_padding_mask' or 'mask=0'."
-            )
-        if self.axes is not None and self.axes not in AXES:
-            raise InputError(f"axes={self.axes!r} is not one of {', '.join(map(repr, AXES))}, or None to find it.")
-        if self.policy not in TOKENS_POLICIES:
-            raise InputError(f"tokens_policy {self.policy!r} is not one of {', '.join(TOKENS_POLICIES)}.")
 
     @property
     def wanted(self) -> int:

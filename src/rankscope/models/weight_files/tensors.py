@@ -39,8 +39,6 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-WORDS: Mapping[torch.dtype, str] = {dtype: word for word, dtype in _DTYPES.items()}
-"""Formats that are read, by their dtype."""
 _FURTHER_BITS = {"I16": 16, "I8": 8, "U16": 16, "U32": 32, "U64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8}
 _FURTHER_BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 _BITS: Mapping[str, int] = {**{word: 8 * dtype.itemsize for word, dtype in _DTYPES.items()}, **_FURTHER_BITS}
@@ -92,16 +90,6 @@ class StoredTensor:
     def fetch(self) -> None:
         """Advise that the tensor will be read soon."""
         self.file.fetch(self.offset, self.nbytes)
-
-    def select(self, axis: int, index: int) -> Tensor:
-        """The part at ``index`` along ``axis``, without that axis; reads no other bytes."""
-        before, after = self.shape[:axis], self.shape[axis + 1 :]
-        selected = torch.empty((math.prod(before), *after), dtype=self.dtype)
-        step = math.prod(after) * self.dtype.itemsize
-        for place in range(selected.shape[0]):
-            offset = self.offset + (place * self.shape[axis] + index) * step
-            self.file.read(offset, [_bytes_of(selected[place])])
-        return selected.reshape(*before, *after)
 
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype, readers: Executor | None = None) -> Tensor:
         """The given rows of a matrix, in this order; of a remote one, rows close together are read with one request.

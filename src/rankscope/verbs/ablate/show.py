@@ -98,9 +98,7 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
         for place, (setting, members) in enumerate(settings.items())
     ]
     size = (4.6 if len(panels) > 1 else 6.4, 3.3)
-    names = [line.name for line in panels[0].lines]
-    shared = len(panels) > 1 and all([line.name for line in panel.lines] == names for panel in panels)
-    return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size, shared_legend=shared)
+    return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size)
 
 
 def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str) -> LineChart:

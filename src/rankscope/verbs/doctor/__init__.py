@@ -44,12 +44,6 @@ OWN = (
         help="The optimizer, or a function of the model that makes it.",
     ),
     Option(
-        name="shapes",
-        kind=bool,
-        default=False,
-        help="Only read the headers of the weight files: sizes, no model.",
-    ),
-    Option(
         name="details", kind=bool, default=False, help="Also print all checks and what is claimed of the structure."
     ),
 )

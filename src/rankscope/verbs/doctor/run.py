@@ -16,7 +16,6 @@ from rankscope.causes import CAUSES, Examination, find
 from rankscope.causes._examination import Loss
 from rankscope.errors import (
     DiscoveryError,
-    InputError,
     LayoutError,
     RankscopeError,
     SiteError,
@@ -29,7 +28,6 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
-from rankscope.models.weight_files.shapes import Shapes, shapes_of
 from rankscope.models.wrapping import without_fastpath
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -66,10 +64,9 @@ def doctor(
     loss: Loss | str | None = None,
     labels: Any = None,
     optimizer: Any = None,
-    shapes: bool = False,
     details: bool = False,
     progress: bool = False,
-) -> DoctorReport | Shapes:
+) -> DoctorReport:
     """Say what is wrong with a model and what to change, and whether rankscope's numbers can be trusted on it.
 
     Causes are looked for by experiments: a token, a sequence or a parameter is replaced, or a part of the model is
@@ -85,7 +82,6 @@ def doctor(
             without labels); ``"own"`` for ``output.loss``. With it, gradients and the objective are examined.
         labels: targets of the loss, or the class of each sequence; the first axis counts sequences.
         optimizer: the optimizer of the training, or a function that makes it from the model.
-        shapes: only read the headers of the weight files of a folder, ``hub:NAME`` or an address, and report sizes.
         details: also print all checks and what is claimed about the structure.
         progress: show which cause is being looked for.
 
@@ -94,10 +90,6 @@ def doctor(
         True
     """
     subject, given, cut = as_model(model), as_inputs(inputs), as_surgery(surgery)
-    if shapes:
-        if isinstance(subject.source, (nn.Module, LoadedModel)):
-            raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
-        return shapes_of(subject.source)
     loaded = subject.loaded
     if operations_on(loaded.model):
         raise UnsupportedOperationError(

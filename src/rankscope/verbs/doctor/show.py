@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rankscope.verbs._spec import Answer
 from rankscope.verbs.doctor.checks import AnyFinding, CheckStatus, DoctorReport
 from rankscope.views import Cell, Column, Document, Mark, Part, Remark, Row, Table
 
@@ -17,11 +16,8 @@ CHECKS: Mapping[CheckStatus, Cell] = {
 """Word and colour of a check; the word is enough on terminals without colour."""
 
 
-def document(report: DoctorReport | Answer) -> Document:
+def document(report: DoctorReport) -> Document:
     """The answer first; the tables of checks and claims if asked for, or if nothing else says why a check failed."""
-    if not isinstance(report, DoctorReport):
-        title, _, facts = str(report).partition("\n")
-        return Document(title, parts=(facts,))
     parts: list[Part] = list(_findings(report))
     parts.append(trust(report))
     has_cause = any(one.certainty == "shown" for one in report.faults)

@@ -38,14 +38,14 @@ from rankscope.verbs.measure.choosing import (
 )
 from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
-from rankscope.verbs.measure.states.measuring import (
+from rankscope.verbs.measure.states import (
     HeldStates,
     StatePasses,
     judge_arguments,
     refuse_fields,
     without_inputs_hash,
 )
-from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
 from rankscope.verdicts.attention import attention_findings
 from rankscope.verdicts.depth import depth_findings
@@ -93,9 +93,6 @@ def measure(
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
-
-    Raises:
-        Interrupted: a ``KeyboardInterrupt`` whose ``run`` contains the sequences that were finished.
 
     Example:
         >>> from rankscope import Inputs
@@ -188,7 +185,7 @@ def judge(
 ) -> Run:
     """Measure hidden states that were computed elsewhere, and give a verdict.
 
-    The values are those that :func:`rankscope.measure` gives for the same states. Files are read layer by layer.
+    The values are those that :func:`rankscope.measure` gives for the same states. Files are read one at a time.
 
     Args:
         states: a ``.safetensors`` or ``.npz`` file, a folder of them (one per request, in order of their names), a
@@ -232,7 +229,7 @@ def judge(
     choice = choice.comparing(between_inputs, held.prepared, default=metrics is None, labels=given.labels)
     writer = RowWriter()
     reader = choice.reader(writer, held.computed_in)
-    passes = StatePasses(held, reader, writer, held.selection, Observers(choice, reader, writer, []))
+    passes = StatePasses(held, reader, writer, Observers(choice, reader, writer, []))
     passes.run(progress=progress)
     about = AboutRun(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
     run = concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
@@ -298,7 +295,7 @@ class AboutRun:
         asks_for_inputs: whether the user asked for the comparison between inputs.
     """
 
-    loaded: Described
+    loaded: Any
     prepared: Prepared
     described: Mapping[str, Any] = field(default_factory=dict)
     spec: str | None = None
@@ -359,7 +356,7 @@ def concluded(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
-    return passes.finished.checked(in_context(run, prepared))
+    return in_context(run, prepared)
 
 
 def along_length(

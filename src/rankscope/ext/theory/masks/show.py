@@ -113,7 +113,7 @@ def plot(graphs: Sequence[MaskGraph]) -> Plot:
         ),
     )
     title = f"Random tokens under uniform attention, {length} of them"
-    return Plot(title, "", panels, columns=2, panel_size=(4.7, 3.6), shared_legend=True)
+    return Plot(title, "", panels, columns=2, panel_size=(4.7, 3.6))
 
 
 def _label(graph: MaskGraph) -> str:
