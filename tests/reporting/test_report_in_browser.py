@@ -151,7 +151,7 @@ def test_the_slider_shows_another_block(measured: Opened) -> None:
 
 @pytest.mark.parametrize("how", ["hover", "focus"])
 def test_names_are_explained(measured: Opened, how: str) -> None:
-    term = measured.page.locator(".evidence .term").first
+    term = measured.page.locator(".term:visible").first
     tip = measured.page.locator("#tip")
     assert not tip.is_visible()
     term.hover() if how == "hover" else term.focus()

@@ -38,7 +38,7 @@ def one_voice(words: Sequence[str]) -> Iterator[None]:
         InputError: a command that several processes would only repeat.
     """
     rank_and_world = launched()
-    if rank_and_world is None or "--help" in words:
+    if rank_and_world is None or {"--help", "--help-all"} & set(words):
         yield
         return
     rank, world = rank_and_world

@@ -746,10 +746,13 @@ def is_shown(finding: Finding) -> bool:
 
 
 def shown(finding: Finding) -> Cause:
-    """Such a fault with its two numbers, and the change as ``doctor`` prints it."""
-    numbers = f" Shown by: {finding.evidence}" if finding.evidence else ""
-    change = f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}." if finding.change else ""
-    return Cause("structure", f"Cause: {finding.sentence}{numbers}", change)
+    """Such a fault in the lines that ``doctor`` prints: what it is, what to change, its two numbers."""
+    lines = [finding.sentence]
+    if finding.change:
+        lines.append(f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}.")
+    if finding.evidence:
+        lines.append(f"Shown by: {finding.evidence}")
+    return Cause("structure", "\n".join(lines))
 
 
 def _of_structure(scene: Scene) -> Cause | None:

@@ -419,7 +419,7 @@ class Gauge:
         """The only reading of a model that cannot be read: the fault that is shown."""
         cause = _cause_of(self._findings or ())
         self.disabled = f"the model cannot be read with the fault that it has. {cause.words}"
-        words = f"The model has a fault, step {step}. {cause.words}"
+        words = f"The model has a fault, step {step}: {cause.words}"
         alarm = Alarm(FAULTS, "raised", step, None, None, words, {}, cause.component)
         self._alarms.append(alarm)
         reading = Reading(step, {}, (), (alarm,), (), time=time.time())
@@ -719,7 +719,7 @@ def _earlier(folder: str | Path) -> Record | None:
 def _cause_of(findings: Sequence[Finding]) -> Cause:
     """The faults that the doctor shows, and its changes."""
     causes = [shown(one) for one in findings if is_shown(one)]
-    return Cause("structure", " ".join(f"{one.words} {one.change}".rstrip() for one in causes))
+    return Cause("structure", "\nAlso: ".join(one.words for one in causes))
 
 
 def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:

@@ -251,7 +251,9 @@ def one_line(
     if noted:
         parts.append(f"noted: {', '.join(f'{name} (step {note.step})' for name, note in noted.items())}")
     told = [*faults, *(note for note in notes if note.name == FAULTS)]
-    return ". ".join([f"step {reading.step}: {', '.join(parts)}", *(one.sentence.rstrip(".") for one in told)])
+    # Of a fault only its first line; what to change is in the alarm.
+    words = [one.sentence.split("\n")[0].rstrip(".") for one in told]
+    return ". ".join([f"step {reading.step}: {', '.join(parts)}", *words])
 
 
 FAULTS = "shown_faults"

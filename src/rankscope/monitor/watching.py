@@ -281,7 +281,9 @@ def _raised(
     cause: Cause,
 ) -> Alarm:
     deepest = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
-    sentence = f"{spec.title}{_place(stack, first)}, step {step}: {known[first].words}{deepest}."
+    seen = f"{known[first].words}{deepest}."
+    # An alarm without words of its own is said by its cause alone.
+    sentence = f"{spec.title}{_place(stack, first)}, step {step}: {seen if known[first].words else ''}".rstrip()
     sentence = " ".join(part for part in (sentence, cause.words, cause.change or spec.to_do) if part)
     evidence = {**known[first].evidence, "severity": known[first].severity}
     if worst is not None:

@@ -15,8 +15,7 @@ from rankscope.ext.sweeps.plan import WHOLE
 from rankscope.ext.sweeps.profiles import Profile, profiles_in
 from rankscope.ext.sweeps.results import Results
 from rankscope.ext.sweeps.status import SweepStatus, status_in
-from rankscope.reporting.page.charts import Chart, Views, plain, series_of
-from rankscope.reporting.page.facts import FACTS
+from rankscope.reporting.page.charts import Chart, Views, heat_view, series_of
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import clipped, split_verdict, spoken, visible
 from rankscope.reporting.states import STATES
@@ -139,17 +138,8 @@ def _training_section(profiles: Sequence[Profile]) -> Section | None:
             for column, line in enumerate(lines):
                 if line is not None:
                     values[np.searchsorted(layers, line.layers), column] = line.mean
-            fact = FACTS.metrics.get(metric)
             name = " ".join(part for part in (model, stack, "" if variant == WHOLE else f"({variant})") if part)
-            views[metric, name] = {
-                "metric": metric,
-                "columns": steps,
-                "rows": layers,
-                "values": [[plain(float(value)) for value in row] for row in values],
-                "names": ["block", "step"],
-                "collapse": None if fact is None else fact.at_collapse,
-                "log": spans_decades(plain(float(value)) for value in values.ravel()),
-            }
+            views[metric, name] = heat_view(metric, steps, layers, values, ("block", "step"))
     if not views:
         return None
     chart = Chart(

@@ -149,7 +149,7 @@ def _not_endless() -> Iterator[None]:
         seen += 1
         if seen > 2 * MOST_MODULES or thread_time() - began > LONGEST_BUILD:
             raise LoadError(
-                f"The configuration has too many modules: {seen:,} after {thread_time() - began:.0f} s, and more to come. "
+                f"The configuration has too many modules: {seen:,} after {thread_time() - began:.0f} s, and more. "
                 "Nothing was allocated."
             )
 

@@ -15,5 +15,4 @@ def shown_faults(layer: LayerState) -> Judgement | None:
     if not layer.has("shown_faults"):
         return None
     number = layer.now["shown_faults"]
-    words = f"{number:.0f} shown by an experiment" if number else "none is shown"
-    return Judgement(2.0 * number, {"shown_faults": number}, words)
+    return Judgement(2.0 * number, {"shown_faults": number}, "")

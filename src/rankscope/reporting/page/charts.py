@@ -18,6 +18,7 @@ from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import HEADLINE, MAIN_SITES
 from rankscope.verbs.measure.show import guides as run_guides
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import Guide, Style, spans_decades
 from rankscope.views.palette import ON_PAGE
 
@@ -149,16 +150,36 @@ def sites_in_order(table: pa.Table, metric: str) -> list[str]:
     return sorted(sites, key=lambda site: (MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES), site))
 
 
-def heat_view(metric: str, layers: NDArray[np.int64], heads: NDArray[np.int64],
-              values: NDArray[np.float64]) -> dict[str, Any]:  # fmt: skip
-    """A view of a heatmap; ``values`` has shape ``(heads, layers)``."""
+def heat_view(
+    metric: str,
+    columns: Iterable[int],
+    rows: Iterable[int],
+    values: NDArray[np.float64],
+    names: tuple[str, str] = ("head", "block"),
+    marks: Sequence[Sequence[Any]] = (),
+) -> dict[str, Any]:
+    """A view of a heatmap, whose colours span the range of the metric, the same in every report.
+
+    Args:
+        metric: its name.
+        columns: numbers of the columns.
+        rows: numbers of the rows.
+        values: shape ``(rows, columns)``.
+        names: what a row and a column are.
+        marks: row, column and words of each ring.
+    """
     fact = FACTS.metrics.get(metric)
     return {
         "metric": metric,
-        "columns": [int(layer) for layer in layers],
-        "rows": [int(head) for head in heads],
-        "values": [[plain(float(value)) for value in row] for row in values],
+        "columns": [int(column) for column in columns],
+        "rows": [int(row) for row in rows],
+        "values": [plain_list(row) for row in values],
+        "range": [None, None] if fact is None else plain_list(fact.ends),
         "collapse": None if fact is None else fact.at_collapse,
+        "threshold": COLLAPSED_RESIDUAL if metric == "relative_residual" else None,
+        "log": spans_decades(plain_list(values.ravel())),
+        "names": list(names),
+        "marks": [list(mark) for mark in marks],
     }
 
 

@@ -44,9 +44,12 @@ def _told(one: AnyFinding) -> list[str]:
 
 def _sections(report: DoctorReport) -> Iterator[Section]:
     drawn = [one for one in report.faults if one.curves[0]]
+    numbered = [one for one in report.faults if one.after is not None and not one.curves[0]]
     if drawn:
         lead = "The same weights and inputs, after each block."
         yield Section("As it is, and with the change", lead, (_chart(drawn),))
+    if numbered:
+        yield Section("As it is, and otherwise", "", (_bars(numbered),))
     others = [one for one in report.findings if one not in report.faults[:1]]
     if others:
         yield Section("What else was found", "", (_others(others),))
@@ -79,3 +82,22 @@ def _chart(drawn: list[AnyFinding]) -> Chart:
         views[one.code,] = {"metric": measured, "series": series, "guides": [], "log": log, "form": "number"}
     changes = "; ".join(f"{one.code}: {one.intervention}" for one in drawn)
     return Chart("lines", "Two curves", f"Changed: {visible(changes)}.", ("cause",), views)
+
+
+def _bars(numbered: list[AnyFinding]) -> Chart:
+    """The two numbers of each fault."""
+    views: Views = {}
+    for one in numbered:
+        values = plain_list([float("nan") if value is None else value for value in (one.before, one.after)])
+        views[one.code,] = {
+            "metric": clipped(one.measured, 100),
+            "xlabel": "",
+            "x": ["as it is", clipped(one.intervention, 60)],
+            "y": values,
+            "low": values,
+            "high": values,
+            "counts": [],
+        }
+    return Chart(
+        "bars", "Two numbers", "As the model is, and what is expected or found with the change.", ("cause",), views
+    )

@@ -7,6 +7,7 @@ compares the two. It is a file so that this module need not import torch.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ class Fact:
     sources: tuple[str, ...]
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The range as two numbers; NaN if it is said in other words."""
+        said = re.fullmatch(r"(-?[\d.∞]+) to ([\d.∞]+)", self.range)
+        return (math.nan, math.nan) if said is None else (_end(said[1]), _end(said[2]))
+
+    @property
     def formula(self) -> str:
         """The symbol as MathML; safe markup."""
         return mathml(self.symbol) if self.symbol else ""
@@ -147,6 +154,10 @@ class Fact:
     def says_markup(self) -> str:
         """Kind, ends of the range and undefined cases; safe markup."""
         return markup(self.says)
+
+
+def _end(word: str) -> float:
+    return float(word.replace("∞", "inf"))
 
 
 @dataclass(frozen=True)

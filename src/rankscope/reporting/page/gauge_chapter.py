@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 
 from rankscope.monitor.history import COLUMNS, History
-from rankscope.monitor.readings import ENOUGH, LAYERS, LAYERS_READ, LOSS, NOT_LEARNING, RANKS_READ, Alarm, Heatmap
+from rankscope.monitor.readings import (
+    ENOUGH,
+    FAULTS,
+    LAYERS,
+    LAYERS_READ,
+    LOSS,
+    NOT_LEARNING,
+    RANKS_READ,
+    Alarm,
+    Heatmap,
+)
 from rankscope.monitor.record import Record
-from rankscope.reporting.page.charts import Chart, plain, plain_list
-from rankscope.reporting.page.facts import FACTS
+from rankscope.reporting.page.charts import Chart, heat_view, plain, plain_list
 from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
 from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
@@ -23,17 +32,16 @@ MOST_LINES = 6
 MOST_ALARMS = 60
 MOST_REASONS = 12
 LONGEST_TEXT = 2000
-FEWER_COLUMNS = 64
 
 
-def training_chapter(record: Record, detail: int) -> Chapter:
+def training_chapter(record: Record) -> Chapter:
     """Everything the report says about one record."""
     raised = [alarm for alarm in record.alarms if alarm.state == "raised"]
-    history = History(COLUMNS if detail > 0 else FEWER_COLUMNS)
+    history = History(COLUMNS)
     for reading in record.readings:
         history.take(reading)
     maps = sorted(history.heatmaps(), key=lambda one: (_place(one.metric), one.metric, one.stack or ""))
-    sections = [_layers(maps, raised), _loss(record, raised), _alarms(record.alarms)]
+    sections = [_loss(record, raised), _layers(maps, raised), _alarms(record.alarms)]
     headline, verdict = _verdict(record, raised)
     return Chapter(
         title=f"monitor · {clipped(record.name or record.facts.get('model', 'a run'))}",
@@ -71,17 +79,18 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
         return f"{NOT_LEARNING[0].upper()}{NOT_LEARNING[1:]}", [words.capitalize()]
     if not raised:
         return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
-    first, standing = raised[0], record.readings[-1].active
-    after = f"standing at the end: {', '.join(map(spoken, standing))}" if standing else "none stands at the end"
+    first = raised[0]
+    # A fault of the model is not over while training goes on.
+    faults = ["the fault"] if any(alarm.name == FAULTS for alarm in raised) else []
+    standing = [*faults, *map(spoken, record.readings[-1].active)]
+    after = f"standing at the end: {', '.join(standing)}" if standing else "none stands at the end"
     place = "" if first.layer is None else f", block {first.layer}"
     count = f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}"
-    return (
-        f"{spoken(first.name).capitalize()} at step {first.step}{place}",
-        [
-            _ended(readable(first.sentence)),
-            f"{count} over {steps}; {after}.",
-        ],
-    )
+    headline = f"{spoken(first.name).capitalize()} at step {first.step}{place}"
+    lines = [_ended(readable(line)) for line in first.sentence.split("\n")]
+    if first.name == FAULTS:
+        headline = lines.pop(0)
+    return headline, [*lines, f"{count} over {steps}; {after}."]
 
 
 def _ended(text: str) -> str:
@@ -153,22 +162,12 @@ def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
 
 
 def _heat_view(one: Heatmap) -> dict[str, Any]:
-    fact = FACTS.metrics.get(one.metric)
     values = np.array(one.values, dtype=np.float64).reshape(len(one.layers), len(one.steps))
     places = {layer: row for row, layer in enumerate(reversed(one.layers))}
     marks = [
         [places[layer], _column(one.steps, step), spoken(name)] for step, layer, name in one.alarms if layer in places
     ]
-    return {
-        "metric": one.metric,
-        "columns": list(one.steps),
-        "rows": list(reversed(one.layers)),
-        "values": [plain_list(row) for row in values[::-1]],
-        "collapse": None if fact is None else fact.at_collapse,
-        "log": spans_decades(plain_list(values.ravel())),
-        "names": ["block", "step"],
-        "marks": marks,
-    }
+    return heat_view(one.metric, one.steps, reversed(one.layers), values[::-1], ("block", "step"), marks)
 
 
 def _column(steps: Sequence[int], step: int) -> int:
@@ -188,9 +187,12 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
         return None
     every = -(-len(told) // (4 * COLUMNS))
     steps, values = zip(*told[::every], strict=True)
+    constant = [row.mean for row in record.readings[-1].table if row.metric == "mean_answer_loss"]
+    guides = [{"kind": "level", "value": value, "label": "the same answer for all inputs"} for value in constant]
     view = {**_steps_view("loss", [_series("", steps, values)]), "when": _when(raised, None, anywhere=True)}
-    chart = Chart("lines", "Loss", "The loss of the training, at the steps of the readings.", (), {("loss",): view})
-    return Section("Loss", "The loss of the same steps.", (chart,))
+    caption = "At the steps of the readings. Dashed: the loss of a constant prediction, on the last batch."
+    chart = Chart("lines", "Loss", caption, (), {("loss",): {**view, "guides": guides}})
+    return Section("The loss", "", (chart,))
 
 
 def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:

@@ -49,6 +49,14 @@ class AnyFinding(Protocol):
         """Whether it is wrong at all."""
 
     @property
+    def before(self) -> float | None:
+        """The number as the model is."""
+
+    @property
+    def after(self) -> float | None:
+        """The number with the intervention."""
+
+    @property
     def tried(self) -> bool:
         """Whether the change was carried out on a copy, and the fault was gone."""
 

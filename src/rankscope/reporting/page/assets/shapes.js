@@ -111,12 +111,14 @@ function palette(low, high) {
   return { colour: (v) => mix(SEQUENTIAL[mode], (v - low) / (high - low || 1)), low, high, stops: SEQUENTIAL[mode] };
 }
 
-function scaleBar(low, high, stops, words) {
+function scaleBar(low, high, stops, words, mark, markWords) {
   const bar = el("span", {}, number(low));
   const strip = el("i", { "aria-hidden": "true" });
-  strip.style.cssText = `display:inline-block;width:8.5rem;height:.7rem;border-radius:3px;background:linear-gradient(90deg,${stops.join(",")})`;
+  strip.style.cssText = `display:inline-block;width:8.5rem;height:.7rem;border-radius:3px;position:relative;background:linear-gradient(90deg,${stops.join(",")})`;
+  const isMarked = known(mark) && mark >= 0 && mark <= 1;
+  if (isMarked) { const line = el("i", {}); line.style.cssText = `position:absolute;left:${100 * mark}%;top:-2px;bottom:-2px;border-left:2px solid ${isDark() ? "#ffb37f" : "#a13d00"}`; strip.append(line); }
   bar.append(strip, number(high));
-  return [bar, ...(words ? [el("span", {}, words)] : [])];
+  return [bar, ...[words, isMarked ? markWords : ""].filter(Boolean).map((said) => el("span", {}, said))];
 }
 
 function surface(plot, width, height, left, top) {
@@ -135,6 +137,10 @@ function drawHeat(plot, view, state, legend) {
   const level = (value) => (view.log && known(value) ? Math.log10(Math.max(value, 1e-300)) : value);
   const range = extent(view.values.flat().map(level));
   if (!range) { plot.append(el("div", { class: "empty" }, `Undefined for every ${rowName}.`)); return; }
+  // The declared range of the metric, so that colours mean the same in every report; a log scale begins at a decade.
+  const [least, most] = (view.range || []).map((end) => (known(end) && known(level(end)) ? level(end) : null));
+  range[0] = view.log ? Math.floor(range[0]) : known(least) ? least : range[0];
+  range[1] = known(most) ? most : range[1];
   const [columns, rows] = [view.columns.length, view.rows.length];
   const width = plot.clientWidth;
   const margin = { left: 58, right: 6, top: 6, bottom: 42 };
@@ -143,7 +149,7 @@ function drawHeat(plot, view, state, legend) {
   const box = frame(plot, width, margin.top + tall * rows + margin.bottom, { ...margin, right: width - margin.left - wide * columns }, `${view.metric} by ${columnName} and ${rowName}`);
   const { canvas, pen } = surface(plot, wide * columns, tall * rows, margin.left, margin.top);
   canvas.setAttribute("aria-label", `Map of ${view.metric.replaceAll("_", " ")}, ${rows} ${rowName}s by ${columns} ${columnName}s`);
-  const shade = view.log ? stretched(range) : palette(...range);
+  const shade = shades(range, view);
   const gap = wide > 7 && tall > 7 ? 1.5 : 0;
   view.values.forEach((row, i) => row.forEach((value, j) => {
     pen.fillStyle = known(value) ? shade.colour(level(value)) : isDark() ? "#3a3f46" : "#d8d5cf";
@@ -156,7 +162,7 @@ function drawHeat(plot, view, state, legend) {
   view.rows.forEach((head, i) => { if (i % every === 0) draw(box.svg, "text", { x: margin.left - 8, y: margin.top + tall * (i + 0.5) + 4, "text-anchor": "end" }, i === 0 ? `${rowName} ${head}` : head); });
   xAxis(box, view.columns, (block) => margin.left + wide * (view.columns.indexOf(block) + 0.5), columnName);
   ring(pen, view.marks || [], wide, tall);
-  legend.replaceChildren(...scaleBar(view.log ? 10 ** shade.low : shade.low, view.log ? 10 ** shade.high : shade.high, shade.stops, known(view.collapse) ? `collapse = ${number(view.collapse)}` : ""));
+  legend.replaceChildren(...scaleBar(view.log ? 10 ** shade.low : shade.low, view.log ? 10 ** shade.high : shade.high, shade.stops, known(view.collapse) ? `dark: alike (${number(view.collapse)})` : "", known(view.threshold) ? (level(view.threshold) - range[0]) / (range[1] - range[0] || 1) : null, `collapsed at ${short(view.threshold)}`));
   const hint = readout(plot);
   walk(plot, rows * columns, (left, top) => {
     const [j, i] = [Math.floor((left - margin.left) / wide), Math.floor((top - margin.top) / tall)];
@@ -167,9 +173,14 @@ function drawHeat(plot, view, state, legend) {
   }, () => hint.hide());
 }
 
-/* The scale of a map of logarithms: one direction, whatever the signs of the exponents. */
-function stretched([low, high]) {
-  const stops = SEQUENTIAL[isDark() ? "dark" : "light"];
+/* One direction of colours where a metric has an end at which tokens are alike: dark there, in both themes. */
+function shades([low, high], view) {
+  if (!view.log && low < 0 && !known(view.collapse)) return palette(low, high);
+  const mode = isDark() ? "dark" : "light";
+  const [lowest, highest] = view.log ? [10 ** low, 10 ** high] : [low, high];
+  const alikeAtLow = known(view.collapse) && view.collapse - lowest <= highest - view.collapse;
+  const darkFirst = isDark();
+  const stops = alikeAtLow === darkFirst ? SEQUENTIAL[mode] : [...SEQUENTIAL[mode]].reverse();
   return { colour: (v) => mix(stops, (v - low) / (high - low || 1)), low, high, stops };
 }
 
