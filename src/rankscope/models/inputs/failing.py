@@ -49,7 +49,7 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
 
 
 def _is_beyond_a_table(model: nn.Module, batch: Any, told: str) -> bool:
-    """Whether an error of shapes names the length of the inputs and the smaller number of rows of a table.
+    """Whether an error of shapes names the length of the inputs and the smaller size of a parameter or buffer.
 
     A model that adds a slice of its position table to longer inputs fails in its own code, at that addition.
     """
@@ -60,7 +60,7 @@ def _is_beyond_a_table(model: nn.Module, batch: Any, told: str) -> bool:
         if isinstance(value, Tensor)
         for size in value.shape
     }
-    rows = {len(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    rows = {size for table in (*model.parameters(), *model.buffers()) for size in table.shape}
     return any(length > row for length in lengths & numbers for row in rows & numbers)
 
 
