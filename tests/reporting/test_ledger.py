@@ -48,12 +48,12 @@ def test_a_block_that_ends_with_its_last_add_has_no_post_norm() -> None:
 
 
 def test_without_sites_inside_there_is_no_ledger() -> None:
-    assert ledger_section(make_run(table(block_in=IN, block_out=OUT)), 1) is None
+    assert ledger_section(make_run(table(block_in=IN, block_out=OUT))) is None
 
 
 def test_the_sentence_names_who_moves_most() -> None:
     run = make_run(table(block_in=IN, attention_sum=ATTENTION, mlp_sum=MLP, block_out=OUT))
-    section = ledger_section(run, 1)
+    section = ledger_section(run)
     assert section is not None
     assert section.lead == (
         "Attention takes away most (-2.000 decades of relative residual over all blocks); MLP gives back most (+2.000)."

@@ -14,8 +14,7 @@ import pytest
 
 import rankscope
 from rankscope.errors import InputError, ResultError
-from rankscope.reporting import pages
-from tests.reporting.runs import EDGES, LONG_TOKEN, OVERRIDE, SCRIPT, VERBS, of_depth, run_of
+from tests.reporting.runs import EDGES, LONG_TOKEN, OVERRIDE, SCRIPT, VERBS, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = ("src", "href", "action", "data", "poster", "srcset")
@@ -136,19 +135,6 @@ def test_runs_together_and_from_folders(tmp_path: Path) -> None:
     assert "In short" in page.words
     assert "Side by side" in page.words
     assert text.count('class="chapter') == 3
-
-
-def test_a_large_report_sheds_sites_before_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = of_depth(40)
-    page, text = page_of(run, tmp_path)
-    sites = {view["key"][1] for view in page.charts[0]["views"]}
-    assert len(sites) > 2
-    monkeypatch.setattr(pages, "LARGEST", len(text.encode()) - 1)
-    page, _ = page_of(run, tmp_path)
-    assert len({view["key"][1] for view in page.charts[0]["views"]}) == 2  # block.out, and attention.probs for heads
-    monkeypatch.setattr(pages, "LARGEST", 10_000)
-    with pytest.raises(InputError, match="fewer runs"):
-        rankscope.report(run, tmp_path / "report.html")
 
 
 def test_without_runs_or_a_place_to_write(tmp_path: Path) -> None:

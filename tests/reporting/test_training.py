@@ -42,15 +42,15 @@ def collapsing() -> Record:
     )
 
 
-def charts_of(found: Record, detail: int = 1) -> dict[str, Any]:
-    chapter = training_chapter(found, detail)
+def charts_of(found: Record) -> dict[str, Any]:
+    chapter = training_chapter(found)
     return {
         part.title: part.payload() for section in chapter.sections for part in section.parts if isinstance(part, Chart)
     }
 
 
 def test_a_collapse_is_the_headline() -> None:
-    chapter = training_chapter(collapsing(), 1)
+    chapter = training_chapter(collapsing())
     assert chapter.headline == "Token collapse at step 10, block 1"
     assert chapter.state == "bad"
     assert ("cost", "1.50 s of 20.5 s") in chapter.tiles
@@ -59,32 +59,32 @@ def test_a_collapse_is_the_headline() -> None:
 def test_notes_say_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
     told = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
     scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
-    notes = training_chapter(Record({"ranks": 2, "status": told}, (Reading(0, scalars, ()),), 0), 1).notes
+    notes = training_chapter(Record({"ranks": 2, "status": told}, (Reading(0, scalars, ()),), 0)).notes
     assert notes[:3] == [
         "At the last reading, 11 of 12 blocks were read on 1 of 2 ranks.",
         "Not read: attention entropy (fused).",
         "Not watched for: data shift, padding only (?).",
     ]
     for status in ("x", {"not_read": 3}, {"not_read": ["x"]}):
-        training_chapter(Record({"status": status}, (), 0), 1)
+        training_chapter(Record({"status": status}, (), 0))
 
 
 def test_a_run_without_an_alarm_says_so() -> None:
-    chapter = training_chapter(record(*(reading(step, [0.9]) for step in range(8))), 1)
+    chapter = training_chapter(record(*(reading(step, [0.9]) for step in range(8))))
     assert (chapter.headline, chapter.state) == ("No alarm", "good")
     assert "steps 0 to 7" in chapter.verdict[0]
     assert [section.title for section in chapter.sections] == ["The loss", "Layer by layer over training"]
 
 
 def test_few_readings_without_an_alarm_are_called_neither_good_nor_bad() -> None:
-    chapter = training_chapter(record(reading(0, [0.9])), 1)
+    chapter = training_chapter(record(reading(0, [0.9])))
     assert (chapter.headline, chapter.state) == ("Too few readings to judge", "plain")
 
 
 def test_a_loss_that_is_stuck_is_not_good() -> None:
     readings = [reading(step, [0.9]) for step in range(8)]
     stuck = replace(readings[-1], table=(*readings[-1].table, fact("answers_alike", "loss", SOON)))
-    chapter = training_chapter(record(*readings[:-1], stuck), 1)
+    chapter = training_chapter(record(*readings[:-1], stuck))
     assert (chapter.headline, chapter.state) == ("Predicts no better than a constant so far", "plain")
     assert chapter.verdict == ["No alarm in 8 readings over steps 0 to 7, but the loss does not fall so far."]
 
@@ -94,7 +94,7 @@ def test_an_alarm_that_is_over_asks_for_care() -> None:
         reading(0, [0.1], alarms=(alarm(0),), active=("token_collapse",)),
         reading(1, [0.9], alarms=(alarm(1, "cleared"),)),
     )
-    chapter = training_chapter(over, 1)
+    chapter = training_chapter(over)
     assert chapter.state == "care"
     assert chapter.verdict[-1] == "1 alarm over steps 0 to 1; none stands at the end."
 
@@ -129,7 +129,7 @@ def test_values_that_are_not_known_stay_open() -> None:
 
 
 def test_torn_lines_are_told() -> None:
-    assert "2 lines were cut off" in training_chapter(record(reading(0, [0.9]), torn=2), 1).notes[0]
+    assert "2 lines were cut off" in training_chapter(record(reading(0, [0.9]), torn=2)).notes[0]
 
 
 def test_a_folder_of_a_gauge_is_reported_beside_a_run(tmp_path: Path) -> None:

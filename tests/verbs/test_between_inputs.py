@@ -331,28 +331,6 @@ def test_tables_compare_report_and_conditions_know_it(tmp_path: Path) -> None:
     assert len(one.plot().axes) >= 10, "a panel for inputs"
 
 
-def test_an_interrupt_leaves_the_inputs_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.models.inputs import Batch
-    from rankscope.runs.interrupted import Interrupted
-
-    run, calls = Batch.run, []
-
-    def stopped(self: Batch, model: nn.Module) -> Any:
-        found = run(self, model)
-        calls.append(self.first_sequence)
-        if calls.count(8) == 1 and self.first_sequence == 8:
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(Batch, "run", stopped)
-    with pytest.raises(Interrupted) as caught:
-        rs.measure(small_bert(), rs.Inputs(sentences(12), batch=4))
-    monkeypatch.undo()
-    part, whole = caught.value.run, rs.measure(small_bert(), rs.Inputs(sentences(12)[:8], batch=4))
-    for name in ("relative_residual", "uniformity"):
-        np.testing.assert_array_equal(part.curve(name, "inputs.mean").mean, whole.curve(name, "inputs.mean").mean)
-
-
 def met(classes: int = 2, inputs: int = 8) -> torch.Tensor:
     """Hidden states of two blocks: in the second, inputs of one class have the same vector."""
     draw = torch.Generator().manual_seed(0)

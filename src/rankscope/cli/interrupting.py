@@ -1,4 +1,4 @@
-"""Interrupted commands: save what is finished, say so, and exit with the code a shell expects."""
+"""Interrupted commands: say so, and exit with the code a shell expects."""
 
 from __future__ import annotations
 
@@ -52,17 +52,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def keeping(out: str | None = None, otherwise: Callable[[], str] = lambda: "Nothing was saved.") -> Iterator[None]:
-    """Save the partial run that an interrupted verb returns.
-
-    Args:
-        out: folder for it; None if the verb returns none, or if the user did not ask to save it.
-        otherwise: message about the work done if no run is saved.
-    """
+def telling(so_far: Callable[[], str]) -> Iterator[None]:
+    """Say what is saved so far if the command is interrupted."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        remarks_console().print(_told(stopped, out) or f"Interrupted. {otherwise()}", markup=False)
+        remarks_console().print(f"Interrupted. {so_far()}", markup=False)
         raise typer.Exit(exit_code(stopped)) from None
 
 
@@ -83,18 +78,6 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def is_untold(left: SystemExit) -> bool:
-    """Whether a command was interrupted outside :func:`keeping`, so that no message was printed yet."""
+    """Whether a command was interrupted outside :func:`telling`, so that no message was printed yet."""
     context = left.__context__
     return isinstance(context, typer.Exit) and isinstance(context.__cause__, KeyboardInterrupt)
-
-
-def _told(stopped: KeyboardInterrupt, out: str | None) -> str | None:
-    """A message about what was saved; None if there is no partial run."""
-    from rankscope.runs.interrupted import Interrupted
-
-    if not isinstance(stopped, Interrupted):
-        return None
-    if out is None:
-        return f"{stopped} Nothing was saved: pass --out to keep what is finished."
-    stopped.run.save(out)
-    return f"{stopped} The partial run is saved in {out}."

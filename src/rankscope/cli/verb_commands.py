@@ -13,7 +13,6 @@ import typer
 from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.completing import complete_site, complete_spec
-from rankscope.cli.interrupting import keeping
 from rankscope.cli.panels import MANY, panel_of, show_all
 from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
 from rankscope.cli.streams import remarks_console
@@ -126,8 +125,7 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
     if verb.is_shared:
         arguments["parallel"] = processes.way(values["parallel"])
     _announce(arguments, shown=arguments["progress"])
-    with keeping(out):
-        run = _called(verb, arguments)
+    run = _called(verb, arguments)
     if not processes.is_first():
         return
     show_run(run, as_json=values["as_json"], quiet=quiet, out=out, figure=values["figure"])

@@ -28,10 +28,7 @@ from rankscope.views import Section
 if TYPE_CHECKING:
     from rankscope.runs.comparison import Comparison
 
-LARGEST = 6 * 10**6
 Reported = Run | Record | DoctorReport
-DETAILS = (1, 0)
-"""Everything; if that is too large, only the main site of each metric."""
 
 
 def report(
@@ -54,7 +51,7 @@ def report(
         The path written.
 
     Raises:
-        InputError: no run was given, or the file would be larger than 6 MB even with the main sites only.
+        InputError: no run was given.
         MissingExtraError: without Jinja2 (extra ``report``).
 
     Example:
@@ -80,7 +77,7 @@ def report(
             else (f"rs.report(rs.doctor(model, inputs), {name!r})")
         )
     with showing(*(run for run in read if isinstance(run, Run))):
-        page = _fitting(read, title or _title(read), command, comparison)
+        page = _page(read, title or _title(read), command, comparison)
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,36 +89,22 @@ def report(
     return target
 
 
-def _fitting(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None) -> str:
-    """The page with as much detail as fits below the size limit."""
-    size = 0
-    for detail in DETAILS:
-        page = _page(runs, title, command, comparison, detail)
-        size = len(page.encode("utf-8"))
-        if size < LARGEST:
-            return page
-    raise InputError(
-        f"The report of {len(runs)} runs would take {size} bytes, more than the {LARGEST} that one file may have. "
-        "Report on fewer runs at a time, or measure with fewer --metrics and --sites."
-    )
-
-
-def _page(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None, detail: int) -> str:
-    chapters = [_chapter(run, detail) for run in runs]
-    shared = side_by_side([run for run in runs if isinstance(run, Run)], detail)
+def _page(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None) -> str:
+    chapters = [_chapter(run) for run in runs]
+    shared = side_by_side([run for run in runs if isinstance(run, Run)])
     together: list[Section] = [] if shared is None else [shared]
     if comparison is None:
         return render(title, chapters, together, visible(command))
     from rankscope.reporting.page.compare_chapter import comparison_chapter
 
-    first = comparison_chapter(comparison, together, detail)
+    first = comparison_chapter(comparison, together)
     return render(title, [first, *chapters], [], visible(command))
 
 
-def _chapter(run: Reported, detail: int) -> Chapter:
+def _chapter(run: Reported) -> Chapter:
     if isinstance(run, DoctorReport):
         return doctor_chapter(run)
-    return training_chapter(run, detail) if isinstance(run, Record) else chapter_of(run, detail)
+    return training_chapter(run) if isinstance(run, Record) else chapter_of(run)
 
 
 def _read(given: Reported | str | os.PathLike[str]) -> Reported:
@@ -141,7 +124,7 @@ def _title(runs: Sequence[Reported]) -> str:
 MOST_RUNS = 12
 
 
-def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
+def side_by_side(runs: Sequence[Run]) -> Section | None:
     """A metric over depth for every run that has it; None if no two runs share one."""
     plain = [run for run in runs if is_plain(run) and run.table.num_rows][:MOST_RUNS]
     if len(plain) < 2:
@@ -150,7 +133,7 @@ def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
     views: Views = {}
     for metric in dict.fromkeys(name for run in plain for name in metrics_in_order(run.table)):
         sites = dict.fromkeys(site for run in plain for site in sites_in_order(run.table, metric))
-        for site in list(sites)[: None if detail > 0 else 1]:
+        for site in sites:
             lines = _lines_by_run(plain, names, metric, site)
             if len({name for name, _ in lines}) > 1:
                 views[metric, site] = line_view(metric, lines)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from rankscope.linalg.precision import float_floor, lowered_products
 from rankscope.models.inputs import Prepared
@@ -17,62 +16,7 @@ from rankscope.runs.run import Run
 from rankscope.stream.claims import claims_of
 from rankscope.stream.viewing import known_view
 from rankscope.surgery.session import is_operating, operations_on
-
-
-class Counted(Protocol):
-    """What a reader has seen."""
-
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """Dtypes of the activations."""
-
-    @property
-    def lengths(self) -> dict[str | None, dict[int, int]]:
-        """Number of measured tokens, by stack and sequence."""
-
-
-class Described(Protocol):
-    """What is recorded about a model."""
-
-    @property
-    def spec(self) -> str:
-        """How it was named."""
-
-    @property
-    def origin(self) -> str | None:
-        """How the name was read."""
-
-    @property
-    def revision(self) -> str | None:
-        """Commit of a hub repository."""
-
-    @property
-    def config_hash(self) -> str | None:
-        """Hash of its configuration."""
-
-    @property
-    def parameters(self) -> int | None:
-        """Number of parameters."""
-
-    @property
-    def dtype(self) -> str | None:
-        """Dtype of the weights."""
-
-    @property
-    def device(self) -> str | None:
-        """Devices of the weights."""
-
-    @property
-    def attn_implementation(self) -> str | None:
-        """Attention implementation that ran."""
-
-    @property
-    def model(self) -> nn.Module | None:
-        """The module, if there is one."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks about it."""
+from rankscope.verbs.reader import SiteReader
 
 
 def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
@@ -100,14 +44,23 @@ def exact_floors(own_dtype: str) -> dict[str, Any]:
 
 
 def provenance_of(
-    loaded: Described,
+    loaded: Any,
     prepared: Prepared,
-    counted: Counted,
+    counted: SiteReader,
     seed: int,
     seconds: float,
     stream: Stream | None = None,
 ) -> Provenance:
-    """The provenance of a run: model, inputs, arithmetic and active surgery."""
+    """The provenance of a run: model, inputs, arithmetic and active surgery.
+
+    Args:
+        loaded: the model, as :class:`~rankscope.models.loading.LoadedModel` describes it; its module may be None.
+        prepared: the inputs.
+        counted: what was seen of them.
+        seed: of random inputs and of a random initialisation.
+        seconds: how long it took.
+        stream: the declared layout of the stream.
+    """
     lengths = next(iter(counted.lengths.values()), {})
     view = None if loaded.model is None else known_view(loaded.model)
     return Provenance(
@@ -133,7 +86,7 @@ def provenance_of(
     )
 
 
-def _arithmetic(loaded: Described, dtypes: set[torch.dtype]) -> str | None:
+def _arithmetic(loaded: Any, dtypes: set[torch.dtype]) -> str | None:
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     lowered = None if loaded.model is None else lowered_products(device_of(loaded.model.parameters()))
     return (f"{names} (products in {lowered})" if lowered else names) or None

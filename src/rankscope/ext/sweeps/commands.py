@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from rankscope.cli import parameters
 from rankscope.cli.commands import COMMANDS, Command
-from rankscope.cli.interrupting import keeping
+from rankscope.cli.interrupting import telling
 from rankscope.cli.showing import wants_progress
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
@@ -106,7 +106,7 @@ def run_command(
         return
     place = out or str(plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
     progress = wants_progress(quiet=quiet, no_progress=no_progress)
-    with keeping(otherwise=lambda: _so_far(place)):
+    with telling(lambda: _so_far(place)):
         status = rankscope.sweep(
             plan, place, chunk=chunk, serial=serial, address=address, workers=workers, shard=shard, progress=progress
         )

@@ -17,20 +17,6 @@ from rankscope.models.linear_maps import linear_at
 
 
 @dataclass(frozen=True)
-class Projections:
-    """Head weights with tokens as rows, shaped as in :class:`~rankscope.models.heads.HeadWeights`."""
-
-    W_Q: torch.Tensor
-    W_K: torch.Tensor
-    W_V: torch.Tensor
-    W_O: torch.Tensor
-    b_Q: torch.Tensor
-    b_K: torch.Tensor
-    b_V: torch.Tensor
-    b_O: torch.Tensor
-
-
-@dataclass(frozen=True)
 class _Linear:
     """A linear map stored as (out, in), with its bias."""
 
@@ -38,8 +24,8 @@ class _Linear:
     bias: torch.Tensor
 
 
-def read_projections(family: Family, block: torch.nn.Module, heads: int) -> Projections:
-    """The projections of ``block``, split into ``heads`` heads.
+def read_projections(family: Family, block: torch.nn.Module, heads: int) -> dict[str, Any]:
+    """The tensors of :class:`HeadWeights` by name, from a block with so many heads.
 
     Raises:
         UnsupportedConfigError: a path of the family is not in the block, or sizes do not match.
@@ -60,16 +46,16 @@ def read_projections(family: Family, block: torch.nn.Module, heads: int) -> Proj
     groups = _divided(family, key.weight.shape[0], d_qk)
     if value.weight.shape[0] != groups * d_v or heads % groups:
         raise _unfit(family, f"{heads} heads over {groups} key groups, values of {value.weight.shape[0]} rows")
-    return Projections(
-        W_Q=_cut(query.weight, heads),
-        W_K=_cut(key.weight, groups),
-        W_V=_cut(value.weight, groups),
-        W_O=_cut_output(output.weight, heads),
-        b_Q=query.bias.reshape(heads, -1),
-        b_K=key.bias.reshape(groups, -1),
-        b_V=value.bias.reshape(groups, -1),
-        b_O=output.bias,
-    )
+    return {
+        "W_Q": _cut(query.weight, heads),
+        "W_K_groups": _cut(key.weight, groups),
+        "W_V_groups": _cut(value.weight, groups),
+        "W_O": _cut_output(output.weight, heads),
+        "b_Q": query.bias.reshape(heads, -1),
+        "b_K_groups": key.bias.reshape(groups, -1),
+        "b_V_groups": value.bias.reshape(groups, -1),
+        "b_O": output.bias,
+    }
 
 
 def _cut(weight: torch.Tensor, parts: int) -> torch.Tensor:
@@ -92,7 +78,7 @@ def _unstacked(family: Family, fused: _Linear, heads: int, width: int) -> list[_
     return [_Linear(weight, bias) for weight, bias in pairs]
 
 
-def _grouped(family: Family, fused: _Linear, output: _Linear, heads: int, width: int) -> Projections:
+def _grouped(family: Family, fused: _Linear, output: _Linear, heads: int, width: int) -> dict[str, Any]:
     """Group by group: the queries of the group, its key, its value."""
     rows = _divided(family, fused.weight.shape[0], width) - heads
     if rows <= 0 or rows % 2 or heads % (rows // 2):
@@ -100,35 +86,35 @@ def _grouped(family: Family, fused: _Linear, output: _Linear, heads: int, width:
     groups, shared = rows // 2, heads // (rows // 2)
     weight = fused.weight.reshape(groups, shared + 2, width, -1).transpose(-1, -2)
     bias = fused.bias.reshape(groups, shared + 2, width)
-    return Projections(
-        W_Q=weight[:, :shared].flatten(0, 1),
-        W_K=weight[:, shared],
-        W_V=weight[:, shared + 1],
-        W_O=_cut_output(output.weight, heads),
-        b_Q=bias[:, :shared].flatten(0, 1),
-        b_K=bias[:, shared],
-        b_V=bias[:, shared + 1],
-        b_O=output.bias,
-    )
+    return {
+        "W_Q": weight[:, :shared].flatten(0, 1),
+        "W_K_groups": weight[:, shared],
+        "W_V_groups": weight[:, shared + 1],
+        "W_O": _cut_output(output.weight, heads),
+        "b_Q": bias[:, :shared].flatten(0, 1),
+        "b_K_groups": bias[:, shared],
+        "b_V_groups": bias[:, shared + 1],
+        "b_O": output.bias,
+    }
 
 
-def _einsum(family: Family, block: torch.nn.Module, heads: int) -> Projections:
+def _einsum(family: Family, block: torch.nn.Module, heads: int) -> dict[str, Any]:
     """Parameters (dim, heads, d); XLNet's bias on the content query is the query bias."""
     query, key, value, output = (_parameter(family, block, path) for path in (*family.projections, family.output))
     if any(weight.ndim != 3 or weight.shape[1] != heads for weight in (query, key, value, output)):
         raise _unfit(family, f"parameters of shape {tuple(query.shape)} for {heads} heads")
     owner = family.output.rpartition(".")[0]
     zeros = value.new_zeros(heads, value.shape[2])
-    return Projections(
-        W_Q=query.transpose(0, 1),
-        W_K=key.transpose(0, 1),
-        W_V=value.transpose(0, 1),
-        W_O=output.permute(1, 2, 0),
-        b_Q=_parameter(family, block, f"{owner}.r_w_bias"),
-        b_K=key.new_zeros(heads, key.shape[2]),
-        b_V=zeros,
-        b_O=output.new_zeros(output.shape[0]),
-    )
+    return {
+        "W_Q": query.transpose(0, 1),
+        "W_K_groups": key.transpose(0, 1),
+        "W_V_groups": value.transpose(0, 1),
+        "W_O": output.permute(1, 2, 0),
+        "b_Q": _parameter(family, block, f"{owner}.r_w_bias"),
+        "b_K_groups": key.new_zeros(heads, key.shape[2]),
+        "b_V_groups": zeros,
+        "b_O": output.new_zeros(output.shape[0]),
+    }
 
 
 def _matrix(family: Family, block: torch.nn.Module, path: str) -> _Linear:
@@ -244,20 +230,13 @@ def head_weights(block: torch.nn.Module, config: Any) -> HeadWeights:
     """
     own = _own_config(block, config)
     family = family_of(own)
-    read = read_projections(family, block, _heads(family, own))
-    groups = read.W_K.shape[0]
+    heads = _heads(family, own)
+    read = read_projections(family, block, heads)
     qk_norm = config_value(own, family.qk_norm) is True if isinstance(family.qk_norm, str) else family.qk_norm
     return HeadWeights(
-        W_Q=read.W_Q,
-        W_K_groups=read.W_K,
-        W_V_groups=read.W_V,
-        W_O=read.W_O,
-        b_Q=read.b_Q,
-        b_K_groups=read.b_K,
-        b_V_groups=read.b_V,
-        b_O=read.b_O,
-        kv_of_head=torch.arange(read.W_Q.shape[0]) // (read.W_Q.shape[0] // groups),
-        scale=_scale(family, own, read),
+        **read,
+        kv_of_head=torch.arange(heads) // (heads // len(read["W_K_groups"])),
+        scale=_scale(family, own, read["W_Q"].shape[-1]),
         rotary=family.position == "rotary" and config_value(own, "alibi") is not True,
         qk_norm=qk_norm,
         notes=family.notes,
@@ -283,11 +262,11 @@ def _heads(family: Family, config: Any) -> int:
     return int(next(iter(numbers.values())))
 
 
-def _scale(family: Family, config: Any, read: Projections) -> float:
+def _scale(family: Family, config: Any, width: int) -> float:
     if family.scale == "one":
         return 1.0
     if family.scale == "head width":
-        return float(read.W_Q.shape[-1] ** -0.5)
+        return float(width**-0.5)
     value = config_value(config, family.scale_key)
     if not isinstance(value, (int, float)) or value <= 0:
         raise UnsupportedConfigError(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,32 +21,11 @@ _NAMED = ("pad", "bos", "eos", "cls", "sep", "mask", "unk", "decoder_start")
 _OWN_IDS = "Remove the tokenizer files from the folder to have words hashed to ids, or pass token ids yourself."
 
 
-class TextEncoder(Protocol):
-    """Turns a text into ids and knows which ids are special."""
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """Ids that start each sequence."""
-
-    @property
-    def suffix(self) -> tuple[int, ...]:
-        """Ids that end each sequence."""
-
-    @property
-    def special(self) -> frozenset[int]:
-        """Ids that do not represent text."""
-
-    @property
-    def unknown(self) -> int | None:
-        """The id for text that is not in the vocabulary."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of ``text`` without prefix and suffix."""
-
-
 @dataclass(frozen=True)
 class HashTokenizer:
     """Maps words and punctuation marks to ids by a stable hash, for models without a tokenizer.
+
+    ``prefix`` and ``suffix`` start and end each sequence, and ``special`` ids do not represent text.
 
     The id of a word is ``vocabulary[blake2b(word) mod len(vocabulary)]`` over the ids that are not special, the word in
     lower case. The same text gives the same ids on every machine; different words may share an id.
@@ -70,7 +49,7 @@ class HashTokenizer:
 
 @dataclass(frozen=True)
 class PretrainedTokens:
-    """A transformers tokenizer seen as a :class:`TextEncoder`."""
+    """A transformers tokenizer with the attributes of :class:`HashTokenizer`."""
 
     tokenizer: Any
     prefix: tuple[int, ...]
@@ -82,6 +61,9 @@ class PretrainedTokens:
         """The ids of ``text`` by the tokenizer, without special tokens."""
         with refusing(InputError, "The model's tokenizer fails on this text", _OWN_IDS):
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+TextEncoder = HashTokenizer | PretrainedTokens
 
 
 def text_encoder(config: Any, tokenizer: Any | None) -> TextEncoder:

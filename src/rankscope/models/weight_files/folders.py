@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rankscope._types import path_of
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile, hub_id, is_hub_id, is_remote
-from rankscope.models.weight_files.remote import CONNECTIONS, HubFolder, StoreFolder, UrlFolder
+from rankscope.models.weight_files.remote import CONNECTIONS, HubFolder, RemoteFolder, StoreFolder, UrlFolder
 from rankscope.models.weight_files.tensors import StoredTensor, stored_in
 
 __all__ = ["CONNECTIONS", "LocalFolder", "ModelFolder", "config_in", "model_folder", "stored_tensors"]
-
-
-class ModelFolder(Protocol):
-    """The files of one model."""
-
-    @property
-    def name(self) -> str:
-        """As the user wrote it, for messages."""
-
-    @property
-    def origin(self) -> Literal["folder", "hub", "url"]:
-        """The kind of place."""
-
-    @property
-    def revision(self) -> str | None:
-        """The commit that is read, if there are commits."""
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Counts what is read from a server; None for a local folder."""
-
-    def weight_files(self) -> list[WeightFile]:
-        """The safetensors files; none if there are none."""
-
-    def copied(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """Inside this context, those of these small files that exist are in the local folder that it gives."""
 
 
 def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:
@@ -92,6 +66,10 @@ class LocalFolder:
     def copied(self, names: Sequence[str]) -> Iterator[Path]:
         """The folder itself; nothing is copied."""
         yield self.path
+
+
+ModelFolder = LocalFolder | RemoteFolder
+"""The files of one model: which there are, where they come from, and copies of the small ones."""
 
 
 def config_in(folder: ModelFolder) -> Any:

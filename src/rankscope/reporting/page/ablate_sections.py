@@ -20,13 +20,12 @@ GRID_COLUMNS = ("variant", "mask", "weights")
 
 
 @section("ablate", "grid")
-def ablation_section(run: Run, detail: int) -> Section | None:
+def ablation_section(run: Run) -> Section | None:
     """One line per network, switches for metric and setting, and the grid of last blocks."""
     if not set(GRID_COLUMNS) <= set(run.table.column_names):
         return None
     views: Views = {}
-    metrics = metrics_in_order(run.table)
-    for metric in metrics if detail > 0 else metrics[:3]:
+    for metric in metrics_in_order(run.table):
         groups: dict[str, list[AblationArm]] = {}
         for arm in arms(run.table, metric):
             groups.setdefault(setting_of(arm), []).append(arm)

@@ -19,12 +19,12 @@ MOST_EVIDENCE = 60
 LONGEST_VERDICT = 4000
 
 
-def chapter_of(run: Run, detail: int) -> Chapter:
+def chapter_of(run: Run) -> Chapter:
     """Everything the report says about one run."""
     sections = sections_of(run.kind) if run.table.num_rows else []
-    made: dict[str, Section | None] = {section.name: section.make(run, detail) for section in sections}
+    made: dict[str, Section | None] = {section.name: section.make(run) for section in sections}
     if not any(made.values()) and run.table.num_rows:
-        made = {"rows": rows_section(run, detail)}
+        made = {"rows": rows_section(run)}
     shown = {name: section for name, section in made.items() if section is not None}
     headline, rest = split_verdict(readable(run.verdict)[:LONGEST_VERDICT])
     return Chapter(

@@ -26,7 +26,7 @@ from rankscope.views import Section
 MOST_METRICS = 5
 
 
-def comparison_chapter(comparison: Comparison, together: Sequence[Section], detail: int) -> Chapter:
+def comparison_chapter(comparison: Comparison, together: Sequence[Section]) -> Chapter:
     """Differences over depth with their intervals, as charts and tables, then the sections ``together``."""
     title, rest = split_verdict(visible(comparison.verdict))
     level = f"{comparison.settings['level']:.0%}"
@@ -34,7 +34,7 @@ def comparison_chapter(comparison: Comparison, together: Sequence[Section], deta
         ("sequences", "paired" if comparison.paired else "not paired"),
         ("intervals", f"{level}, {'Student' if comparison.paired else 'Welch'}"),
     ]
-    chart = _chart(comparison.table, level, detail)
+    chart = _chart(comparison.table, level)
     chosen = headline(comparison.table, MOST_METRICS)
     tables = [
         difference_table(
@@ -58,11 +58,10 @@ def comparison_chapter(comparison: Comparison, together: Sequence[Section], deta
     )
 
 
-def _chart(table: pa.Table, level: str, detail: int) -> Chart:
+def _chart(table: pa.Table, level: str) -> Chart:
     views: Views = {}
     for metric in metrics_in_order(table):
-        sites = sites_in_order(table, metric)
-        for site in sites if detail > 0 else sites[:1]:
+        for site in sites_in_order(table, metric):
             here = only(table, metric=metric, site=site)
             views[metric, site] = {
                 "metric": metric,

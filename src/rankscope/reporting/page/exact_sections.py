@@ -24,7 +24,7 @@ PER_BLOCK = ("order", "factor", "linear_factor")
 
 
 @section("exact", "orders")
-def exact_section(run: Run, detail: int) -> Section | None:
+def exact_section(run: Run) -> Section | None:
     """Residuals by block in each arithmetic, then the order and factor of each block."""
     residuals: Views = {}
     blocks: Views = {}

@@ -32,13 +32,12 @@ MOST_LINES = 6
 MOST_ALARMS = 60
 MOST_REASONS = 12
 LONGEST_TEXT = 2000
-FEWER_COLUMNS = 64
 
 
-def training_chapter(record: Record, detail: int) -> Chapter:
+def training_chapter(record: Record) -> Chapter:
     """Everything the report says about one record."""
     raised = [alarm for alarm in record.alarms if alarm.state == "raised"]
-    history = History(COLUMNS if detail > 0 else FEWER_COLUMNS)
+    history = History(COLUMNS)
     for reading in record.readings:
         history.take(reading)
     maps = sorted(history.heatmaps(), key=lambda one: (_place(one.metric), one.metric, one.stack or ""))

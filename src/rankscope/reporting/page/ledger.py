@@ -46,7 +46,7 @@ class Step:
 
 
 @section("measure", "ledger", order=30)
-def ledger_section(run: Run, detail: int) -> Section | None:
+def ledger_section(run: Run) -> Section | None:
     """Which parts bring tokens together and which separate them; None without a site inside the blocks."""
     views: Views = {}
     tables: list[Table] = []
@@ -58,8 +58,6 @@ def ledger_section(run: Run, detail: int) -> Section | None:
                 views[metric, str(stack or "")] = _view(metric, steps)
                 if metric == next(iter(views))[0]:
                     tables.append(_totals(metric, steps, stack))
-        if views and detail == 0:
-            break
     if not views:
         return None
     chart = Chart(

@@ -25,7 +25,7 @@ from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.reporting.page.sections import section
 from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
-from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, at_longest, of_stack, only
+from rankscope.runs.rows import at_longest, of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.similarity import Similarity, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
@@ -36,16 +36,11 @@ MOST_COLUMNS = 9
 
 
 @section("measure", "depth", order=10)
-def depth_section(run: Run, detail: int) -> Section | None:
-    """Every metric at every site by block; with low ``detail``, at its main site only."""
+def depth_section(run: Run) -> Section | None:
+    """Every metric at every site by block."""
     views: Views = {}
     for metric in metrics_in_order(run.table):
-        sites = sites_in_order(run.table, metric)
-        for site in (
-            sites
-            if detail > 0
-            else [*sites[:1], *(s for s in sites[1:] if s.startswith(BETWEEN_INPUTS) and not s.endswith(ENTRY))]
-        ):
+        for site in sites_in_order(run.table, metric):
             lines = lines_by_stack(run.table, metric, site)
             guides = guides_of(run, metric, site)
             if lines:
@@ -79,7 +74,7 @@ HEADS_FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one
 
 
 @section("measure", "heads", order=40)
-def heads_section(run: Run, detail: int) -> Section | None:
+def heads_section(run: Run) -> Section | None:
     """A heatmap of each metric that has a value per head."""
     table = at_longest(run.table.filter(pc.is_valid(run.table["head"])))
     views: Views = {}
@@ -104,7 +99,7 @@ def heads_section(run: Run, detail: int) -> Section | None:
 
 
 @section("measure", "length", order=20)
-def length_section(run: Run, detail: int) -> Section | None:
+def length_section(run: Run) -> Section | None:
     """How the metrics change with the length of the inputs."""
     table = length_table(run)
     if table is None:
@@ -123,7 +118,7 @@ def _place_name(site: str, stack: str | None) -> str:
 
 
 @section("measure", "outliers", order=50)
-def outliers_section(run: Run, detail: int) -> Section | None:
+def outliers_section(run: Run) -> Section | None:
     """The massive activations of a run; None if there are none."""
     table = outlier_table(run)
     if table is None:
@@ -139,7 +134,7 @@ LONGEST_TOKEN = 24
 
 
 @section("measure", "similarity", order=60)
-def similarity_section(run: Run, detail: int) -> Section | None:
+def similarity_section(run: Run) -> Section | None:
     """The similarity matrices stored in a run; None if there are none."""
     stacks = similarities_in(run.extra)
     if not stacks:

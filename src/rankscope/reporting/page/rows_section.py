@@ -27,7 +27,7 @@ from rankscope.views import UNDEFINED, Cell, Section, Table, number
 MOST_ROWS = 120
 
 
-def rows_section(run: Run, detail: int) -> Section | None:
+def rows_section(run: Run) -> Section | None:
     """Every metric by block, one line per combination of the verb's additional columns."""
     views: Views = {}
     lines: list[tuple[str, str, str, Curve]] = []

@@ -9,7 +9,7 @@ from rankscope._registry import Registry
 from rankscope.runs.run import Run
 from rankscope.views import Section
 
-MakeSection = Callable[[Run, int], Section | None]
+MakeSection = Callable[[Run], Section | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ SECTIONS: Registry[SectionSpec] = Registry("section", __package__)
 
 
 def section(verb: str, name: str, *, order: int = 100) -> Callable[[MakeSection], MakeSection]:
-    """Register ``(run, detail) -> section`` for the runs of a verb; it returns None if the run has nothing to show.
+    """Register ``run -> section`` for the runs of a verb; it returns None if the run has nothing to show.
 
     Args:
         verb: the kind of the runs.

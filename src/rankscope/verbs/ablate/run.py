@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch import nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
-from rankscope.execution.findings import Findings, Finished
+from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution, Stage, executing
 from rankscope.masks import parse_mask
 from rankscope.metrics import METRICS, NORM_METRICS, PAIR_METRICS
@@ -70,9 +70,6 @@ def ablate(
         Rows as in ``measure``, with the further columns ``variant``, ``mask`` and ``weights``. What a model cannot
         undergo is left out and said in the notes.
 
-    Raises:
-        Interrupted: a ``KeyboardInterrupt`` whose ``run`` holds the networks finished before it.
-
     Example:
         >>> from rankscope import Inputs
         >>> run = ablate("init:tiny-bert", Inputs(sequences=2, tokens=16), variants=["pure", "full"])
@@ -112,7 +109,7 @@ def ablate(
             notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
             extra=execution.described,
         )
-        return grid.finished.checked(in_context(run, prepared))
+        return in_context(run, prepared)
 
 
 def _attends(model: nn.Module | None) -> bool:
@@ -164,7 +161,6 @@ class Grid:
 
     Attributes:
         reader: knows the dtypes and lengths seen in the last network that could be run.
-        finished: counts the finished networks.
     """
 
     def __init__(
@@ -184,7 +180,6 @@ class Grid:
         self._readers: dict[str, SiteReader] = {}
         self._passed: set[str] = set()
         self._reasons: dict[str, str] = {}
-        self.finished = Finished(self._writer, 0, "networks")
 
     @property
     def reader(self) -> SiteReader:
@@ -208,14 +203,12 @@ class Grid:
                 key = f"{name}, {weights}"
                 self._networks[key] = name, (variant, mask, weights), operation
                 self._readers[key] = SiteReader(self._specs, self._policy, self._writer, at)
-        self.finished = Finished(self._writer, len(self._networks), "networks")
         place: dict[tuple[str | int | None, ...], int] = {}
         for number, (_, coordinates, _) in enumerate(self._networks.values()):
             place[coordinates] = number
         findings = Findings(self._writer, self._readers, rest=lambda: self._reasons, learn_rest=self._reasons.update)
-        with self.finished.saved_on_interrupt(alone=execution.ends_batch_by_batch):
-            for weights, model in models.items():
-                self._run(weights, model, execution, findings)
+        for weights, model in models.items():
+            self._run(weights, model, execution, findings)
         execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
         # Drop the rows of a network that failed half-way, perhaps on another rank.
         refused = {self._networks[key][1] for key in self._reasons}
@@ -238,7 +231,6 @@ class Grid:
                     if key not in self._reasons:
                         with self._refusing(key):
                             self._pass(stage, execution, key, operation)
-                    self.finished.add()
 
     def _pass(self, stage: Stage, execution: Execution, key: str, operation: Operation) -> None:
         model, reader = stage.view.model, self._readers[key]

@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.execution.findings import Findings, Finished, Learner
+from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution
 from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
 from rankscope.models.view import ModelView
@@ -77,9 +77,9 @@ class Observers:
         if self.inputs is not None:
             self.inputs.finish(self._writer)
 
-    def learners(self) -> Mapping[str, Learner]:
+    def learners(self) -> Mapping[str, Any]:
         """Those that remember something, by a name that is the same on every rank and after a restart."""
-        learners: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
+        learners: dict[str, Any] = {"": self._reader, "similarity": self._similarity,
                                             "outliers": self._outliers, "inputs": self.inputs}  # fmt: skip
         return {name: learner for name, learner in learners.items() if learner is not None}
 
@@ -105,9 +105,8 @@ class MeasuringPasses:
         length: the length of these inputs, for the rows, if there are several.
 
     Attributes:
-        prepared: the inputs that were finished; all of them, unless there was an interrupt.
+        prepared: its inputs.
         reader: knows the dtypes, shapes and lengths seen.
-        finished: counts the finished sequences.
     """
 
     def __init__(
@@ -120,13 +119,11 @@ class MeasuringPasses:
     ) -> None:
         self._choice, self._execution = choice, execution
         self._writer = RowWriter() if writer is None else writer
-        self._length = length
         self._view: ModelView | None = None
         self.prepared = prepared
         self.reader = choice.reader(self._writer, at=None if length is None else {"length": length})
         labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
         self._observers = Observers(choice, self.reader, self._writer, labels)
-        self.finished = Finished(self._writer, prepared.sequences, "sequences")
 
     def run(self) -> None:
         """All batches."""
@@ -137,16 +134,12 @@ class MeasuringPasses:
         with execution.stages(findings, final=selection.wants("final")) as stages:
             for stage in stages:
                 watched = execution.watch(observers)
-                # Rows of one length alone would pass for a whole run.
-                kept = self.finished.saved_on_interrupt(alone=execution.ends_batch_by_batch and self._length is None)
-                with kept, trace(stage.view, selection, watched):
+                with trace(stage.view, selection, watched):
                     for part in execution.batches():
                         observers.start(part)
                         with stage.through(part):
                             part.run(stage.view.model)
                         observers.commit()
-                        self.finished.add(part.sequences)
-        self.prepared = self.finished.sequences_of(self.prepared)
         execution.collect(findings)
         observers.finish()
         # An offloaded run wrote the comparison of inputs block by block, others at the end.

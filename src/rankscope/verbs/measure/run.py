@@ -45,7 +45,7 @@ from rankscope.verbs.measure.states import (
     refuse_fields,
     without_inputs_hash,
 )
-from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
 from rankscope.verdicts.attention import attention_findings
 from rankscope.verdicts.depth import depth_findings
@@ -93,9 +93,6 @@ def measure(
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
-
-    Raises:
-        Interrupted: a ``KeyboardInterrupt`` whose ``run`` contains the sequences that were finished.
 
     Example:
         >>> from rankscope import Inputs
@@ -298,7 +295,7 @@ class AboutRun:
         asks_for_inputs: whether the user asked for the comparison between inputs.
     """
 
-    loaded: Described
+    loaded: Any
     prepared: Prepared
     described: Mapping[str, Any] = field(default_factory=dict)
     spec: str | None = None
@@ -359,7 +356,7 @@ def concluded(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
-    return passes.finished.checked(in_context(run, prepared))
+    return in_context(run, prepared)
 
 
 def along_length(

@@ -24,7 +24,6 @@ from tqdm.auto import tqdm
 
 from rankscope._types import kind_of, path_of
 from rankscope.errors import InputError, LoadError
-from rankscope.execution.findings import Finished
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy
 from rankscope.models.inputs.opening import tensors_in
 from rankscope.models.inputs.rows import TokenRows, all_or_some, kept_tokens
@@ -590,31 +589,27 @@ class StatePasses:
         observers: the reader, and what stands beside it.
 
     Attributes:
-        prepared: the inputs that were finished.
+        prepared: the inputs.
         reader: knows the dtypes, shapes and lengths seen.
-        finished: counts the finished sequences.
     """
 
     def __init__(self, held: HeldStates, reader: SiteReader, writer: RowWriter, observers: Observers) -> None:
         self._held, self._writer, self._observers = held, writer, observers
         self.reader, self.prepared = reader, held.prepared
-        self.finished = Finished(writer, held.prepared.sequences, "sequences")
 
     def run(self, *, progress: bool) -> None:
         """All sequences."""
         observers, sets = self._observers, self._held.sets
         observers.expect(self.prepared.sequences, len(sets[0].layers))
         bar = tqdm(total=sum(len(one.layers) for one in sets), desc="measure", unit="layer", disable=not progress)
-        with bar, self.finished.saved_on_interrupt(), torch.no_grad():
+        with bar, torch.no_grad():
             for part, one in zip(self._held.prepared, sets, strict=True):
                 observers.start(part)
                 for ref, state in one.read():
                     observers(ref, state)
                     bar.update()
                 observers.commit()
-                self.finished.add(part.sequences)
         observers.finish()
-        self.prepared = self.finished.sequences_of(self._held.prepared)
 
     @property
     def extra(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ THROUGH_HEADS, THROUGH_LAYERS, OF_A_LENGTH = "through a head", "through a layer"
 
 
 @section("decompose", "paths")
-def paths_section(run: Run, detail: int) -> Section | None:
+def paths_section(run: Run) -> Section | None:
     """Bars by path length, a heatmap of marginals by head, and a line of marginals by block."""
     if not {"paths", "length", "origin"} <= set(run.table.column_names):
         return None

@@ -25,10 +25,10 @@ LINES = {"log10_bound": "upper bound", "log10_measured": "measured", "log10_lowe
 
 
 @section("bound", "theorems")
-def theorems_section(run: Run, detail: int) -> Section | None:
+def theorems_section(run: Run) -> Section | None:
     """One row per theorem; then, by block, the bounds and the measured values."""
     if not {COLUMN, SCOPE} <= set(run.table.column_names):
-        return rows_section(run, detail) if COLUMN in run.table.column_names else None
+        return rows_section(run) if COLUMN in run.table.column_names else None
     names = own_names(run.table, COLUMN)
     if not names:
         return None
