@@ -14,7 +14,7 @@ import typer.main
 
 from rankscope.cli.app import app
 from rankscope.cli.completing import complete_site, complete_spec
-from rankscope.cli.examples import examples, question
+from rankscope.cli.examples import examples
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = examples()
@@ -135,10 +135,3 @@ def test_completion_imports_nothing_heavy(shell: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "tiny-bert" in done.stdout
     assert done.stdout.rstrip().endswith("HEAVY []")
-
-
-@pytest.mark.parametrize(
-    ("text", "short"), [(None, None), ("", None), ("Why? Because.", "Why?"), ("One: two.", "One: two.")]
-)
-def test_the_list_of_commands_shows_the_question(text: str | None, short: str | None) -> None:
-    assert question(text) == short

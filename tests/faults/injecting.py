@@ -43,13 +43,14 @@ def signal_in_task(number: int, which: str) -> None:
     working.do = doing
 
 
-def save_in_a_loop(source: str, place: str, times: int) -> None:
-    """Save one run over another, again and again."""
+def save_in_turn(one: str, other: str, place: str, times: int) -> None:
+    """Save two runs over each other, again and again."""
     from rankscope.runs.run import load_run
 
-    run = load_run(source)
+    runs = (load_run(one), load_run(other))
     for _ in range(times):
-        run.save(place)
+        for run in runs:
+            run.save(place)
 
 
 def killed_at(moment: int, source: str, place: str) -> None:

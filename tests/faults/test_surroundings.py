@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -64,17 +63,6 @@ def test_too_little_memory(warm: Warm, tmp_path: Path) -> None:
     assert outcome.explained, outcome
     assert "not enough memory" in outcome.err
     assert "--batch" in outcome.err
-
-
-def test_too_little_memory_to_start(tmp_path: Path) -> None:
-    """`measure` in an address space of 500 MB, in which torch cannot be loaded."""
-
-    def narrow() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (5 * 10**8, 5 * 10**8))
-
-    outcome = cold(MEASURE, tmp_path, preexec_fn=narrow)
-    assert outcome.explained, outcome
-    assert "not enough memory" in outcome.err
 
 
 def test_training_outlives_its_record(warm: Warm, tmp_path: Path) -> None:

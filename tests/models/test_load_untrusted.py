@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankscope.errors import LoadError
-from rankscope.models.loading import load
+from rankscope.models.loading import affording, load
 
 
 class _Touch:
@@ -108,8 +108,9 @@ def test_architectures_naming_something_else_than_a_model_are_refused(folder: Pa
 )
 @pytest.mark.parametrize("spec", ["init:{}", "{}"])
 def test_a_configuration_larger_than_memory_is_refused_with_an_estimate(
-    folder: Path, spec: str, change: dict[str, int], why: str
+    folder: Path, spec: str, change: dict[str, int], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(affording, "LONGEST_BUILD", 0.5)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(LoadError, match=why):

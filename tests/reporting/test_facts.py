@@ -13,7 +13,7 @@ import rankscope
 from rankscope.metrics import METRICS
 from rankscope.reporting.page.facts import FACTS, OWN_TERMS, markup
 from rankscope.reporting.page.mathml import mathml
-from rankscope.reporting.page.safe_text import clipped, paragraphs, slug, split_verdict, visible
+from rankscope.reporting.page.safe_text import clipped, slug, visible
 
 
 def test_the_file_is_what_the_declarations_say() -> None:
@@ -69,12 +69,3 @@ def test_names_of_strangers() -> None:
     assert len(clipped("x" * 10_000)) == 80
     assert slug("<script>") == "script"
     assert slug("\u202e") == "x"
-
-
-def test_verdicts_are_split_where_they_pause() -> None:
-    assert split_verdict("given weights, own mask: pure attention collapses: below 0.001.")[0] == (
-        "Given weights, own mask: pure attention collapses"
-    )
-    assert split_verdict("x" * 200) == ("x" * 200, "")
-    long = ("A sentence that goes on for a while, to be one of many. " * 9).strip()
-    assert len(paragraphs(long)) == 9

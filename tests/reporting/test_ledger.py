@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from rankscope.reporting.page.charts import head_grid
 from rankscope.reporting.page.ledger import ledger_section, ledger_steps
 from rankscope.runs.rows import RowWriter
-from tests.reporting.runs import add_heads
 from tests.runs.builders import make_run, profile
 
 IN, ATTENTION, MLP, OUT = [1.0, 0.5], [0.1, 0.05], [1.0, 0.5], [0.5, 0.25]
@@ -58,12 +55,3 @@ def test_the_sentence_names_who_moves_most() -> None:
     assert section.lead == (
         "Attention takes away most (-2.000 decades of relative residual over all blocks); MLP gives back most (+2.000)."
     )
-
-
-def test_a_map_has_heads_down_and_blocks_across() -> None:
-    writer = RowWriter()
-    add_heads(writer, layers=4, heads=3)
-    blocks, heads, values = head_grid(writer.table())
-    assert (blocks.tolist(), heads.tolist()) == ([0, 1, 2, 3], [0, 1, 2])
-    expected = 0.01 * np.arange(4)[None, :] / 4 + 0.02 * np.arange(3)[:, None]
-    assert values == pytest.approx(expected)

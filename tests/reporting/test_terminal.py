@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from rankscope.reporting.terminal import print_entries, print_run
+from rankscope.reporting.terminal import print_run
 from rankscope.verbs.doctor.checks import Check, DoctorReport
 from rankscope.verbs.doctor.show import document
 from rankscope.views.terminal import print_document
@@ -116,15 +116,6 @@ def test_checks() -> None:
     assert "the numbers can be trusted" in written(stream)
 
 
-def test_entries() -> None:
-    target, stream = console(width=40)
-    print_entries([{"name": "block.out", "summary": "a long line of text that has to be folded somewhere"}], target)
-    assert "block.out" in written(stream)
-    target, stream = console()
-    print_entries([], target)
-    assert "nothing" in written(stream)
-
-
 @pytest.mark.parametrize(
     ("values", "line"),
     [
@@ -140,7 +131,3 @@ def test_entries() -> None:
 )
 def test_sparklines(values: list[float], line: str) -> None:
     assert sparkline(values, plain=True) == line
-
-
-def test_long_sparklines_are_averaged() -> None:
-    assert sparkline([0.0] * 100 + [1.0] * 100, plain=True, width=4) == "__@@"

@@ -123,11 +123,6 @@ def test_the_loss_is_shown_with_the_moment_of_the_alarm() -> None:
     assert view["when"] == [[10, "token collapse"]]
 
 
-def test_values_that_are_not_known_stay_open() -> None:
-    view = charts_of(record(reading(0, [math.nan]), reading(1, [0.5])))["Layers over training"]["views"][0]
-    assert view["values"] == [[None, 0.5]]
-
-
 def test_torn_lines_are_told() -> None:
     assert "2 lines were cut off" in training_chapter(record(reading(0, [0.9]), torn=2)).notes[0]
 

@@ -48,11 +48,6 @@ def test_residuals_over_decades_get_a_log_axis_and_the_floor() -> None:
     assert words == ["float32 cannot see below 4.77e-07"]
 
 
-def test_the_floor_is_absent_far_above_it() -> None:
-    (axes,) = make_run(profile({"relative_residual": [0.9, 0.8]}).table()).plot().axes
-    assert not axes.texts
-
-
 def test_the_null_is_a_dashed_line() -> None:
     run = make_run(
         profile({"stable_rank": [3.0, 2.0]}).table(), null={"stable_rank": {"mean": 23.4, "sd": 1.0, "draws": 4}}

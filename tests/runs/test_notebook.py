@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import rankscope as rs
 from rankscope.runs.presenting import document_of
 from rankscope.views.documents import tables_in
-from rankscope.views.notebook import curve_svg
-from rankscope.views.trends import levels
 from tests.runs.builders import make_run, profile
 
 KINDS = {
@@ -89,22 +86,6 @@ def test_a_run_without_values_is_shown(curves: dict[str, list[float]]) -> None:
     read(make_run(profile(curves).table())._repr_html_())
 
 
-def test_a_curve_is_broken_where_a_value_is_missing() -> None:
-    pen = re.search(r"d='([^']*)'", curve_svg([1.0, 0.5, math.nan, 0.2, 0.1]))
-    assert pen is not None
-    assert pen[1].count("M") == 2
-    assert pen[1].count("L") == 2
-    assert curve_svg([math.nan]) == ""
-    assert "M" in curve_svg([3.0])
-
-
-@pytest.mark.parametrize(
-    ("values", "found"), [([0.0, 1.0], [0.0, 1.0]), ([0.0, 0.0], [0.5, 0.5]), ([1e-300, 2e-300], [0.0, 1.0])]
-)
-def test_levels(values: list[float], found: list[float]) -> None:
-    assert levels(values, width=9).tolist() == found
-
-
 def test_a_figure_is_matplotlibs_and_can_be_styled() -> None:
     from matplotlib.figure import Figure
 
@@ -114,8 +95,3 @@ def test_a_figure_is_matplotlibs_and_can_be_styled() -> None:
     axes.set_title("mine")
     axes.lines[0].set_color("red")
     assert figure.axes[0].get_title() == "mine"
-
-
-def test_a_notebook_draws_the_figure_without_pyplot() -> None:
-    figure = make_run(profile({"relative_residual": [0.9, 0.8]}).table()).plot()
-    assert figure._repr_png_().startswith(b"\x89PNG")

@@ -14,7 +14,6 @@ import pytest
 
 from rankscope._types import Status
 from rankscope.errors import InputError, MissingExtraError, UnknownNameError
-from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run, load_run
 from tests.runs.builders import make_run, profile
 
@@ -46,22 +45,6 @@ def test_json_has_exactly_the_promised_shape(run: Run) -> None:
         assert (row["value"] is None) == (row["status"] == "undefined")
         assert ("head" in row) == (row["metric"] == "attention_entropy")
     assert len(answer["rows"]) == run.table.num_rows == 3 * 3 * 2 + 6
-
-
-def test_further_coordinates_and_stacks_are_in_the_json() -> None:
-    writer = RowWriter(coordinates=("variant",))
-    one = {
-        "metric": "m",
-        "site": "s",
-        "layer": 0,
-        "first_sequence": 0,
-        "values": np.ones(1),
-        "statuses": np.zeros(1, int),
-    }
-    writer.add(stack="decoder", head_axis=False, at={"variant": "pure"}, **one)
-    row = make_run(writer.table()).to_json()["rows"][0]
-    assert row["variant"] == "pure"
-    assert row["stack"] == "decoder"
 
 
 def test_round_trips(run: Run, tmp_path: Path) -> None:

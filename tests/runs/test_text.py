@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from rankscope.errors import UnknownNameError
-from rankscope.runs.summary import shown_lines, summarise
+from rankscope.runs.summary import summarise
 from rankscope.views import number
 from tests.runs.builders import make_run, profile
 
@@ -25,16 +24,6 @@ def test_plain_text_is_as_recorded() -> None:
     }
     run = make_run(profile(curves, floor_below=1e-7, writer=writer).table(), notes=("sample text",))
     assert str(run) + "\n" == (GOLDEN / "run.txt").read_text(encoding="utf-8")
-
-
-def test_every_word_is_escaped_in_html() -> None:
-    run = make_run(profile({"<b>": [0.1]}).table(), model="<script>", notes=("a & b",), verdict="x < y")
-    page = run._repr_html_()
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
-    assert "&lt;b&gt;</th>" in page
-    assert "x &lt; y" in page
-    assert "a &amp; b" in page
 
 
 @pytest.mark.parametrize(
@@ -56,13 +45,6 @@ def test_numbers(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-def test_long_models_are_thinned_and_keep_their_ends() -> None:
-    assert shown_lines(36) == list(range(36))
-    lines = shown_lines(200)
-    assert (lines[0], lines[-1], len(lines)) == (0, 199, 24)
-    assert {after - before for before, after in pairwise(lines)} <= {8, 9}
-
-
 def test_summary_keeps_undefined_and_not_measured_apart() -> None:
     writer = profile({"relative_residual": [0.9, math.nan]})
     profile({"attention_entropy": [0.4]}, site="attention.probs", writer=writer)
@@ -71,15 +53,6 @@ def test_summary_keeps_undefined_and_not_measured_apart() -> None:
     assert grid.sites == ("block.out", "attention.probs")
     assert grid.measured.tolist() == [[True, True], [True, False]]
     assert math.isnan(grid.values[1, 0])
-
-
-def test_ends_of_the_stream_come_first_and_last() -> None:
-    writer = profile({"relative_residual": [0.9] * 12})
-    for site in ("block.in", "final"):
-        profile({"relative_residual": [0.5]}, site=site, writer=writer)
-    (grid,) = summarise(writer.table())
-    assert grid.labels == ("in", *map(str, range(12)), "final")
-    assert grid.blocks.sum() == 12
 
 
 def test_unknown_columns_are_named() -> None:

@@ -71,7 +71,7 @@ def test_an_ablation_says_first_which_networks_are_not_finite_and_where() -> Non
         "Not finite in +mlp, full: NaN or infinity at block 1 (block.out), the first place measured where they are, "
         "in 3 of 3 sequences."
     )
-    assert "pure attention collapses" in rest
+    assert "Pure attention collapses" in rest
     assert "nan" not in rest
     place = {"code": "not finite", "site": "block.out", "stack": None, "layer": 1}
     lost = [{**place, "weights": "given", "mask": "own", "variant": variant} for variant in ("+mlp", "full")]
@@ -94,7 +94,7 @@ def test_an_ablation_tells_networks_under_other_masks_apart() -> None:
 def test_one_bad_sequence_of_an_ablation_leaves_the_others_to_be_judged() -> None:
     model, ids = with_one_bad_sequence()
     run = rs.ablate(model, rs.Inputs(ids, batch=1), variants=["full"])
-    assert "in 1 of 3 sequences. Where it is finite: the whole model ends at 0." in run.verdict
+    assert "in 1 of 3 sequences. Where it is finite: relative residual after the last block: 0." in run.verdict
 
 
 def test_a_random_twin_is_finite_where_the_given_weights_are_not() -> None:
@@ -103,7 +103,7 @@ def test_a_random_twin_is_finite_where_the_given_weights_are_not() -> None:
         model.encoder.layer[0].attention.output.dense.weight[0, 0] = math.nan
     run = rs.ablate(model, IDS, variants=["full"], weights="both")
     assert run.verdict.startswith("Not finite in full (given weights, own mask): NaN or infinity at block 0")
-    assert "Where it is finite: init weights, own mask: the whole model ends at" in run.verdict
+    assert "Where it is finite: init weights, own mask: relative residual after the last block: 0." in run.verdict
 
 
 @pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-llama"])

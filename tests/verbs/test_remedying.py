@@ -157,8 +157,9 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
     verdict = judge_remedies(entries, None, 2, is_random=True)
     sentence = verdict.sentence
     assert (verdict.code, verdict.evidence[-1]["state"]) == ("mean offset", "collapsed")
-    assert "1 of 3 remedies keep tokens further apart than without (relative residual 0.100 after 3 blocks" in sentence
-    assert "the furthest first: a (0.500)" in sentence
+    assert sentence.startswith(
+        "1 of 3 remedies help. First: a. Relative residual after 3 blocks: 0.5 with a, 0.1 without"
+    )
     assert "1 bring tokens closer together: c" in sentence
     seen = {"rescued": 3, "trained": 3, "words": "rescued 3 of 3"}
     entries = [
@@ -167,13 +168,14 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
         {**entry("a", 0.5), "trained": {**seen, "rescued": 0}},
     ]
     sentence = judge_remedies(entries, None, 2, is_random=True).sentence
-    assert "1 of 2 remedies keep tokens further apart than without" in sentence
-    assert "best in training first: b (0.400, rescued 3 of 3)" in sentence
-    assert "Not suggested, because no training of such networks is known that they rescued: a" in sentence
+    assert sentence.startswith(
+        "1 of 2 remedies help. First: b. b rescued 3 of 3. Relative residual after 3 blocks: 0.4"
+    )
+    assert "Not suggested, because they rescued no training of such networks: a" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
     sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
     assert "cannot be quantified" in sentence
-    assert "None of 1 remedies keeps tokens noticeably further apart" in sentence
+    assert sentence.startswith("No remedy to suggest: none of 1 helps.")
 
 
 @pytest.mark.slow

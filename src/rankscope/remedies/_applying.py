@@ -178,7 +178,7 @@ def remedied(design: Design, name: str, strength: float | None = None) -> Design
     entry = REMEDIES[name]
     if entry.design is None:
         raise UnsupportedOperationError(
-            f"{name} cannot be told by the parameters of a design. Run it on a random initialisation instead: "
+            f"{name} does not change a parameter of a design. Run it on a random initialisation: "
             f"rankscope remedy init:NAME --remedies {name}"
         )
     return design.changed(**entry.design(design, entry.strength if strength is None else strength))

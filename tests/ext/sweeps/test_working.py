@@ -168,10 +168,11 @@ def test_neighbours_share_a_model_that_is_loaded_once(monkeypatch: pytest.Monkey
     loads: list[str] = []
     load = loading.load
     monkeypatch.setattr(loading, "load", lambda spec, **how: loads.append(spec) or load(spec, **how))
-    plan = plan_of({"models": ["init:tiny-bert", "init:tiny-gpt2"], "verbs": ["measure", "exact"], "inputs": SMALL,
-                    "variants": ["full", "pure"], "seeds": [0, 1]})  # fmt: skip
+    described = {"models": ["init:tiny-bert", "init:tiny-gpt2"], "verbs": ["measure"], "inputs": SMALL}
+    plan = plan_of({**described, "variants": ["full", "pure"], "seeds": [0, 1]})
+    last = plan_of({**described, "models": ["init:tiny-gpt2"], "verbs": ["exact"], "seeds": [1]})
     models: dict[Any, Any] = {}
-    together = [do(task, models) for task in tasks_of(plan)]
+    together = [do(task, models) for task in (*tasks_of(plan), *tasks_of(last))]
     assert len(loads) == 4, "two models from two seeds each"
     for outcome in together:
         assert outcome.table is not None, outcome.facts

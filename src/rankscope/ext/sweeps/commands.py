@@ -89,7 +89,7 @@ def run_command(
         typer.Option(
             "--shard",
             metavar="I/N",
-            help="Run one share, beside other processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
+            help="Run one share in one of several processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
             "array or a Kubernetes indexed job.",
         ),
     ] = None,

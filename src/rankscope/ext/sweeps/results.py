@@ -180,8 +180,8 @@ class Results:
                 self.place.write(f"{ROWS}/{name}.parquet", _parquet(table))
         except OSError as error:
             raise StoringError(
-                f"Results could not be written to {self.place} ({error.strerror}). What is there is complete: see to "
-                "it, and start the sweep again."
+                f"Results could not be written to {self.place} ({error.strerror}). Stored results are complete. "
+                "Free the space or mend the access, and start the sweep again."
             ) from error
 
     def contents(self) -> Contents:

@@ -210,13 +210,13 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
     errors = [finding.error for finding in findings.values()]
     if all(errors) and _makes_nested(findings):
         return InputError(
-            "The model makes nested tensors, in which tokens have no axis, so that they cannot be told from sequences: "
+            "The model makes nested tensors, in which tokens have no axis: "
             f"{_said(errors[0])}. Pass sequences of one length to a model that takes plain tensors, with a padding "
             "mask if they have to be padded."
         )
     if all(errors):
         return InputError(
-            f"The model cannot be run on two sequences of the inputs, along neither of their first two axes: "
+            f"The model fails on two sequences, along either of the first two axes: "
             f"{_said(errors[0])} (first axis); {_said(errors[1])} (second axis). Pass inputs of shape (batch, tokens), "
             "(batch, tokens, dim), or with the first two axes swapped, on which model(inputs) runs."
         )
@@ -229,8 +229,8 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
         declare = f"(Which modules run depends on the entries: {varies} runs for some only.) {declare}"
     if any(finding.crosses for finding in findings.values()):
         return InputError(
-            "Which axis of the inputs counts sequences cannot be told: in this model, entries along both of the first "
-            f"two axes act on each other, as where experts have a limited capacity. {declare}"
+            "The axis of sequences is ambiguous: entries along both of the first two axes act on each other, as in "
+            f"experts with a limited capacity. {declare}"
         )
     if not any(finding.depends for finding in findings.values() if finding.error is None):
         return IgnoredInputError(
@@ -240,8 +240,7 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
             f"the outputs begin at zero on purpose: {declare[0].lower()}{declare[1:]}"
         )
     return InputError(
-        "Which axis of the inputs counts sequences cannot be told: replacing some entries changes nothing that also "
-        f"depends on others, along neither of the first two axes, so no tokens act on each other. {declare}"
+        f"The axis of sequences is ambiguous: no tokens act on each other along either of the first two axes. {declare}"
     )
 
 

@@ -244,8 +244,8 @@ def _axis_beside(name: str, value: torch.Tensor, sequences: int, axis: int) -> i
         return axis
     if value.shape[0] == value.shape[1] == sequences:
         raise InputError(
-            f"The argument {name!r} has shape {tuple(value.shape)}, and there are {sequences} sequences of as many "
-            "tokens, so which of its axes counts sequences cannot be told. Pass one sequence fewer."
+            f"The axis of sequences of {name!r} is ambiguous: its shape {tuple(value.shape)} has as many sequences as "
+            "tokens. Pass one sequence fewer."
         )
     return 0 if value.shape[0] == sequences else axis
 

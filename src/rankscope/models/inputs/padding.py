@@ -236,7 +236,7 @@ def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[Pa
     why = (
         "replacing the tokens it marks changes the others, so the model does not hide them"
         if not fitting
-        else "tokens do not act on each other in this model, so what it hides cannot be told"
+        else "tokens do not act on each other in this model, so it has no effect"
     )
     raise _not_read(part, name, why)
 

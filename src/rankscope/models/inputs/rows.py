@@ -268,5 +268,7 @@ def _refuse_nothing(ids: Sequence[int]) -> None:
 def _room(encoder: TextEncoder, tokens: int) -> int:
     room = tokens - len(encoder.prefix) - len(encoder.suffix)
     if room < 1:
-        raise InputError(f"tokens={tokens} leaves no room beside {tokens - room} special tokens; ask for more.")
+        raise InputError(
+            f"tokens={tokens} leaves no room for text: {tokens - room} are special tokens. Pass a larger number."
+        )
     return room

@@ -149,8 +149,8 @@ def _not_endless() -> Iterator[None]:
         seen += 1
         if seen > 2 * MOST_MODULES or thread_time() - began > LONGEST_BUILD:
             raise LoadError(
-                f"The configuration asks for so many parts that {seen:,} were laid out in "
-                f"{thread_time() - began:.0f} s, without an end. Nothing was allocated."
+                f"The configuration has too many modules: {seen:,} after {thread_time() - began:.0f} s, and more. "
+                "Nothing was allocated."
             )
 
     hooks = (register_module_module_registration_hook(count), register_module_parameter_registration_hook(count))

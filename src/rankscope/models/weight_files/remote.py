@@ -30,10 +30,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LARGEST_SIZE = 2**50
 _IDENTITY = ("generation", "ETag", "etag", "LastModified", "mtime", "updated", "created")
 _ADVICE = {
-    401: "The server wants to know who you are, or there is no such model: check the name; for a private or gated "
-    "model of the hub log in with `hf auth login` or set HF_TOKEN.",
-    403: "You are known but not admitted: on the hub, accept the terms on the model's page and use a token that may "
-    "read gated models; in a store, check the permissions of your key.",
+    401: "Not logged in, or no such model: check the name; for a private or gated model of the hub, log in with "
+    "`hf auth login` or set HF_TOKEN.",
+    403: "No permission: on the hub, accept the terms on the model's page and use a token that may read gated models; "
+    "in a store, check the permissions of your key.",
     404: "Check the name, the revision and the spelling; `hub:OWNER/NAME@REVISION` names a commit, tag or branch.",
 }
 _ASK_AGAIN = (

@@ -190,9 +190,7 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
     constant = [row.mean for row in record.readings[-1].table if row.metric == "mean_answer_loss"]
     guides = [{"kind": "level", "value": value, "label": "the same answer for all inputs"} for value in constant]
     view = {**_steps_view("loss", [_series("", steps, values)]), "when": _when(raised, None, anywhere=True)}
-    caption = (
-        "As told to the gauge, at the steps it read. Dashed: the loss of one answer for all inputs, on its last batch."
-    )
+    caption = "At the steps of the readings. Dashed: the loss of a constant prediction, on the last batch."
     chart = Chart("lines", "Loss", caption, (), {("loss",): {**view, "guides": guides}})
     return Section("The loss", "", (chart,))
 

@@ -15,10 +15,9 @@ from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import StackReading, read_stack
-from rankscope.verdicts.sentences import in_words
+from rankscope.verdicts.sentences import in_words, short
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
-from rankscope.views import number
 
 MEASURE = "relative_residual"
 
@@ -75,7 +74,8 @@ def lost_networks(table: pa.Table) -> list[LostNetwork]:
     return lost_ones
 
 
-COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
+COMPONENTS = {"+skip": "skip connections", "+norm": "norms", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
+QUIET = (State.HEALTHY, State.MEAN_OFFSET, State.UNKNOWN)
 
 
 def judge_ablation(
@@ -167,61 +167,43 @@ def _sentence(
     alone: bool,
 ) -> str:
     where = "" if alone else ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part) + ": "
-    parts = _roles(networks)
-    if "pure" in networks:
-        told = _fate(pure, *networks["pure"], floor)
-        # What prevents a collapse is the answer; if there is nothing to prevent, that is.
-        parts.insert(len(parts) if networks["pure"][1].state >= State.COLLAPSING else 0, told)
-    if "full" in networks:
-        arm, reading = networks["full"]
-        state = ", collapsed" if reading.state is State.COLLAPSED and reading.is_everywhere else _state_words(reading)
-        parts.append(f"the whole model ends at {_end(arm)}{state}")
-    if not parts:
-        parts = [_fate(variant, *network, floor) for variant, network in networks.items()]
-    sentence = "; ".join(parts)
-    return f"{where}{sentence if where else sentence[:1].upper() + sentence[1:]}."
+    names = {"full": "the whole model", "pure": pure}
+    shown = [name for name in names if name in networks] or list(networks)
+    sentences = _roles(networks)
+    for name in reversed(shown):
+        reading = networks[name][1]
+        # That a whole model is as it should be, or shares a common vector, goes without saying.
+        if name != "full" or reading.state not in QUIET or not reading.is_everywhere:
+            sentences.append(f"{names.get(name, name)} {_fate(reading)}")
+    ends = [f"{_end(networks[name][0], floor)} in {names.get(name, name)}" for name in shown]
+    sentences.append(f"relative residual after the last block: {', '.join(ends)}")
+    first, *rest = [where + sentences[0], *sentences[1:]]
+    return " ".join(f"{one[:1].upper()}{one[1:]}." for one in (first, *rest))
 
 
 def _roles(networks: Mapping[str, tuple[AblationArm, StackReading]]) -> list[str]:
-    """What each component alone does."""
-    added = {name: network for name, network in networks.items() if name in COMPONENTS}
-    kept = [name for name, (_, reading) in added.items() if reading.state < State.COLLAPSING]
-    named: dict[str, str] = {}
-    for name in sorted(added, key=lambda name: name not in kept):
-        arm, reading = added[name]
-        end = _end(arm) if named else f"relative residual {_end(arm)} after the last block"  # said once
-        named[name] = f"{COMPONENTS[name]} ({end}{_state_words(reading)})"
-    keep = [named[name] for name in kept]
-    fall = [words for name, words in named.items() if name not in kept]
-    if "pure" in networks and networks["pure"][1].state >= State.COLLAPSING:
-        alone = f"{' and '.join(fall)} do not" if keep else f"{' and '.join(fall)} do not prevent collapse"
-        words = (f"{' and '.join(keep)} prevent collapse", alone)
-    else:
-        words = (f"with {' or '.join(keep)} they stay apart too", f"with {' or '.join(fall)} it collapses")
-    return [sentence for sentence, names in zip(words, (keep, fall), strict=True) if names]
+    """What each component alone does, if attention without any collapses."""
+    if "pure" not in networks or networks["pure"][1].state < State.COLLAPSING:
+        return []
+    apart = {name: networks[name][1].state < State.COLLAPSING for name in COMPONENTS if name in networks}
+    # Norms with skips add nothing to an answer that skips alone give.
+    named = [name for name in apart if name != "+norm+skip" or apart[name] != apart.get("+skip")]
+    prevent, fail = ([COMPONENTS[name] for name in named if apart[name] is one] for one in (True, False))
+    words = (f"{' and '.join(prevent)} prevent collapse", f"{' and '.join(fail)} do not prevent collapse")
+    return [sentence for sentence, which in zip(words, (prevent, fail), strict=True) if which]
 
 
-def _state_words(reading: StackReading) -> str:
-    """The state, where it is more than a number says: a common vector and no collapse go without saying."""
-    plain = (State.HEALTHY, State.MEAN_OFFSET, State.COLLAPSED, State.UNKNOWN)
-    return "" if reading.state in plain and reading.is_everywhere else f", {in_words(reading)}"
-
-
-def _fate(name: str, arm: AblationArm, reading: StackReading, floor: float | None) -> str:
-    count = reading.count().rstrip()
-    count = f" {count}" if count else ""
+def _fate(reading: StackReading) -> str:
+    count = f" {reading.count()}".rstrip()
     if reading.state in (State.FLOOR, State.COLLAPSED):
-        at_floor = floor is not None and bool(arm.line.any_floor[-1])
-        end = f"at the float floor {number(floor)}" if floor is not None and at_floor else _end(arm)
-        return f"{name} collapses{count} {reading.span(State.FLOOR, State.COLLAPSED)} ({end} after the last block)"
+        return f"collapses{count} {reading.span(State.FLOOR, State.COLLAPSED)}"
     if reading.state is State.VANISHED:
-        return f"{name} vanishes{count}: the stream is exactly zero {reading.span(State.VANISHED)}"
-    if reading.state is State.COLLAPSING:
-        return f"{name} is {in_words(reading)} (relative residual {_end(arm)} at the last block)"
+        return f"vanishes{count}: the stream is exactly zero {reading.span(State.VANISHED)}"
     if reading.state >= State.FEW_DIRECTIONS:
-        return f"{name} ends at a relative residual of {_end(arm)}, {in_words(reading)}"
-    return f"{name} keeps its tokens apart (relative residual {_end(arm)} at the last block)"
+        return f"ends with {in_words(reading)}" if reading.state is not State.COLLAPSING else f"is {in_words(reading)}"
+    return "does not collapse"
 
 
-def _end(arm: AblationArm) -> str:
-    return number(float(arm.line.mean[-1]))
+def _end(arm: AblationArm, floor: float | None) -> str:
+    at_floor = floor is not None and bool(arm.line.any_floor[-1])
+    return f"at the float floor {short(floor)}" if at_floor and floor else short(float(arm.line.mean[-1]))

@@ -97,7 +97,7 @@ def ablate(
             lengths=grid.reader.lengths,
             dim=min((width for _, width in grid.reader.shapes), default=None),
             model=subject.spec,
-            pure="pure attention" if _attends(loaded.model) else "token mixing alone, which has no attention,",
+            pure="pure attention" if _attends(loaded.model) else "token mixing alone",
         )
         seconds = time.perf_counter() - started
         run = Run(

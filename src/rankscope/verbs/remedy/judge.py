@@ -14,9 +14,9 @@ from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import residual_battery
 from rankscope.verdicts.reading import read_stack
+from rankscope.verdicts.sentences import short
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
-from rankscope.views import number
 
 NONE = "none"
 
@@ -129,48 +129,39 @@ def judge_remedies(
     none = next(entry for entry in entries if entry["name"] == NONE)
     others = [entry for entry in entries if entry["name"] != NONE]
     before, state = or_zero(none["residual_last"]), state_of(none)
-    blocks = len(none["factors"])
-    collapse = "" if state == State.HEALTHY else f", {state.code}"
-    collapse += " at the float floor, so that the gain cannot be quantified" if none["at_floor"] else ""
-    now = f"(relative residual {_words(none['residual_last'])} after {blocks} blocks{collapse})"
     apart = [
         entry for entry in others if or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
     ]
-    if state == State.HEALTHY:
-        apart = []
     higher = [entry for entry in apart if not never_helped(entry)]
     lower = [entry for entry in others if or_zero(entry["residual_last"]) < before / NOTICEABLE]
+    ends = [f"{_words(none['residual_last'])} without a remedy"]
     if state == State.HEALTHY:
-        first = f"No remedy needed: tokens stay apart as it is {now}, so that none of the {len(others)} is ranked"
+        parts = [f"No remedy needed: tokens stay apart, and none of the {len(others)} is ranked"]
     elif higher:
-        best = ", ".join(_named(entry) for entry in higher[:3])
+        best = higher[0]
+        parts = [f"{len(higher)} of {len(others)} remedies help. First: {', '.join(one['name'] for one in higher[:3])}"]
+        if best.get("trained"):
+            parts.append(f"{best['name']} {best['trained']['words']}")
+        ends = [f"{_words(best['residual_last'])} with {best['name']}", *ends]
         still = sum(state_of(entry) >= State.COLLAPSING for entry in higher)
-        most = f"; with {still} of these the tokens still collapse" if still else ""
-        order = "best in training first" if higher[0].get("trained") else "the furthest first"
-        many = f"{len(higher)} of {len(others)} remedies keep tokens further apart"
-        first = f"{many} than without {now}, {order}: {best}{most}"
-    elif apart:
-        first = f"No remedy to suggest for this model {now}"
+        parts += [f"With {still} of these, tokens still collapse"] if still else []
     else:
-        first = f"None of {len(others)} remedies keeps tokens noticeably further apart than without {now}"
-    parts = [first]
-    if len(apart) > len(higher):
+        parts = [f"No remedy to suggest: none of {len(others)} helps" if not apart else "No remedy to suggest"]
+    ends[-1] += "" if state == State.HEALTHY else f" ({state.code})"
+    parts.append(f"Relative residual after {len(none['factors'])} blocks: {', '.join(ends)}")
+    parts += ["At the float floor the gain cannot be quantified"] if none["at_floor"] else []
+    if len(apart) > len(higher) and state != State.HEALTHY:
         names = ", ".join(entry["name"] for entry in apart if never_helped(entry))
-        parts.append(f"Not suggested, because no training of such networks is known that they rescued: {names}")
+        parts.append(f"Not suggested, because they rescued no training of such networks: {names}")
     if lower:
         parts.append(f"{len(lower)} bring tokens closer together: {', '.join(entry['name'] for entry in lower[:4])}")
-    parts += _gradient_words(none, higher)
-    weights = "one random initialisation" if is_random else "the given weights, as they are"
-    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training of this model"
-    verdict = f"{'. '.join(parts)}. Based on {basis}; it does not show which remedy trains best."
+    parts += _gradient_words(none, higher) if state != State.HEALTHY else []
+    weights = "one random initialisation" if is_random else "the given weights"
+    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training"
+    verdict = f"{'. '.join(parts)}. Based on {basis}, so it does not show which remedy trains best."
     keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters")
     evidence = tuple({**{key: entry[key] for key in keys}, "state": state_of(entry).code} for entry in entries)
     return Verdict(verdict, evidence, state.code)
-
-
-def _named(entry: Mapping[str, Any]) -> str:
-    seen = f", {entry['trained']['words']}" if entry.get("trained") else ""
-    return f"{entry['name']} ({number(entry['residual_last'])}{seen})"
 
 
 def state_of(entry: Mapping[str, Any]) -> State:
@@ -185,9 +176,9 @@ def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]
     known = [entry for entry in higher[:1] if entry["qk_over_v"] is not None]
     if none["qk_over_v"] is None or not known:
         return []
-    after = f"{number(known[0]['qk_over_v'])} with {known[0]['name']} and {number(none['qk_over_v'])} without a remedy"
-    return [f"Gradients of queries and keys, relative to those of values, are {after}"]
+    after = f"{short(known[0]['qk_over_v'])} with {known[0]['name']}, {short(none['qk_over_v'])} without"
+    return [f"Gradients of queries and keys over those of values: {after}"]
 
 
 def _words(value: float | None) -> str:
-    return "undefined" if value is None else number(value)
+    return "undefined" if value is None else short(value)

@@ -52,7 +52,7 @@ def zhai_2023_entropy(network: Network, layers: Sequence[LayerQuantities]) -> Ev
     said = (
         f"The sharpest row of a layer has an entropy at least 10^{min(slack) / math.log(10):.3g} times the bound."
         if slack
-        else "The size of the logits cannot be told from the weights: more enters the scores than query times key."
+        else "No bound on the logits from the weights: scores are more than query times key."
     )
     return Evaluation("zhai_2023_entropy", "entropy of the sharpest row", bounds, None, (), said)
 
