@@ -102,7 +102,6 @@ GUESSES: dict[str, tuple[Callable[[], Any], str]] = {
     "Surgery(mask='casual')": (lambda: rs.measure(encoder(), X, {"mask": "casual"}), "Did you mean 'causal'"),
     "ablate(variants=['no_mlp'])": (lambda: rs.ablate(encoder(), X, variants=["no_mlp"]), "'+mlp'"),
     "operate(module) unseen": (lambda: rs.operate(encoder(), {"skip": 0}).__enter__(), "Pass inputs="),
-    "measure_lengths(module, x)": (lambda: rs.measure_lengths(encoder(), X), "missing a required argument: 'lengths'"),
     # Other commands.
     "doctor(loss='mse')": (lambda: rs.doctor(encoder(), X, loss="mse"), "FILE.py:NAME"),
     "doctor(optimizer=1)": (lambda: rs.doctor(encoder(), X, optimizer=1), "expected a torch.optim.Optimizer"),

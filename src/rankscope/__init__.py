@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rankscope.verbs.ablate.run import ablate
     from rankscope.verbs.doctor.run import doctor
     from rankscope.verbs.exact.run import exact
-    from rankscope.verbs.measure.run import judge, measure, measure_lengths
+    from rankscope.verbs.measure.run import judge, measure
     from rankscope.verbs.remedy.run import remedy
     from rankscope.verbs.selftest.run import selftest
 
@@ -61,7 +61,6 @@ __all__ = [
     "load",
     "load_run",
     "measure",
-    "measure_lengths",
     "operate",
     "remedy",
     "report",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rankscope import Inputs, Run, compare, measure, measure_lengths
+from rankscope import Inputs, Run, compare, measure
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.comparison import by_sequence
 from rankscope.runs.curves import names_in
@@ -223,9 +223,3 @@ def test_ranks_at_different_lengths_are_not_compared() -> None:
         compare(one, other, metrics=["effective_rank"])
     assert compare(one, other, metrics=["relative_residual"]).table.num_rows == found.table.num_rows
     assert "not compared" not in compare(one, one).verdict
-
-
-def test_runs_at_several_lengths_are_compared_length_by_length() -> None:
-    one = measure_lengths("init:tiny-gpt2", Inputs(sequences=3), lengths=[8, 16], metrics=["effective_rank"])
-    other = measure_lengths("init:tiny-gpt2", Inputs(sequences=3), lengths=[8, 32], metrics=["effective_rank"])
-    assert compare(one, other).table["length"].unique().to_pylist() == [8]

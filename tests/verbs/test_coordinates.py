@@ -20,7 +20,6 @@ from rankscope.verbs._spec import VERBS
 SMALL = {"sequences": 2, "tokens": 8}
 RUNS: dict[str, Callable[[], Run]] = {
     "measure": lambda: rs.measure("init:tiny-bert", rs.Inputs(**SMALL)),
-    "measure, lengths": lambda: rs.measure_lengths("init:tiny-bert", rs.Inputs(sequences=2), lengths=[4, 8]),
     "measure, two stacks": lambda: rs.measure("init:tiny-t5", rs.Inputs(**SMALL)),
     "exact": lambda: rs.exact("init:tiny-bert", rs.Inputs(**SMALL), rs.Surgery(skip=0, mlp="drop")),
     "ablate": lambda: rs.ablate("init:tiny-bert", rs.Inputs(**SMALL), masks=["own", "causal"]),

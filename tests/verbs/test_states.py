@@ -374,7 +374,6 @@ def test_measure_takes_a_model_or_states() -> None:
                 "--device cuda:7",
                 "--byte-budget 1GiB",
                 "--skip 0",
-                "--lengths 4,8",
                 "--sites final",
                 "--attention-algorithm dense",
             )

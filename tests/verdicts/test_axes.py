@@ -65,4 +65,4 @@ def test_a_verdict_with_axes_can_be_pickled() -> None:
 
 
 def test_every_axis_has_a_meaning() -> None:
-    assert set(AXES) == {"tokens", "inputs", "streams", "experts", "attention", "length", "depth"}
+    assert set(AXES) == {"tokens", "inputs", "streams", "experts", "attention", "depth"}

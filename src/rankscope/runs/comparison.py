@@ -199,23 +199,21 @@ def _pairing(
 def _across_lengths(first: Run, second: Run, asked: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
     """The metrics to compare if the runs counted different numbers of tokens, and a sentence about the others.
 
-    A rank of 128 tokens and one of 512 differ for any model: nothing would be learned from their difference. Rows of a
-    run at several lengths carry their own length and are compared with rows of the same length only.
+    A rank of 128 tokens and one of 512 differ for any model: nothing would be learned from their difference.
 
     Raises:
         InputError: a metric was asked for that depends on the length.
     """
     spans = [sorted(set(run.provenance.lengths)) for run in (first, second)]
-    by_rows = all("length" in run.table.column_names for run in (first, second))
-    if by_rows or not all(spans) or spans[0] == spans[1]:
+    if not all(spans) or spans[0] == spans[1]:
         return asked, ""
     held = list(dict.fromkeys(names_in(first.table, "metric") + names_in(second.table, "metric")))
     dependent = depending_on_length(held if asked is None else asked)
     counts = " and ".join(_span(span) for span in spans)
     if asked is not None and dependent:
         raise InputError(
-            f"{dependent[0]} depends on the number of tokens, and the runs counted {counts}. Measure both at one "
-            "length, or both with lengths= (--lengths), whose rows are compared length by length."
+            f"{dependent[0]} depends on the number of tokens, and the runs counted {counts}. Measure both at "
+            "one length."
         )
     kept = [name for name in held if name not in dependent] if asked is None else asked
     if not kept:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.curves import curve, names_in
-from rankscope.runs.rows import at_longest, of_stack, only
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.views import number
 
@@ -63,7 +63,6 @@ class Condition:
             InputError: no value it needs was measured or is defined. A check that cannot be evaluated does not pass.
             UnknownNameError: the metric or the site is not in the table.
         """
-        table = at_longest(table)
         for kind, name in (("metric", self.metric), ("site", self.site)):
             if name not in (there := names_in(table, kind)):
                 raise UnknownNameError(f"{kind} in this run (asked for by --fail-if {str(self)!r})", name, there)

@@ -139,19 +139,6 @@ def of_stack(table: pa.Table, stack: str | None) -> pa.Table:
     return table if stack is None else only(table, stack=stack)
 
 
-def at_longest(table: pa.Table) -> pa.Table:
-    """Rows of the longest inputs, if a run measured several lengths; else all rows.
-
-    Example:
-        >>> at_longest(pa.table({"length": [8, 32], "layer": [0, 1]}))["layer"].to_pylist()
-        [1]
-    """
-    # The rows of decompose have a length too: that of paths, which are named beside it.
-    if "length" not in table.column_names or "paths" in table.column_names or table.num_rows == 0:
-        return table
-    return only(table, length=pc.max(table["length"]).as_py())
-
-
 @dataclass(frozen=True)
 class Piece:
     """Values of one metric at one site of one layer for consecutive sequences, as given to :meth:`RowWriter.add`."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import curve, names_in
-from rankscope.runs.rows import at_longest, of_stack, only, own_columns
+from rankscope.runs.rows import of_stack, only, own_columns
 from rankscope.views import Cell, measured
 
 HEADLINE = (
@@ -101,7 +101,7 @@ def headline(table: pa.Table, limit: int = 6) -> list[str]:
 def summarise(
     table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None, limit: int = 6
 ) -> list[Summary]:
-    """One grid per network: stack and, in a run of several, variant; of several lengths, the longest.
+    """One grid per network: stack and, in a run of several, variant.
 
     Args:
         table: rows of a run.
@@ -109,7 +109,6 @@ def summarise(
         site: site of every column; by default the main site of each metric.
         limit: maximum number of default columns.
     """
-    table = at_longest(table)
     known = names_in(table, "metric")
     for name in metrics or ():
         if name not in known:

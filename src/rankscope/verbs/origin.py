@@ -16,7 +16,6 @@ from rankscope.runs.run import Run
 from rankscope.stream.claims import claims_of
 from rankscope.stream.viewing import known_view
 from rankscope.surgery.session import is_operating, operations_on
-from rankscope.verbs.reader import SiteReader
 
 
 def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
@@ -46,7 +45,7 @@ def exact_floors(own_dtype: str) -> dict[str, Any]:
 def provenance_of(
     loaded: Any,
     prepared: Prepared,
-    counted: SiteReader,
+    counted: Any,
     seed: int,
     seconds: float,
     stream: Stream | None = None,
@@ -56,7 +55,7 @@ def provenance_of(
     Args:
         loaded: the model, as :class:`~rankscope.models.loading.LoadedModel` describes it; its module may be None.
         prepared: the inputs.
-        counted: what was seen of them.
+        counted: what was seen of them: its ``dtypes``, and its ``lengths`` by stack and sequence.
         seed: of random inputs and of a random initialisation.
         seconds: how long it took.
         stream: the declared layout of the stream.

@@ -17,7 +17,6 @@ AXES: Mapping[str, str] = {
     "streams": "the residual streams of one token become alike",
     "experts": "the router uses few of the experts",
     "attention": "heads weight all tokens equally, or pick one",
-    "length": "longer inputs lose what shorter ones keep",
     "depth": "blocks leave the stream as it is",
 }
 """What collapses along each axis."""

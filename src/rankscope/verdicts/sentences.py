@@ -58,8 +58,6 @@ SENTENCES: Mapping[str, str] = {
     "idle experts": "Experts: {idle} of {routers} routers send nearly every token to the same experts.",
     "streams": "Streams of a token differ. Relative residual {value} after block {block}.",
     "equal streams": "Streams of a token are equal {where}. Relative residual {value} after block {block}.",
-    "length": "Length: {state}. Relative residual {long} at {most} tokens, {short} at {fewest}, after block {block}.",
-    "length unknown": "Length: not judged, because the relative residual after the blocks was not measured.",
 }
 """Each at most 25 words long when it is printed."""
 

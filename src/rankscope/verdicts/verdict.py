@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.not_finite import CODE, Lost, first_not_finite
-from rankscope.runs.rows import at_longest, within_sequences
+from rankscope.runs.rows import within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import StackReading, read_stack
@@ -105,7 +105,7 @@ def judge_rows(
         dim: width of the stream.
         model: name of the model on the command line, for the next steps.
     """
-    table = at_longest(within_sequences(table))
+    table = within_sequences(table)
     readings: dict[str | None, StackReading] = {}
     for stack in stacks_of(table):
         battery = read_battery(table, stack, lengths=(lengths or {}).get(stack), dim=dim)

@@ -3,7 +3,6 @@
 from rankscope.models.inputs._prepare import prepare_inputs, prepare_planned
 from rankscope.models.inputs.given import digest_of, need_same_inputs
 from rankscope.models.inputs.inputs import Given, Inputs, InputsLike, as_inputs
-from rankscope.models.inputs.prefixes import prepare_prefixes
 from rankscope.models.inputs.record import (
     AXES,
     Axes,
@@ -33,6 +32,5 @@ __all__ = [
     "need_same_inputs",
     "prepare_inputs",
     "prepare_planned",
-    "prepare_prefixes",
     "sequences_in_pass",
 ]

@@ -60,18 +60,25 @@ def _is_beyond_a_table(model: nn.Module, batch: Any, told: str) -> bool:
         if isinstance(value, Tensor)
         for size in value.shape
     }
-    rows = {len(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    rows = set(_tables(model).values())
     return any(length > row for length in lengths & numbers for row in rows & numbers)
+
+
+def _tables(model: nn.Module) -> dict[str, int]:
+    """Numbers of rows of embeddings, and of matrices that a module of the model's own holds, as for positions."""
+    return {
+        f"{name}.{key}".lstrip("."): parameter.shape[-2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.")
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim in (2, 3)
+    }
 
 
 def _sizes(model: nn.Module, batch: Any) -> str:
     """The largest id, the shapes of the inputs, and the numbers of rows in which the model looks something up."""
     given = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
     ids = [int(value.max()) for value in given if value.numel() and not value.is_floating_point()]
-    tables = [
-        f"{len(module.weight):,} ({name}.weight)"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
-    ]
+    tables = [f"{rows:,} ({name})" for name, rows in _tables(model).items()]
     largest = f" The largest id is {max(ids):,}, in inputs of shape {tuple(given[0].shape)}." if ids else ""
     return f"{largest} Its tables have {', '.join(tables)} rows." if tables else largest

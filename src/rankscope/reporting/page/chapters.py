@@ -52,7 +52,7 @@ def _evidence(run: Run) -> Table | None:
     items = [item for item in run.evidence if "metric" in item]
     if not items:
         return None
-    names = [name for name in ("site", "stack", "weights", "mask", "variant", "theorem", "layer", "length")
+    names = [name for name in ("site", "stack", "weights", "mask", "variant", "theorem", "layer")
              if any(item.get(name) is not None for item in items)]  # fmt: skip
     rows: list[Row] = []
     amounts = [name for name in ("value", "least", "cases") if any(name in item for item in items)]

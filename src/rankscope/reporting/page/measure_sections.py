@@ -25,11 +25,11 @@ from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.reporting.page.sections import section
 from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
-from rankscope.runs.rows import at_longest, of_stack, only
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.similarity import Similarity, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
-from rankscope.verbs.measure.show import grid_table, inputs_tables, length_table, lines_by_stack, outlier_table
+from rankscope.verbs.measure.show import grid_table, inputs_tables, lines_by_stack, outlier_table
 from rankscope.views import Section, Table
 
 MOST_COLUMNS = 9
@@ -76,7 +76,7 @@ HEADS_FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one
 @section("measure", "heads", order=40)
 def heads_section(run: Run) -> Section | None:
     """A heatmap of each metric that has a value per head."""
-    table = at_longest(run.table.filter(pc.is_valid(run.table["head"])))
+    table = run.table.filter(pc.is_valid(run.table["head"]))
     views: Views = {}
     known = names_in(table, "metric")
     for metric in sorted(
@@ -96,16 +96,6 @@ def heads_section(run: Run) -> Section | None:
         views,
     )
     return Section("Head by head", "Where attention is spread, has sinks, or is uniform.", (chart,))
-
-
-@section("measure", "length", order=20)
-def length_section(run: Run) -> Section | None:
-    """How the metrics change with the length of the inputs."""
-    table = length_table(run)
-    if table is None:
-        return None
-    lead = "Prefixes of the same texts: the change per doubling of the length. The other sections show the longest."
-    return Section("Length by length", lead, (table,))
 
 
 def _places(rows: pa.Table) -> list[tuple[str, str | None]]:

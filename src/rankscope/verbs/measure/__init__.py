@@ -43,17 +43,6 @@ OWN = (
     ),
     options.SPECTRA,
 )
-LENGTHS = (
-    Option(
-        name="lengths",
-        several="names",
-        metavar="N,N,...",
-        also=("builtins.int",),
-        in_python=False,
-        help="Measure prefixes of the same text at each of these numbers of tokens, instead of --tokens.",
-    ),
-)
-"""Options of ``measure_lengths``, which is ``measure --lengths`` on the command line."""
 STATES = (
     Option(
         name="states",
@@ -103,7 +92,6 @@ MEASURE = verb(
             options.MODEL.but(is_required=False),
             *(option if option is not options.SEQUENCES else SEQUENCES for option in options.INPUTS),
             *OWN,
-            *LENGTHS,
             *STATES,
             options.DTYPE.but(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
             options.DEVICE,
@@ -121,7 +109,6 @@ MEASURE = verb(
         ),
         under_torchrun="torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
         execution=EXECUTION,
-        columns={"length": "int64"},
         order=10,
         in_plans=True,
         under_variants=True,

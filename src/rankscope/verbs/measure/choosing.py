@@ -26,7 +26,7 @@ from rankscope.metrics import (
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
-from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteSelection, side_shown, sites_of_sides
+from rankscope.stream.sites import SITES, SiteSelection, side_shown, sites_of_sides
 from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import Pooling, metrics_between, parse_poolings
@@ -141,22 +141,6 @@ def token_metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
     return specs
 
 
-def length_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
-    """The metrics of a run at several lengths: by default also ``residual``, for the variance of attention."""
-    return metrics_named((*DEFAULT_METRICS, "residual") if names is None else names)
-
-
-def whole_lengths(lengths: Sequence[int | str]) -> list[int]:
-    """The lengths as numbers.
-
-    Raises:
-        InputError: one is not a whole number.
-    """
-    if isinstance(lengths, str) or not all(str(length).isdecimal() for length in lengths):
-        raise InputError(f"lengths={lengths!r}: expected numbers of tokens, as in [128, 512, 2048].")
-    return [int(length) for length in lengths]
-
-
 def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None, default: Sequence[str]) -> SiteSelection:
     """The chosen sites; else those of ``default`` that the metrics can read, and all sites of a side it leaves out."""
     if words is not None:
@@ -164,10 +148,6 @@ def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None, default:
     chosen = sites_of_sides(sides := {spec.side for spec in specs}, default)
     left_out = sides - {side_shown(word.partition("@")[0]) for word in chosen}
     return SiteSelection.parse([*chosen, *sites_of_sides(left_out, SITES)])
-
-
-LENGTH_SITES = (*DEFAULT_SITES, "attention.out")
-"""Sites of a run at several lengths: the variance of the attention output is read at the last."""
 
 
 def poolings_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution
-from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
+from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.stream.sites import SiteRef
@@ -101,27 +101,17 @@ class MeasuringPasses:
         choice: the metrics, the sites and how to read them.
         execution: how the model is run.
         prepared: its inputs.
-        writer: collects the rows, if several lengths share one.
-        length: the length of these inputs, for the rows, if there are several.
 
     Attributes:
         prepared: its inputs.
         reader: knows the dtypes, shapes and lengths seen.
     """
 
-    def __init__(
-        self,
-        choice: BatteryChoice,
-        execution: Execution,
-        prepared: Prepared,
-        writer: RowWriter | None = None,
-        length: int | None = None,
-    ) -> None:
-        self._choice, self._execution = choice, execution
-        self._writer = RowWriter() if writer is None else writer
+    def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
+        self._choice, self._execution, self._writer = choice, execution, RowWriter()
         self._view: ModelView | None = None
         self.prepared = prepared
-        self.reader = choice.reader(self._writer, at=None if length is None else {"length": length})
+        self.reader = choice.reader(self._writer)
         labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
         self._observers = Observers(choice, self.reader, self._writer, labels)
 
@@ -179,20 +169,3 @@ class MeasuringPasses:
             assert self._view is not None
             raise InputError(" ".join([self._choice.nothing_measured(self._view), *self.reader.notes()]))
         return table
-
-
-def measured_lengths(
-    choice: BatteryChoice,
-    execution: Execution,
-    inputs: Any,
-    plan: InputPlan,
-    lengths: Sequence[int],
-) -> MeasuringPasses:
-    """Measure prefixes of each length; the passes returned are those of the longest, with the rows of all."""
-    if not execution.ends_batch_by_batch:
-        raise InputError("lengths runs one model in memory in one process. Leave offload and parallel out.")
-    writer = RowWriter(("length",))
-    for length, prepared in prepare_prefixes(execution.loaded, inputs, plan, lengths).items():
-        passes = MeasuringPasses(choice, execution, prepared, writer, length)
-        passes.run()
-    return passes

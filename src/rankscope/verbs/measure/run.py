@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import nn
 
@@ -18,26 +17,23 @@ from rankscope.models.inputs import Batch, InputsLike, Prepared, as_inputs, prep
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.stream import Stream
 from rankscope.runs.not_finite import CODE
-from rankscope.runs.rows import RowWriter, at_longest, only
+from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import DEFAULT_SITES
 from rankscope.surgery.surgery import SurgeryLike
 from rankscope.verbs.calling import call_flat, checked
 from rankscope.verbs.locating import where_it_breaks
-from rankscope.verbs.measure import EXECUTION, JUDGE, LENGTHS, MEASURE, OWN
+from rankscope.verbs.measure import EXECUTION, JUDGE, MEASURE, OWN
 from rankscope.verbs.measure.choosing import (
-    LENGTH_SITES,
     BatteryChoice,
     about_comparison,
     gaussian_null,
-    length_metrics,
     metrics_named,
     sites_for,
     token_metrics_named,
-    whole_lengths,
 )
 from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
-from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
+from rankscope.verbs.measure.passes import MeasuringPasses, Observers
 from rankscope.verbs.measure.states import (
     HeldStates,
     StatePasses,
@@ -50,7 +46,6 @@ from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_
 from rankscope.verdicts.attention import attention_findings
 from rankscope.verdicts.depth import depth_findings
 from rankscope.verdicts.experts import experts_findings
-from rankscope.verdicts.length import length_finding, length_slopes, lengths_in
 from rankscope.verdicts.streams import streams_findings
 
 
@@ -113,58 +108,6 @@ def measure(
         passes = MeasuringPasses(choice, execution, prepared)
         passes.run()
         about = _about(execution, prepared, passes, asks_for_inputs=between_inputs is not None)
-        return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
-
-
-@checked(*OWN, *LENGTHS)
-def measure_lengths(
-    model: ModelLike,
-    inputs: InputsLike = None,
-    surgery: SurgeryLike = None,
-    *,
-    lengths: Sequence[int | str],
-    metrics: Sequence[str] | str | None = None,
-    sites: Sequence[str] | str | None = None,
-    null: bool = False,
-    attention_algorithm: str | None = None,
-    spectra: Spectra | None = None,
-    progress: bool = False,
-) -> Run:
-    """Measure prefixes of the same inputs at several numbers of tokens.
-
-    Args:
-        model: as for :func:`measure`.
-        inputs: as for :func:`measure`; ``tokens`` is replaced by the lengths.
-        surgery: as for :func:`measure`.
-        lengths: numbers of tokens. Rows have a column ``length``; curves and the verdict are those of the longest.
-            ``extra["lengths"]`` has the slope of every metric on the length.
-        metrics: names from ``rankscope ls metrics``; None for those that verdicts use, and ``residual``.
-        sites: words such as ``"block.out"``; None for the default sites and ``attention.out``.
-        null: also measure Gaussian tokens of the same shape, as a baseline.
-        attention_algorithm: as for :func:`measure`.
-        spectra: as for :func:`measure`.
-        progress: show a progress bar.
-
-    Returns:
-        A run of ``measure``.
-
-    Example:
-        >>> from rankscope import Inputs
-        >>> run = measure_lengths("init:tiny-gpt2", Inputs(sequences=2), lengths=[8, 16], metrics=["residual"])
-        >>> list(run.extra["lengths"]["lengths"])
-        [8, 16]
-    """
-    started = time.perf_counter()
-    subject, given = as_model(model), as_inputs(inputs)
-    plan = given.plan(**MEASURE.inputs_defaults, seed=subject.seed)
-    wanted = whole_lengths(lengths)
-    specs = length_metrics(metrics)
-    choice = BatteryChoice(
-        specs, sites_for(specs, sites, LENGTH_SITES), plan.policy, attention_algorithm, False, spectra=spectra
-    )
-    with executing(EXECUTION, subject, surgery, progress=progress) as execution:
-        passes = measured_lengths(choice, execution, given.data, plan, wanted)
-        about = _about(execution, passes.prepared, passes)
         return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
 
 
@@ -237,7 +180,7 @@ def judge(
 
 
 def from_options(api: Any, values: Mapping[str, Any]) -> Run:
-    """``measure`` on the command line: a model, a model at several lengths, or hidden states.
+    """``measure`` on the command line: a model, or hidden states.
 
     Args:
         api: the package, whose functions are called.
@@ -247,22 +190,16 @@ def from_options(api: Any, values: Mapping[str, Any]) -> Run:
         InputError: options that do not go together, or nothing to measure.
     """
     values = dict(values)
-    states, at, lengths = (values.pop(name) for name in ("states", "at", "lengths"))
+    states, at = (values.pop(name) for name in ("states", "at"))
     if states:
-        judged: Run = api.judge(states, at=at, **judge_arguments(values, lengths=lengths))
+        judged: Run = api.judge(states, at=at, **judge_arguments(values))
         return judged
     if values["model"] is None:
         raise InputError("Nothing to measure: there is no model. Name one (SPEC), or hidden states (--states FILE).")
     if at is not None:
         raise InputError("--at says where --states were taken. To choose sites of a model, pass --sites.")
-    if lengths is None:
-        run: Run = call_flat(MEASURE, api.measure, values)
-        return run
-    for name in ("between_inputs", "similarity"):
-        if values.pop(name):
-            raise InputError(f"{name} is measured at one length: leave lengths out, or {name}.")
-    along: Run = call_flat(MEASURE, api.measure_lengths, {**values, "lengths": lengths})
-    return along
+    run: Run = call_flat(MEASURE, api.measure, values)
+    return run
 
 
 def _about(
@@ -317,7 +254,6 @@ def concluded(
     """The run: its rows, baseline, floor, verdict and the findings along each axis."""
     loaded, prepared, reader = about.loaded, about.prepared, passes.reader
     table = passes.table()
-    longest = at_longest(table)
     random_values = gaussian_null(choice.specs, reader.shapes, seed=seed, spectra=choice.spectra) if null else None
     floor = floor_of(reader.dtypes)
     dim = min((width for _, width in reader.shapes), default=None)
@@ -328,15 +264,11 @@ def concluded(
         entries["between_inputs"] = about_comparison(passes.prepared, choice, dim, seed if null else None)
         classes = passes.classes()
         entries["between_inputs"] |= {"classes": classes} if classes else {}
-        findings += inputs_findings(longest, entries["between_inputs"], **known, asked=about.asks_for_inputs)
-    findings += streams_findings(longest, about.mixing)
-    findings += experts_findings(longest, reader.routers)
-    findings += attention_findings(longest, reader.lengths)
-    if "length" in table.column_names:
-        by_length, finding = along_length(table, passes, floor["relative"])
-        entries |= by_length
-        findings.append(finding)
-    findings += depth_findings(longest)
+        findings += inputs_findings(table, entries["between_inputs"], **known, asked=about.asks_for_inputs)
+    findings += streams_findings(table, about.mixing)
+    findings += experts_findings(table, reader.routers)
+    findings += attention_findings(table, reader.lengths)
+    findings += depth_findings(table)
     verdict = across_axes(judge_rows(table, random_values, dim=dim, **known), findings)
     broken: list[str] = []
     if about.broken is not None and loaded.model is not None and verdict.code == CODE:
@@ -357,15 +289,3 @@ def concluded(
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
     return in_context(run, prepared)
-
-
-def along_length(
-    table: pa.Table, passes: MeasuringPasses | StatePasses, floor: float | None
-) -> tuple[dict[str, Any], AxisFinding]:
-    """The slopes on the length, for the run, and the finding."""
-    lengths = lengths_in(table)
-    hidden = lengths[-1] - max(passes.prepared.lengths, default=lengths[-1])
-    slopes = length_slopes(table, {length: length - hidden for length in lengths})
-    codes = {end: judge_rows(only(table, length=end), floor_relative=floor).code for end in (lengths[0], lengths[-1])}
-    entry: dict[str, Any] = {"lengths": {"lengths": lengths, "slopes": [one.to_json() for one in slopes]}}
-    return entry, length_finding(slopes, lengths, codes)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, at_longest, only
+from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, only
 from rankscope.runs.summary import Summary, headline, main_site, networks_in, shown_lines, stacks_of, summarise
-from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
+from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
 
 if TYPE_CHECKING:
@@ -31,61 +30,9 @@ INPUTS_HEADLINE = ("relative_residual", "mean_cosine", "centred_effective_rank",
 def document(run: Run) -> Document:
     """A table of headline metrics by block, for each stack, and one of the inputs compared with each other."""
     grids = summarise(run.table) if run.table.num_rows else []
-    further = (outlier_table(run), length_table(run))
-    tables = (*map(grid_table, grids), *inputs_tables(run.table), *(table for table in further if table is not None))
-    return run_document(run, tables)
-
-
-LENGTH_COLUMNS = (("relative_residual", "block.out"), ("attention_output_variance", "attention.out"),
-                  ("first_token_sink_rate", "attention.probs"), ("effective_rank", "block.out"))  # fmt: skip
-
-
-def length_table(run: Run) -> Table | None:
-    """By block: how metrics change per doubling of the length, with the interval over sequences.
-
-    None for a run at one length, and for an entry that ``measure`` did not write.
-    """
-    entry = run.extra.get("lengths")
-    if not _is_by_length(entry):
-        return None
-    shown = [name for name in LENGTH_COLUMNS if any((one["metric"], one["site"]) == name for one in entry["slopes"])]
-    shown = shown or list(dict.fromkeys((one["metric"], one["site"]) for one in entry["slopes"]))[:MOST_COLUMNS]
-    cells = {((one["metric"], one["site"]), one["stack"], one["layer"]): one for one in entry["slopes"]}
-    blocks = list(dict.fromkeys((stack, layer) for name, stack, layer in cells if name in shown))
-    rows: list[Row] = []
-    for place in shown_lines(len(blocks)):
-        stack, layer = blocks[place]
-        label = f"{stack} {layer}" if stack else str(layer)
-        rows.append([label, *(_slope_cell(cells.get((name, stack, layer))) for name in shown)])
-    exponents = {one["metric"] for one in entry["slopes"] if one.get("exponent")}
-    names = [f"{metric} exponent" if metric in exponents else metric for metric, _ in shown]
-    span = ", ".join(str(length) for length in entry["lengths"])
-    return Table(
-        ["block", *(Column(name, term=metric) for name, (metric, _) in zip(names, shown, strict=True))],
-        rows,
-        caption=f"change per doubling of the length ({span} tokens), 95% interval over sequences; an exponent is "
-        "the p of n^p",
-    )
-
-
-def _is_by_length(entry: object) -> TypeGuard[Mapping[str, Any]]:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("slopes"), Sequence) or "lengths" not in entry:
-        return False
-    return all(
-        isinstance(one, Mapping)
-        and all(isinstance(one.get(name), str) for name in ("metric", "site"))
-        and isinstance(one.get("stack"), (str, NoneType))
-        and isinstance(one.get("layer"), int)
-        and all(isinstance(one.get(name, ""), (float, int, NoneType)) for name in ("slope", "low", "high"))
-        for one in entry["slopes"]
-    ) and all(isinstance(length, int) for length in entry["lengths"])
-
-
-def _slope_cell(one: Mapping[str, Any] | None) -> Cell:
-    if one is None or one["slope"] is None:
-        return Cell("")
-    interval = None if one["low"] is None else f"[{number(one['low'])}, {number(one['high'])}]"
-    return Cell(number(one["slope"]), detail=interval or "")
+    outliers = outlier_table(run)
+    tables = (*map(grid_table, grids), *inputs_tables(run.table))
+    return run_document(run, tables if outliers is None else (*tables, outliers))
 
 
 def outlier_table(run: Run) -> Table | None:
@@ -205,7 +152,7 @@ def _y_range(lines: Sequence[tuple[str, Curve]]) -> tuple[float, float] | None:
 
 def lines_by_stack(table: pa.Table, metric: str, site: str) -> list[tuple[str, Curve]]:
     """The curve of each network that has one; a run of one network has one line without a name."""
-    mine = at_longest(only(table, metric=metric))
+    mine = only(table, metric=metric)
     lines = [(name, curve(rows, metric, site)) for name, rows in networks_in(mine) if site in names_in(rows, "site")]
     return lines if len(lines) > 1 or stacks_of(table) != [None] else [("", line) for _, line in lines]
 

@@ -451,12 +451,11 @@ def refuse_fields(inputs: Inputs) -> None:
             raise InputError(f"{entry.name} is about running a model, and states are not run. Leave it out.")
 
 
-def judge_arguments(values: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+def judge_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``judge`` from the options of ``measure`` on the command line.
 
     Args:
         values: the values of the options.
-        others: values of options that states do not have.
 
     Raises:
         InputError: an option that is about running a model.
@@ -467,10 +466,10 @@ def judge_arguments(values: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     arguments = {ARGUMENTS[name]: values[name] for name in ARGUMENTS}
     for option in MEASURE.options:
         name = option.name
-        value = others.get(name, values.get(name))
-        if name in inputs or name in ARGUMENTS or (not option.in_python and name not in others):
+        value = values.get(name)
+        if name in inputs or name in ARGUMENTS or not option.in_python:
             continue
-        if option.noun is None and name not in (*others, "sites", "attention_algorithm"):
+        if option.noun is None and name not in ("sites", "attention_algorithm"):
             arguments[name] = value
         elif value not in (None, option.default):
             raise InputError(f"{name} is about running a model, and states are not run. Leave it out.")
