@@ -48,8 +48,6 @@ class Model:
         memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
             Raises with an estimate if even one block at a time needs more. None for no limit.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
-        byte_budget: with ``offload`` and a remote model, the most to read from the server, such as ``"20GiB"``; the run
-            stops with an error before it reads more. None for no limit.
         revision: revision of a hub id.
         trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
@@ -79,7 +77,6 @@ class Model:
     offload: bool = field(default=False, kw_only=True)
     memory: int | str | None = field(default=None, kw_only=True)
     work: str | Path | None = field(default=None, kw_only=True)
-    byte_budget: int | str | None = field(default=None, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     trust_remote_code: bool = field(default=False, kw_only=True)
     allow_pickle: bool = field(default=False, kw_only=True)
@@ -198,7 +195,6 @@ def load(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
-    byte_budget: int | str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
@@ -229,7 +225,6 @@ def load(
         offload=offload,
         memory=memory,
         work=work,
-        byte_budget=byte_budget,
         revision=revision,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
