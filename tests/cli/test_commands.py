@@ -138,7 +138,7 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     model, inputs, surgery = fake.given[0]
     assert (model.source, model.seed, inputs.data, surgery.changes_nothing) == ("init:tiny-bert", 3, None, True)
     own = {"loss": None, "labels": None, "optimizer": None, "details": False}
-    assert fake.given[1] == {"shapes": False, **own}
+    assert fake.given[1] == own
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -52,9 +52,6 @@ class Model:
         trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
         model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
-        device_map: where to place each part of the weights of a folder or hub model: ``"auto"``, or module names with a
-            device, ``"cpu"`` or ``"disk"`` each. Statistics are computed on the device of each layer.
-        offload_folder: folder for the parts on ``"disk"``.
 
     Raises:
         InputError: a value is not one of those above.
@@ -81,8 +78,6 @@ class Model:
     trust_remote_code: bool = field(default=False, kw_only=True)
     allow_pickle: bool = field(default=False, kw_only=True)
     model_class: str | None = field(default=None, kw_only=True)
-    device_map: str | Mapping[str, int | str] | None = field(default=None, kw_only=True)
-    offload_folder: str | Path | None = field(default=None, kw_only=True)
 
     __repr__ = brief
 
@@ -140,8 +135,6 @@ class Model:
             allow_pickle=self.allow_pickle,
             model_class=self.model_class,
             spread=spread,
-            device_map=self.device_map,
-            offload_folder=self.offload_folder,
         )
         if not self.is_module:  # a module may have another dtype or device the next time
             vars(self)["_kept"] = loaded  # not setattr, which a frozen dataclass refuses
@@ -199,8 +192,6 @@ def load(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     model_class: str | None = None,
-    device_map: str | Mapping[str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
 ) -> Model:
     """A :class:`Model` with its weights in memory, unless they are read block by block or sharded over processes.
 
@@ -229,8 +220,6 @@ def load(
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         model_class=model_class,
-        device_map=device_map,
-        offload_folder=offload_folder,
     )
     if not offload and parallel in (None, "data"):
         _ = model.loaded
