@@ -115,7 +115,7 @@ def codes(report: DoctorReport) -> list[str]:
     ],
 )
 def test_inputs_that_are_ignored_are_followed_to_where_they_are_lost(kind: str, place: str, change: str) -> None:
-    for loss in (None, F.cross_entropy):
+    for loss in (None, F.cross_entropy) if kind in ("zero", "numpy", "relu") else (F.cross_entropy,):
         report = examined(seeded(kind), loss)
         assert codes(report) == ["inputs_ignored"]
         found = report.faults[0]

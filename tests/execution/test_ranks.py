@@ -71,7 +71,7 @@ def test_sharded_weights_give_the_bits_of_one_process(runs: Path, family: str, w
             assert found["rows"] == one["rows"]
             said_of_text = found["verdict"].removeprefix(one["verdict"])
             # Of a module in memory, which has no tokenizer.
-            assert said_of_text.lstrip().startswith("The text was not read")
+            assert said_of_text.lstrip().startswith("No tokenizer")
             assert {**found, "provenance": None} == {**one, "provenance": None, "verdict": found["verdict"]}
             different = {k for k, v in one["provenance"].items() if found["provenance"][k] != v}
             assert different == set()

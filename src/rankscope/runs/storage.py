@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,14 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
 
 def _write(home: Place, facts: Mapping[str, Any], content: bytes, table: pa.Table) -> None:
     digest = hashlib.sha256(content).hexdigest()
-    name = f"rows-{digest[:12]}.parquet"
+    # Every save has a name of its own: it never overwrites, and no other process removes, what a sidecar names.
+    name = f"rows-{secrets.token_hex(6)}.parquet"
     before = _named_rows(home)
-    # The name contains the hash, so new rows never overwrite those that the current sidecar names.
     home.write(name, content)
     entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
     home.write(SIDECAR, sealed_json({**facts, "table": entry}, indent=1))
     # Only now does no sidecar name the old rows. A process killed before this line leaves an unused file.
-    if before is not None and before != name:
+    if before is not None:
         home.remove(before)
 
 

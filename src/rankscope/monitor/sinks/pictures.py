@@ -140,7 +140,7 @@ def title(alarm: Alarm) -> str:
     """A short title for a list of notifications.
 
     Example:
-        >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention", ()))
+        >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention"))
         'rankscope: token collapse raised at layer 7'
     """
     where = "" if alarm.layer is None else f" at layer {alarm.layer}"
