@@ -33,8 +33,6 @@ from rankscope.surgery.surgery import as_surgery
                 "trust_remote_code",
                 "allow_pickle",
                 "model_class",
-                "device_map",
-                "offload_folder",
             },
         ),
     ],

@@ -423,20 +423,13 @@ WORK = Option(
     checks={"file_okay": False},
     help="With --offload: folder for checkpoints, so that a killed run can resume; default: next to --out.",
 )
-BYTE_BUDGET = Option(
-    name="byte_budget",
-    metavar="BUDGET",
-    noun="model",
-    also=("builtins.int",),
-    help="Of a model on a server: the most to read, e.g. 20GiB.",
-)
 PARALLEL = Option(
     name="parallel",
     choices=("data", "fsdp", "tensor"),
     noun="model",
     help="Under torchrun: distribute the batches (data, the default) or shard the model.",
 )
-MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
+MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY, WORK)
 
 
 def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:
@@ -449,7 +442,7 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
     spread = " or shard the model." if no_spread is None else f". fsdp and tensor are not supported: {no_spread}."
     parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
-        return (parallel, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
+        return (parallel, OFFLOAD, MEMORY, WORK)
     return (parallel, OFFLOAD.but(in_plans=False, help=f"Not supported: {no_offload}."))
 
 

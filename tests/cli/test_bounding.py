@@ -55,7 +55,6 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "source": str(tmp_path),
         "data": None,
         "theorems": ["a", "b", "c"],
-        "byte_budget": None,
         "random_tokens": True,
         "tokenizer": None,
         "sequences": 3,

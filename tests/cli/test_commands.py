@@ -90,13 +90,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     assert fed == (2, 16, 1, "no-first", True, "gpt2")
     assert (model.dtype, model.device, model.seed, model.blocks) == ("float64", "cpu", 7, "layers.*")
     assert str(model.stream) == "batch dim tokens"
-    assert (model.parallel, model.offload, model.memory, model.work, model.byte_budget) == (
-        None,
-        False,
-        None,
-        None,
-        None,
-    )
+    assert (model.parallel, model.offload, model.memory, model.work) == (None, False, None, None)
     cli("measure", "init:tiny-bert", "--skip", "0", "--mlp", "drop", "--layers", "1")
     assert measured.given[0][2].operation.describe() == {
         "attention_skip": 0.0,
@@ -144,7 +138,7 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     model, inputs, surgery = fake.given[0]
     assert (model.source, model.seed, inputs.data, surgery.changes_nothing) == ("init:tiny-bert", 3, None, True)
     own = {"loss": None, "labels": None, "optimizer": None, "details": False}
-    assert fake.given[1] == {"shapes": False, **own}
+    assert fake.given[1] == own
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == code

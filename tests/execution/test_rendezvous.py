@@ -98,14 +98,6 @@ def test_nobody_waits_for_one_that_left(group: Any) -> None:
     assert time.monotonic() - started < 15
 
 
-def test_news_begin_the_waiting_anew(group: Any) -> None:
-    (only,) = group(1, lambda: RankStore("test"))
-    ticks = iter(range(10))
-    started = time.monotonic()
-    assert not only.wait(lambda: False, 0.05, lambda: min(next(ticks, 9), 9))
-    assert time.monotonic() - started > 0.05 + 8 * rank_store._POLL_SECONDS
-
-
 def test_first_note_stands(group: Any) -> None:
     first, second = group(2, lambda: RankStore("test"))
     assert [second.write_first("key", "b"), first.write_first("key", "a"), first.read("key")] == ["b", "b", b"b"]

@@ -68,33 +68,6 @@ def test_error_falls_as_the_residual_or_as_its_square(with_base: bool, order: in
     assert ratios == pytest.approx([10.0**order] * 2, rel=0.2)
 
 
-def test_row_maps_enter_by_their_jacobians() -> None:
-    """tanh before attention and x + x^2 after it: the law between the Jacobians, error falling as the residual."""
-    rng = np.random.default_rng(6)
-    layer = random_layer(rng, dim=3, heads=2, d_qk=2, d_v=2)
-    x, R = random_tokens(rng, 4, 3)
-    errors = []
-    with mp.workdps(150):
-        for exponent in (-6, -9, -12):
-            before = [[mp.tanh(v) for v in row] for row in reference.tokens(x, R, exponent)]
-            attended = reference.attention(before, layer.heads, layer.scale)
-            after = reference.residual([[v + v * v for v in row] for row in attended])
-            inner = np.diag(1 - np.tanh(x) ** 2)
-            collapsed = np.array([float(sum(c) / len(c)) for c in zip(*attended, strict=True)])
-            outer = torch.from_numpy(np.diag(1 + 2 * collapsed))
-            predicted = cubic_step(
-                torch.from_numpy(R),
-                layer.tensors,
-                exponent * LOG10,
-                jacobian_before=torch.from_numpy(inner),
-                jacobian_after=lambda D, J=outer: D @ J,
-            )
-            errors.append(abs(float(reference.log_norm(after) - float(predicted.log_residual))))
-    assert errors[0] < 1e-4
-    assert errors[1] < 2e-3 * errors[0]
-    assert errors[2] < max(2e-3 * errors[1], 1e-13)
-
-
 def test_rank_one_closed_form() -> None:
     """R = u v^T: T(R) = (s/n) |u|^3 sum_h (v A_h v)(v W_h)."""
     rng = np.random.default_rng(7)

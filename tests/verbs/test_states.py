@@ -372,7 +372,6 @@ def test_measure_takes_a_model_or_states() -> None:
                 "--blocks h.*",
                 "--batch 2",
                 "--device cuda:7",
-                "--byte-budget 1GiB",
                 "--skip 0",
                 "--sites final",
                 "--attention-algorithm dense",

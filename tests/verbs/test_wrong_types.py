@@ -57,7 +57,6 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
     "predict": rs.predict,
     "predict_remedies": rs.predict_remedies,
     "measure, streamed": lambda given: rs.measure(rs.Model(given, offload=True)),
-    "bound, weights only": lambda given: rs.bound(given, weights_only=True),
     "operate": operated,
     "Gauge": lambda given: rs.Gauge(given, None),
     "load_run": rs.load_run,

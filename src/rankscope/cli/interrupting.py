@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,6 @@ from rankscope.cli.streams import remarks_console
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
-_LATER = 0.05
 
 
 class Terminated(KeyboardInterrupt):
@@ -29,22 +26,11 @@ def ending_on_request() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, hook = signal.signal(signal.SIGTERM, _terminate), sys.unraisablehook
-
-    def sent_again(lost: sys.UnraisableHookArgs) -> None:
-        """What is raised in ``__del__`` ends there; an interrupt must not, so the signal is sent once more, later."""
-        if not issubclass(lost.exc_type, KeyboardInterrupt):
-            hook(lost)
-            return
-        which = signal.SIGTERM if issubclass(lost.exc_type, Terminated) else signal.SIGINT
-        threading.Timer(_LATER, os.kill, (os.getpid(), which)).start()
-
-    sys.unraisablehook = sent_again
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        sys.unraisablehook = hook
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -13,8 +13,8 @@ _UNITS |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
-def parse_size(size: int | str, name: str = "memory") -> int:
-    """A number of bytes from a size such as ``"3GiB"``; ``name`` is the argument, for the message.
+def parse_size(size: int | str) -> int:
+    """A number of bytes from a size such as ``"3GiB"``.
 
     Example:
         >>> parse_size("3GiB"), parse_size("1.5 MB"), parse_size(100)
@@ -25,7 +25,7 @@ def parse_size(size: int | str, name: str = "memory") -> int:
     """
     match = _SIZE.fullmatch(str(size))
     if match is None or not 0 < float(match[1]) < 1e18:
-        raise InputError(f"{name}={size!r} is not a size. Write for example '3GiB', '800MB' or a number of bytes.")
+        raise InputError(f"memory={size!r} is not a size. Write for example '3GiB', '800MB' or a number of bytes.")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 

@@ -86,16 +86,6 @@ class WholeModel:
         return None
 
 
-@dataclass(frozen=True)
-class PassPlan:
-    """The arguments of :meth:`Execution.plan` besides the inputs."""
-
-    identity: tuple[Any, ...]
-    model: nn.Module | None
-    variants: int
-    reads_weights: bool
-
-
 class Execution(ABC):
     """How the forward passes of one call of a verb are run; see the module for the loop.
 
@@ -155,10 +145,12 @@ class Execution(ABC):
             reads_weights: whether the verb computes with the weights themselves, in float64.
         """
         self.prepared = prepared
-        return self._view_for(PassPlan(identity, model, variants, reads_weights))
+        return self._view_for(identity, model, variants, reads_weights)
 
     @abstractmethod
-    def _view_for(self, plan: PassPlan) -> ModelView:
+    def _view_for(
+        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
+    ) -> ModelView:
         """The structure of the model, once ``prepared`` is set."""
 
     @abstractmethod
@@ -237,10 +229,12 @@ class InMemory(Execution):
         self._view: ModelView | None = None
         self._bar: tqdm[Any] | None = None
 
-    def _view_for(self, plan: PassPlan) -> ModelView:
+    def _view_for(
+        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
+    ) -> ModelView:
         """Discover the structure."""
-        model = self.loaded.model if plan.model is None else plan.model
-        if plan.reads_weights:
+        model = self.loaded.model if model is None else model
+        if reads_weights:
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
             self._share.before_discovery(self.prepared)
@@ -329,10 +323,8 @@ def executing(
         with closing(EXECUTIONS["offload"](support, chosen, operation, progress)) as execution:
             yield execution
         return
-    if (chosen.memory, chosen.work, chosen.byte_budget) != (None, None, None):
-        raise InputError(
-            "memory, work and byte_budget need offload: without it the whole model is loaded. Add offload=True."
-        )
+    if (chosen.memory, chosen.work) != (None, None):
+        raise InputError("memory and work need offload: without it the whole model is loaded. Add offload=True.")
     if chosen.parallel is not None:
         support.check(parallel=chosen.parallel)
     spread = spread_of(chosen.source) if isinstance(chosen.source, nn.Module) else None

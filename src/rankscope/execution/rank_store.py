@@ -57,18 +57,16 @@ class RankStore:
         for key in keys:
             self._store.delete_key(key)
 
-    def wait(self, ready: Callable[[], bool], seconds: float, news: Callable[[], object] = lambda: None) -> bool:
-        """Poll until ``ready()``; returns False after ``seconds`` without it and without a change of ``news()``."""
-        heard, since = news(), time.monotonic()
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Poll until ``ready()``; returns False after ``seconds`` without it."""
+        since = time.monotonic()
         while not ready():
-            if (latest := news()) != heard:
-                heard, since = latest, time.monotonic()
             if time.monotonic() - since > seconds:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
 
-    def meet(self, name: str, *, patience: float, unless: str, given_up: Callable[[], bool] = lambda: False) -> bool:
+    def meet(self, name: str, *, patience: float, unless: str) -> bool:
         """Whether all ranks reached the point called ``name``; the same answer on every rank.
 
         The last rank to arrive writes "go", a rank that times out writes "skip", and the first of the two counts.
@@ -77,7 +75,6 @@ class RankStore:
             name: name of this point in the program.
             patience: seconds to wait for the others.
             unless: an entry that ends the wait, because it means that a rank will not arrive.
-            given_up: asked while waiting; ends the wait as well.
         """
         verdict = f"verdict.{name}"
         before, self._met = self._met, name
@@ -85,6 +82,6 @@ class RankStore:
             if before is not None:  # all ranks arrived here, so none still reads the previous entries
                 self.delete(f"arrived.{before}", f"verdict.{before}")
             return self.write_first(verdict, _GO) == _GO
-        self.wait(lambda: self.has(verdict) or self.has(unless) or given_up(), patience)
+        self.wait(lambda: self.has(verdict) or self.has(unless), patience)
         # An atomic compare-and-set: "skip" after a timeout loses against a "go" that was written meanwhile.
         return self.write_first(verdict, _SKIP) == _GO

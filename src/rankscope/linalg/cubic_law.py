@@ -40,7 +40,6 @@ the smaller upper bound far from collapse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,8 +50,6 @@ from torch import Tensor
 from rankscope.linalg.attention_weights import AttentionWeights, HeadTensors, float64_heads
 from rankscope.linalg.precision import as_float64
 from rankscope.linalg.scaled import centred, centred_unit, unit
-
-RowMap = Tensor | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +73,18 @@ def cubic_step(
     log_scale: Tensor | float = 0.0,
     *,
     base: Float[Tensor, "*batch dim"] | None = None,
-    jacobian_before: RowMap | None = None,
-    jacobian_after: RowMap | None = None,
 ) -> CubicPrediction:
     r"""The residual after one attention layer without skip, from :math:`e^{ls}R` before it, direction included.
 
     **Estimate**, of relative error :math:`O(\|R\|)`, and :math:`O(\|R\|^2)` with ``base``; for a bound see
-    ``cubic_interval``. Row-wise maps (norms, MLPs) act by their Jacobians at the collapsed point, :math:`R \to RJ`:
-    they change the constant, never the order. Value, key and output biases have no effect. Scores must not be capped,
-    no key may be hidden from some rows only, and no probability may go to a sink outside the sequence.
+    ``cubic_interval``. Value, key and output biases have no effect. Scores must not be capped, no key may be hidden
+    from some rows only, and no probability may go to a sink outside the sequence.
 
     Args:
         R: the tokens minus their mean; a unit direction with ``log_scale``, or the residual itself.
         heads: weights of the layer.
         log_scale: natural log of the factor on R, a number or one per sequence.
-        base: the collapsed token as attention sees it (after ``jacobian_before``'s map); omit it for the plain law.
-        jacobian_before: matrix (dim, dim) or linear function of rows, from the stream to attention's input.
-        jacobian_after: the same from attention's output on.
+        base: the collapsed token as attention sees it; omit it for the plain law.
 
     Example:
         Two tokens at +-1 in one dimension, all weights 1, n = 2: :math:`R R^TR/n = R`.
@@ -104,10 +96,7 @@ def cubic_step(
         -3000.0
     """
     D, log_given = centred_unit(R, log_scale)
-    before, log_before = _through(D, jacobian_before)
-    attended, log_attended = unit(leading_term(before, float64_heads(heads), log_given + log_before, base))
-    after, log_after = _through(attended, jacobian_after)
-    log_constant = 3 * log_before + log_attended + log_after
+    after, log_constant = unit(leading_term(D, float64_heads(heads), log_given, base))
     return CubicPrediction(3 * log_given + log_constant, log_constant, after)
 
 
@@ -139,14 +128,6 @@ def common_attention(
     query = (as_float64(base.detach()).unsqueeze(-2).unsqueeze(-2) @ heads.W_Q).squeeze(-2) + heads.b_Q
     tilt = heads.scale * (K @ query.unsqueeze(-1)).squeeze(-1) * log_scale.exp().unsqueeze(-1).unsqueeze(-1)
     return torch.softmax(tilt, dim=-1)
-
-
-def _through(D: Tensor, jacobian: RowMap | None) -> tuple[Tensor, Tensor]:
-    """Direction after a linear map of rows, and the log of the gain."""
-    if jacobian is None:
-        return D, D.new_zeros(D.shape[:-2])
-    moved = D @ as_float64(jacobian.detach()) if isinstance(jacobian, Tensor) else jacobian(D)
-    return unit(centred(moved))
 
 
 _EPS = torch.finfo(torch.float64).eps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -48,15 +48,10 @@ class Model:
         memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
             Raises with an estimate if even one block at a time needs more. None for no limit.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
-        byte_budget: with ``offload`` and a remote model, the most to read from the server, such as ``"20GiB"``; the run
-            stops with an error before it reads more. None for no limit.
         revision: revision of a hub id.
         trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
         model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
-        device_map: where to place each part of the weights of a folder or hub model: ``"auto"``, or module names with a
-            device, ``"cpu"`` or ``"disk"`` each. Statistics are computed on the device of each layer.
-        offload_folder: folder for the parts on ``"disk"``.
 
     Raises:
         InputError: a value is not one of those above.
@@ -79,13 +74,10 @@ class Model:
     offload: bool = field(default=False, kw_only=True)
     memory: int | str | None = field(default=None, kw_only=True)
     work: str | Path | None = field(default=None, kw_only=True)
-    byte_budget: int | str | None = field(default=None, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     trust_remote_code: bool = field(default=False, kw_only=True)
     allow_pickle: bool = field(default=False, kw_only=True)
     model_class: str | None = field(default=None, kw_only=True)
-    device_map: str | Mapping[str, int | str] | None = field(default=None, kw_only=True)
-    offload_folder: str | Path | None = field(default=None, kw_only=True)
 
     __repr__ = brief
 
@@ -143,8 +135,6 @@ class Model:
             allow_pickle=self.allow_pickle,
             model_class=self.model_class,
             spread=spread,
-            device_map=self.device_map,
-            offload_folder=self.offload_folder,
         )
         if not self.is_module:  # a module may have another dtype or device the next time
             vars(self)["_kept"] = loaded  # not setattr, which a frozen dataclass refuses
@@ -198,13 +188,10 @@ def load(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
-    byte_budget: int | str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     model_class: str | None = None,
-    device_map: str | Mapping[str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
 ) -> Model:
     """A :class:`Model` with its weights in memory, unless they are read block by block or sharded over processes.
 
@@ -229,13 +216,10 @@ def load(
         offload=offload,
         memory=memory,
         work=work,
-        byte_budget=byte_budget,
         revision=revision,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         model_class=model_class,
-        device_map=device_map,
-        offload_folder=offload_folder,
     )
     if not offload and parallel in (None, "data"):
         _ = model.loaded

@@ -60,7 +60,7 @@ def provenance_of(
         seconds: how long it took.
         stream: the declared layout of the stream.
     """
-    lengths = next(iter(counted.lengths.values()), {})
+    lengths: dict[int, int] = next(iter(counted.lengths.values()), {})
     view = None if loaded.model is None else known_view(loaded.model)
     return Provenance(
         model=loaded.spec,

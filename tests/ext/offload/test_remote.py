@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 import rankscope as rs
-from rankscope.errors import InputError, LoadError
+from rankscope.errors import LoadError
 from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 from tests.ext.offload.folders import same_bits, saved
 from tests.hub_server import COMMIT, Served, serving
@@ -83,13 +83,3 @@ def test_a_run_resumes_from_the_hub(hub: Served, tmp_path: Path) -> None:
     assert same_bits(run, local)
     assert run.extra["offload"]["resumed_at"] == 2
     assert run.extra["offload"]["blocks_read"] == 1
-
-
-def test_a_budget_stops_a_run(hub: Served) -> None:
-    with pytest.raises(InputError, match="byte_budget=100,000"):
-        rs.measure(rs.Model("hub:tiny", offload=True, byte_budget=100_000), rs.Inputs(**SHAPE))
-    assert hub.sent <= 100_000
-    with pytest.raises(InputError, match="byte_budget='lots' is not a size"):
-        rs.measure(rs.Model("hub:tiny", offload=True, byte_budget="lots"), rs.Inputs(**SHAPE))
-    with pytest.raises(InputError, match="need offload"):
-        rs.measure(rs.Model(hub.folder, byte_budget="1GiB"), rs.Inputs(**SHAPE))

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from rankscope.errors import InputError
 from rankscope.execution.budget import parse_size
 from rankscope.execution.findings import Findings
-from rankscope.execution.passes import EXECUTIONS, Execution, PassPlan, Stage
+from rankscope.execution.passes import EXECUTIONS, Execution, Stage
 from rankscope.execution.support import ExecutionSupport
 from rankscope.ext.offload.meta_model import MetaModel, open_meta_model
 from rankscope.ext.offload.schedule import BlockSchedule, BlockStage, OffloadLimits, plan_schedule
@@ -43,10 +43,12 @@ class Offloaded(Execution):
         self._meta_model = meta_model
         self._schedule: BlockSchedule | None = None
 
-    def _view_for(self, plan: PassPlan) -> ModelView:
+    def _view_for(
+        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
+    ) -> ModelView:
         """Discover the structure without weights, and check the memory budget."""
-        assert plan.model is None or plan.model is self.loaded.model
-        options = [str(option) for option in (self.verb, *plan.identity)]
+        assert model is None or model is self.loaded.model
+        options = [str(option) for option in (self.verb, *identity)]
         # These decide the name of the work folder, so that a killed run is never resumed with other settings.
         named: dict[str, Any] = {"options": options, "dtype": self.loaded.dtype, "blocks": self.model.blocks}
         if self.model.declared_stream is not None:
@@ -60,8 +62,8 @@ class Offloaded(Execution):
             options=named,
             blocks=self.model.blocks,
             stream=self.model.declared_stream,
-            variants=plan.variants,
-            widened=plan.reads_weights,
+            variants=variants,
+            widened=reads_weights,
         )
         check_operable(self._operation, self._schedule.view)
         return self._schedule.view
@@ -149,8 +151,7 @@ def offloaded(support: ExecutionSupport, model: Model, operation: Operation, sho
         )
     if model.memory is not None:
         parse_size(model.memory)
-    budget = None if model.byte_budget is None else parse_size(model.byte_budget, "byte_budget")
-    meta_model = open_meta_model(model.source, dtype=model.dtype, byte_budget=budget)
+    meta_model = open_meta_model(model.source, dtype=model.dtype)
     return Offloaded(support, model, meta_model, operation, shown=shown)
 
 

@@ -79,8 +79,8 @@ class BlockGate:
                 raise
             raise UnsupportedConfigError(
                 f"{type(self._model).__name__} cannot be run one block at a time: with the blocks before number "
-                f"{self._wanted} skipped, {type(error).__name__}: {error}. Leave offload out; for a model "
-                "larger than memory use load(spec, device_map=...)."
+                f"{self._wanted} skipped, {type(error).__name__}: {error}. Leave offload out; a model "
+                "larger than memory can be loaded with device_map= of transformers, and passed."
             ) from error
 
     def _arrive(self, run: Callable[[], Any]) -> Any:
@@ -132,5 +132,5 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
         return {name: map_tensors(item, function) for name, item in tree.items()}
     raise UnsupportedConfigError(
         f"The blocks of this model pass a {type(tree).__name__} from one to the next, which cannot be stored "
-        "between blocks. Measure it without offload, or with load(spec, device_map=...)."
+        "between blocks. Measure it without offload, or load it with device_map= of transformers."
     )

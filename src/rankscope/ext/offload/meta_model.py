@@ -100,15 +100,12 @@ class MetaModel:
         return 1 if self.folder.traffic is None else CONNECTIONS
 
 
-def open_meta_model(
-    spec: str | Path, *, dtype: torch.dtype | str | None = None, byte_budget: int | None = None
-) -> MetaModel:
+def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> MetaModel:
     """A model with its parameters on the meta device and its buffers in memory.
 
     Args:
         spec: a local folder, ``hub:NAME`` or an address; see :func:`model_folder`.
         dtype: dtype of the parameters; None for that of the checkpoint.
-        byte_budget: the largest number of bytes to read from a server.
 
     Raises:
         LoadError: there is no such folder, or its files are not valid.
@@ -119,7 +116,7 @@ def open_meta_model(
             f"offload reads weights from a folder, and {spec!r:.80} is not one. Leave offload out for a module "
             "in memory or a random initialisation."
         )
-    folder = model_folder(spec, byte_budget=byte_budget)
+    folder = model_folder(spec)
     tensors = stored_tensors(folder)
     require_transformers("Reading a model block by block", at_least=(5, 18))
     with folder.copied(("config.json", *TOKENIZER_FILES, *BESIDE)) as small, quiet_transformers():

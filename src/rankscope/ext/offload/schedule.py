@@ -245,8 +245,8 @@ def _only_stack(view: ModelView) -> Stack:
     if len(view.stacks) > 1:
         names = ", ".join(str(stack.name) for stack in view.stacks)
         raise UnsupportedConfigError(
-            f"{name} has several stacks ({names}), and offload supports only one. Leave offload out; for a "
-            "model larger than memory use load(spec, device_map=...)."
+            f"{name} has several stacks ({names}), and offload supports only one. Leave offload out; a "
+            "model larger than memory can be loaded with device_map= of transformers, and passed."
         )
     stack = view.stacks[0]
     if len(stack.calls) < 2 or any(len(call.blocks) != 1 or call.final_norm_inside for call in stack.calls):
@@ -259,7 +259,7 @@ def _only_stack(view: ModelView) -> Stack:
     if long:
         raise UnsupportedConfigError(
             f"{name} carries the output of a block around later ones ({long[0].where}), and offload keeps only that of "
-            "the last block. Leave offload out; for a model larger than memory use load(spec, device_map=...)."
+            "the last block. Leave offload out; a model larger than memory can be loaded with device_map=."
         )
     return stack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -23,7 +23,7 @@ from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.named import named_object, what_a_file_holds
 from rankscope.models.loading.no_requests import no_requests
-from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
+from rankscope.models.loading.pretrained import PretrainedWeights, Request
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
@@ -123,8 +123,6 @@ def load(
     allow_pickle: bool = False,
     model_class: str | None = None,
     spread: Spread | None = None,
-    device_map: str | Mapping[str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
 ) -> LoadedModel:
     """Load a model from a spec.
 
@@ -140,9 +138,6 @@ def load(
         allow_pickle: read ``pytorch_model.bin``, tensors only.
         model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
         spread: ``"fsdp"`` or ``"tensor"``: every process of the group loads its part; all must call this.
-        device_map: where to place each part of the weights of a folder or hub model: ``"auto"``, or module names with a
-            device, ``"cpu"`` or ``"disk"`` each. Statistics are computed on the device of each layer.
-        offload_folder: folder for the parts on ``"disk"``.
 
     Raises:
         LoadError: the spec does not name a model, or the machine does not have the device.
@@ -160,8 +155,8 @@ def load(
     if isinstance(spec, LoadedModel):
         return _left_on(spec, place)
     if place is not None:
-        if device_map is not None or spread is not None:
-            raise InputError("device= names one device for the whole model. Leave it out with device_map or spread.")
+        if spread is not None:
+            raise InputError("device= names one device for the whole model. Leave it out with spread.")
         wanted = parse_dtype(dtype)
         if wanted is torch.float64 and not has_float64(place):
             raise LoadError(f"{place} has no float64. Leave dtype out, or device.")
@@ -169,7 +164,6 @@ def load(
         raise InputError(f"model is {kind_of(spec)}; expected {_SPECS}{_what_to_do(spec)}.")
     text = str(spec)
     request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class, spread)
-    request = replace(request, placement=placement_of(device_map, offload_folder))
     loaded = _loaded(text, request)
     if place is None:
         return loaded
@@ -190,8 +184,6 @@ def _loaded(text: str, request: Request) -> LoadedModel:
     require_transformers(f"Loading {text!r}")
     with quiet_transformers():
         if text.startswith("init:"):
-            if request.placement:
-                raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
             return loaded_model(model, text, "init", input_kind=kind, seed=seed, notes=notes)
         if is_named(text):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rankscope.errors import LoadError, MissingExtraError
+from rankscope.errors import LoadError
 from rankscope.models.hf import dtype_argument
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import model_class_named
@@ -28,7 +26,6 @@ class Request:
     allow_pickle: bool
     model_class: str | None
     spread: Spread | None = None
-    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,26 +38,11 @@ class PretrainedWeights:
     notes: tuple[str, ...]
 
 
-def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folder: str | Path | None) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that place parts of a model on several devices, or on disk."""
-    from importlib.util import find_spec
-
-    if device_map is None:
-        if offload_folder is not None:
-            raise LoadError("offload_folder holds what device_map puts on disk, and there is none. Add device_map.")
-        return {}
-    if find_spec("accelerate") is None:
-        raise MissingExtraError("device_map", "accelerate", "accelerate")
-    placed = device_map if isinstance(device_map, str) else dict(device_map)
-    folder = {} if offload_folder is None else {"offload_folder": str(offload_folder)}
-    return {"device_map": placed, **folder}
-
-
 def refuse_too_large(
     config: Any, request: Request, dtype: torch.dtype = torch.bfloat16, stored: int | None = None
 ) -> None:
     """Refuse a configuration that is too large for this machine or for its weights: it may claim a billion layers."""
-    if request.spread is None and not request.placement:
+    if request.spread is None:
         name = request.model_class or "AutoModel"
         chosen = model_class_named(name)
         if name == "AutoModel" and not request.trust_remote_code and type(config) not in _bases():
@@ -74,7 +56,6 @@ def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> 
     chosen = model_class_named(request.model_class or "AutoModel")
     if request.spread is not None:
         arguments = arguments | spread_arguments(request.spread, arguments.get("config"), chosen)
-    arguments = {**arguments, **request.placement}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(request.seed)
         try:

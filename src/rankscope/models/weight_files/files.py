@@ -6,11 +6,11 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankscope.errors import InputError, LoadError
+from rankscope.errors import LoadError
 
 _REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -128,44 +128,28 @@ class LocalFile(WeightFile):
 
 
 class Traffic:
-    """Counts what is requested from a server, and keeps it within a budget; shared by all files of a model.
+    """Counts what is requested from a server; shared by all files of a model.
 
     What the client of the server requests again after a failure is not counted.
-
-    Args:
-        budget: the largest number of bytes to request; None for no limit.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self.budget = budget
+    def __init__(self) -> None:
         self.received = 0
         self.requests = 0
         self._lock = threading.Lock()
         self._stopped = False
-        self._watch: Callable[[int], object] | None = None
 
-    @contextmanager
-    def request(self, count: int) -> Iterator[None]:
-        """One request of ``count`` bytes, made inside this context.
+    def request(self, count: int) -> None:
+        """Announce a request of ``count`` bytes.
 
         Raises:
-            InputError: the budget would be exceeded.
             LoadError: reading was stopped.
         """
         if self._stopped:
             raise LoadError("Reading was stopped.")
         with self._lock:
-            if self.budget is not None and self.received + count > self.budget:
-                raise InputError(
-                    f"byte_budget={self.budget:,}: {self.received:,} bytes were read or requested, and the next "
-                    f"request takes {count:,} more. Raise the budget, or read less."
-                )
             self.requests += 1
             self.received += count
-        yield
-        with self._lock:
-            if self._watch is not None:
-                self._watch(count)
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -175,15 +159,6 @@ class Traffic:
             yield
         finally:
             self._stopped = False
-
-    @contextmanager
-    def watched(self, watch: Callable[[int], object]) -> Iterator[None]:
-        """Call ``watch`` with the size of each range that arrives, one call at a time."""
-        self._watch = watch
-        try:
-            yield
-        finally:
-            self._watch = None
 
     @property
     def described(self) -> dict[str, int]:

@@ -20,18 +20,17 @@ from rankscope.models.weight_files.tensors import StoredTensor, stored_in
 __all__ = ["CONNECTIONS", "LocalFolder", "ModelFolder", "config_in", "model_folder", "stored_tensors"]
 
 
-def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:
+def model_folder(spec: str | Path) -> ModelFolder:
     """The files of a model; of a remote one, only the list of files is read.
 
     Args:
         spec: a local folder, ``hub:NAME``, ``hub:NAME@REVISION``, a hub id, or the address of a folder
             (``https://``, ``s3://``, ``gs://``).
-        byte_budget: for a remote model, the largest number of bytes to read.
 
     Raises:
         LoadError: there is no such place, or it cannot be read.
     """
-    text, traffic = str(spec), Traffic(byte_budget)
+    text, traffic = str(spec), Traffic()
     if text.startswith("hub:"):
         return HubFolder(*hub_id(text), text, traffic)
     if text.startswith(("https://", "http://")):

@@ -63,7 +63,8 @@ class RemoteFile(WeightFile):
         count = sum(map(len, places))
         if not count:
             return
-        with self.traffic.request(count), readable_errors(self.name):
+        self.traffic.request(count)
+        with readable_errors(self.name):
             content = memoryview(self.content(offset, offset + count))
         if len(content) != count:
             raise LoadError(f"{self.name}: {len(content)} bytes came instead of {count}. {_ASK_AGAIN}")
@@ -264,7 +265,8 @@ class UrlFolder(RemoteFolder):
         Asked for is its first byte, because not every server answers HEAD: the answer has the size of the whole file.
         """
         url = f"{self.name.rstrip('/')}/{quote(name)}"
-        with self.traffic.request(1), readable_errors(url):
+        self.traffic.request(1)
+        with readable_errors(url):
             first = _answer(url, 0, 1, {})
             if first.status_code in (404, 410):
                 return None

@@ -65,13 +65,10 @@ def lost_networks(table: pa.Table) -> list[LostNetwork]:
     """Which networks stop being finite and where each does first, in the order in which they were run."""
     if first_not_finite(table) is None:
         return []
-    lost_ones = []
-    for weights in names_in(table, "weights"):
-        for variant in names_in(table, "variant"):
-            for mask in names_in(table, "mask"):
-                lost = first_not_finite(only(table, weights=weights, mask=mask, variant=variant))
-                lost_ones += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
-    return lost_ones
+    names = [table[column].to_pylist() for column in ("weights", "variant", "mask")]
+    networks = dict.fromkeys(zip(*names, strict=True))
+    found = [(w, v, m, first_not_finite(only(table, weights=w, variant=v, mask=m))) for w, v, m in networks]
+    return [LostNetwork(weights, mask, variant, lost) for weights, variant, mask, lost in found if lost is not None]
 
 
 COMPONENTS = {"+skip": "skip connections", "+norm": "norms", "+mlp": "MLPs", "+norm+skip": "norms with skips"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,13 +66,11 @@ class BatteryChoice:
         if self.similarity and not self.selection.wants(SITE):
             raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
 
-    def reader(
-        self, writer: RowWriter, computed_in: torch.dtype | None = None, at: Mapping[str, int] | None = None
-    ) -> SiteReader:
+    def reader(self, writer: RowWriter, computed_in: torch.dtype | None = None) -> SiteReader:
         """A reader that writes the chosen metrics to ``writer``."""
         algorithm = parse_attention_algorithm(self.attention)
         return SiteReader(
-            self.specs, self.policy, writer, at, attention=algorithm, computed_in=computed_in, spectra=self.spectra
+            self.specs, self.policy, writer, attention=algorithm, computed_in=computed_in, spectra=self.spectra
         )
 
     def comparing(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.execution.passes import Execution, executing
+from rankscope.execution.passes import executing
 from rankscope.linalg.tokens import Spectra
 from rankscope.models.inputs import Batch, InputsLike, Prepared, as_inputs, prepare_planned
 from rankscope.models.model import ModelLike, as_model
@@ -107,7 +107,16 @@ def measure(
         choice = choice.comparing(between_inputs, prepared, default=metrics is None, labels=given.labels)
         passes = MeasuringPasses(choice, execution, prepared)
         passes.run()
-        about = _about(execution, prepared, passes, asks_for_inputs=between_inputs is not None)
+        about = AboutRun(
+            execution.loaded,
+            prepared,
+            execution.described,
+            subject.spec,
+            subject.declared_stream,
+            broken=where_it_breaks if execution.is_in_memory else None,
+            mixing=passes.stream_mixing(),
+            asks_for_inputs=between_inputs is not None,
+        )
         return concluded(passes, about, choice, null=null, seed=plan.seed, started=started)
 
 
@@ -200,21 +209,6 @@ def from_options(api: Any, values: Mapping[str, Any]) -> Run:
         raise InputError("--at says where --states were taken. To choose sites of a model, pass --sites.")
     run: Run = call_flat(MEASURE, api.measure, values)
     return run
-
-
-def _about(
-    execution: Execution, prepared: Prepared, passes: MeasuringPasses, *, asks_for_inputs: bool = False
-) -> AboutRun:
-    return AboutRun(
-        execution.loaded,
-        prepared,
-        execution.described,
-        execution.model.spec,
-        execution.model.declared_stream,
-        broken=where_it_breaks if execution.is_in_memory else None,
-        mixing=passes.stream_mixing(),
-        asks_for_inputs=asks_for_inputs,
-    )
 
 
 @dataclass(frozen=True)
