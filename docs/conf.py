@@ -38,7 +38,7 @@ html_extra_path = ["llms.txt"]
 html_css_files = ["rankscope.css"]
 html_js_files = ["access.js"]
 html_math_renderer = "mathml"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 html_favicon = "_static/logo.svg"
 html_theme_options = {
     "light_logo": "logo-light.svg",

@@ -1,5 +1,5 @@
 // What the generated pages lack for a keyboard and a screen reader: a level on the captions of the menu, a way to
-// reach regions that scroll sideways, and a way to stop the moving picture. And what wraps on a narrow screen.
+// reach regions that scroll sideways, and a way to stop the moving picture; buttons that copy code. And what wraps on a narrow screen.
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll('p.caption[role="heading"]').forEach((caption) => caption.setAttribute("aria-level", "2"));
   document.querySelectorAll("figure.landing button.pause").forEach((button) => {
@@ -18,6 +18,17 @@ document.addEventListener("DOMContentLoaded", () => {
   // Figures are drawn for a page: on a narrow screen they keep a size at which they can be read, and scroll sideways.
   document.querySelectorAll('article p img[src*="_images/"]:only-child').forEach((picture) => {
     if (!picture.closest(".card")) picture.closest("p").classList.add("scrolling");
+  });
+  // A button that copies code; of a console, the commands without prompts and output.
+  document.querySelectorAll("div.highlight-python, div.highlight-py, div.highlight-console").forEach((block) => {
+    const button = Object.assign(document.createElement("button"), { className: "copy", type: "button", textContent: "Copy" });
+    button.addEventListener("click", async () => {
+      const lines = block.querySelector("pre").textContent.split("\n");
+      const commands = lines.filter((line) => line.startsWith("$ ")).map((line) => line.slice(2));
+      await navigator.clipboard.writeText((commands.length ? commands : lines).join("\n"));
+      button.textContent = "Copied";
+    });
+    block.append(button);
   });
   document.querySelectorAll("pre, .table-wrapper, .rankscope, div.math, p.scrolling").forEach((region) => {
     if (!region.hasAttribute("tabindex")) region.setAttribute("tabindex", "0");
