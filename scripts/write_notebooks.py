@@ -84,7 +84,7 @@ def outside(text: str) -> str:
     """Markdown that makes sense without Sphinx."""
     text = re.sub(r"^```\{notebook-links\}\n```\n+", "", text, flags=re.MULTILINE)
     here = f"{project_url('Documentation').rstrip('/')}/notebooks"
-    return re.sub(r"\]\(([\w./]+)\.md(#[\w-]+)?\)", rf"]({here}/\1.html\2)", text)
+    return re.sub(r"\]\(([\w./]+)\.md(#[\w-]+)?\)", rf"]({here}/\1.html\2)", text).replace("/notebooks/../", "/")
 
 
 def project_url(name: str) -> str:

@@ -60,7 +60,8 @@ def project_table() -> dict[str, object]:
 
 def calls_of(name: str) -> list[tuple[Path, ast.Call]]:
     """Every call ``name(...)`` in the sources."""
-    nodes = ((path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
+    texts = {path: path.read_text() for path in SOURCES}
+    nodes = ((path, node) for path, text in texts.items() if f"{name}(" in text for node in ast.walk(ast.parse(text)))
     return [
         (path, node)
         for path, node in nodes

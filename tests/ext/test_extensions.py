@@ -14,7 +14,7 @@ import rankscope
 from rankscope import extensions
 from rankscope.extensions import GROUP, OURS, Extension, installed
 from rankscope.verbs._spec import VERBS
-from tests.test_house import house, project_table
+from tests.test_house import project_table, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(path.name for path in (ROOT / "src/rankscope/ext").iterdir() if (path / "__init__.py").is_file())
@@ -22,10 +22,9 @@ FOLDERS = sorted(path.name for path in (ROOT / "src/rankscope/ext").iterdir() if
 
 def imports_between() -> set[tuple[str, str]]:
     """Pairs of packages of which the first imports the second at any time, extensions apart."""
-    tree = house().Tree(ROOT / "src")
     return {
-        (tree.package_of(name), tree.package_of(other))
-        for name, imports in tree.imports.items()
+        (tree().package_of(name), tree().package_of(other))
+        for name, imports in tree().imports.items()
         for other in imports.running | imports.typing | imports.later
     }
 

@@ -61,8 +61,9 @@ def values(run: rs.Run) -> list[float]:
     return list(run.table["value"].to_pylist())
 
 
-@pytest.mark.sampled(9)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", ["measure", *(pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb != "measure")]
+)
 def test_item_9_the_tokenizer_can_be_given_and_its_absence_is_in_the_verdict(
     verb: str, whole: Path, bare: Path
 ) -> None:

@@ -30,7 +30,7 @@ def table_of(grid: np.ndarray, metric: str = "relative_residual", **at: str) -> 
     return writer
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 5).flatmap(
         lambda blocks: st.integers(1, 4).flatmap(
@@ -72,7 +72,7 @@ def test_states_of_some_blocks_and_sequences(levels: list[list[float]]) -> None:
         assert value <= 0.03, (first, grid)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from((3.0, 1.0, 2.0)), min_size=2, max_size=7), st.integers(0, 2))
 def test_orders_of_some_blocks(orders: list[float], before: int) -> None:
     """Blocks above 10^-3 have no order; each other block has its own."""

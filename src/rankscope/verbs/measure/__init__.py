@@ -34,7 +34,7 @@ OWN = (
         several="names",
         metavar="POOLING",
         in_plans=True,
-        help="Compare inputs pooled by mean (default), first, last, at:POSITION; none to leave it out.",
+        help="Compare inputs pooled by mean (default), first or last; none to leave it out.",
     ),
     Option(
         name="attention_algorithm",
