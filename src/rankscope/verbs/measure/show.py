@@ -120,14 +120,15 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     """
     if run.table.num_rows:
         summarise(run.table, metrics=metrics, site=site)
-    known = headline(run.table, len(HEADLINE))
-    chosen = list(metrics) if metrics is not None else [name for name in PANELS if name in known] or known[:4]
+    known = sorted(headline(run.table, len(HEADLINE)), key=lambda name: name not in PANELS)
+    chosen = list(metrics) if metrics is not None else known[: len(PANELS)]
     panels = [depth_chart(run, metric, site or main_site(run.table, metric)) for metric in chosen]
     if metrics is None and site is None and (run.provenance.sequences or 0) >= FEW_INPUTS:
         compared = only(run.table, metric=chosen[0]) if chosen else run.table
         panels += [depth_chart(run, chosen[0], pooled) for pooled in pooled_sites(compared)]
     settings = f"{facts_line(run)}. Line: mean over sequences; band: 10% to 90%."
-    return Plot(run.verdict.partition("\n")[0], settings, tuple(panels), columns=max(1, min(len(panels), MOST_COLUMNS)))
+    columns = 2 if len(panels) == len(PANELS) else max(1, min(len(panels), MOST_COLUMNS))
+    return Plot(run.verdict.partition("\n")[0], settings, tuple(panels), columns=columns)
 
 
 def depth_chart(run: Run, metric: str, site: str) -> LineChart:
