@@ -141,9 +141,9 @@ def _grid(table: pa.Table, name: str | None, metrics: Sequence[str], places: Seq
     values = np.full(shape, np.nan)
     floor, estimate, measured = (np.zeros(shape, np.bool_) for _ in range(3))
     for (label, column), found in points.items():
-        at = lines.index(label), column
-        values[at], floor[at], estimate[at] = found
-        measured[at] = True
+        cell = lines.index(label), column
+        values[cell], floor[cell], estimate[cell] = found
+        measured[cell] = True
     return Summary(name, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
 
 
