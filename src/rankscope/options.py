@@ -47,7 +47,6 @@ class Option:
         is_required: whether such an argument must be given.
         in_python: whether the Python function has it; ``--fail-if`` exists only on the command line.
         in_plans: whether the plan of a sweep can set it for this verb.
-        completes: shell completion: ``"models"`` or ``"sites"``.
         checks: further settings for typer, such as ``exists``.
         noun: the object that carries it in Python: ``"model"`` for :class:`rankscope.Model`, ``"inputs"`` for
             :class:`rankscope.Inputs`, ``"surgery"`` for :class:`rankscope.Surgery`; None for an argument of the verb.
@@ -70,7 +69,6 @@ class Option:
     is_required: bool = True
     in_python: bool = True
     in_plans: bool = False
-    completes: Literal["models", "sites"] | None = None
     checks: Mapping[str, Any] = field(default_factory=dict)
     noun: Noun | None = None
     also: tuple[str, ...] = ()
@@ -183,7 +181,6 @@ MODEL = Option(
     metavar="SPEC",
     is_argument=True,
     noun="model",
-    completes="models",
     help="Hub name, local folder, config.json, train.py:build_model, or init:NAME (random weights).",
 )
 
@@ -286,7 +283,6 @@ SITES = Option(
     name="sites",
     several="names",
     in_plans=True,
-    completes="sites",
     help="Sites, separated by commas or repeated; see `ls sites`.",
 )
 FAIL_IF = Option(

@@ -13,29 +13,10 @@ from torch import nn
 
 from rankscope.monitor import Gauge
 from rankscope.monitor.steps import contradiction
-from tests.monitor.trainings import batches, bert, gpt2, probe
+from tests.monitor.trainings import Low, adapted, batches, bert, gpt2, probe
 
 STEPS = 40
 Change = Callable[[nn.Module, torch.optim.Optimizer, int], None]
-
-
-class Low(nn.Module):
-    """A frozen map and a low-rank one that begins at zero."""
-
-    def __init__(self, base: nn.Module, width: int, out: int) -> None:
-        super().__init__()
-        self.base, self.down, self.up = base, nn.Linear(width, 2, bias=False), nn.Linear(2, out, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-def adapted() -> Any:
-    model = gpt2(dropout=0.0).requires_grad_(False)
-    for block in model.transformer.h:
-        block.attn.c_attn = Low(block.attn.c_attn, 16, 48)
-    return model
 
 
 def trained(
@@ -101,7 +82,7 @@ def test_adapters_that_begin_at_zero_twice_are_named_whatever_gradients_frozen_w
         model(**batches(1)[0]).loss.backward()
         model.requires_grad_(False)
         for block in model.transformer.h:
-            block.attn.c_attn = Low(block.attn.c_attn, 16, 48)
+            block.attn.c_attn = Low(block.attn.c_attn)
             nn.init.zeros_(block.attn.c_attn.down.weight)
         return model
 

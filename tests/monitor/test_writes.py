@@ -17,36 +17,14 @@ from rankscope.monitor.causes import WRITTEN
 from rankscope.monitor.readings import LayerValue
 from rankscope.monitor.writes import Writes
 from rankscope.stream.viewing import view_of
-from tests.monitor.trainings import alarms_raised, batches, gpt2, probe
+from tests.monitor.trainings import adapted, alarms_raised, batches, gpt2, probe
 
 STEPS = 40
 Act = Callable[[Any, int], None]
 
 
-class Low(nn.Module):
-    """A frozen map and a low-rank one that begins at zero."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.base, self.down, self.up = base, nn.Linear(16, 2, bias=False), nn.Linear(2, 48, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-    def merge(self, times: float = 1.0) -> None:
-        self.base.weight.data += times * (self.up.weight.data @ self.down.weight.data).T
-
-
 def plain() -> Any:
     return gpt2(dropout=0.0)
-
-
-def adapted() -> Any:
-    model = plain().requires_grad_(False)
-    for block in model.transformer.h:
-        block.attn.c_attn = Low(block.attn.c_attn)
-    return model
 
 
 def with_teacher() -> Any:

@@ -55,6 +55,29 @@ def gpt2(*, dropout: float = 0.1) -> Any:
     return model.train()
 
 
+class Low(nn.Module):
+    """A frozen map and a low-rank one that begins at zero."""
+
+    def __init__(self, base: nn.Module, width: int = 16, out: int = 48) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(width, 2, bias=False), nn.Linear(2, out, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+    def merge(self, times: float = 1.0) -> None:
+        self.base.weight.data += times * (self.up.weight.data @ self.down.weight.data).T
+
+
+def adapted() -> Any:
+    """A frozen GPT-2 with such adapters."""
+    model = gpt2(dropout=0.0).requires_grad_(False)
+    for block in model.transformer.h:
+        block.attn.c_attn = Low(block.attn.c_attn)
+    return model
+
+
 def batches(count: int, *, sequences: int = 4, tokens: int = 8, seed: int = 3) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randint(5, VOCABULARY, (sequences, tokens), generator=generator) for _ in range(count)]

@@ -46,7 +46,7 @@ def test_no_formula_is_left_as_tex(name: str) -> None:
 
 def test_own_terms_do_not_shadow_metrics_and_cite_what_exists() -> None:
     assert not {term.name for term in OWN_TERMS} & set(METRICS)
-    assert {cite.partition(", ")[0] for term in OWN_TERMS for cite in term.cites} <= set(FACTS.references)
+    assert {cite.partition(", ")[0] for term in OWN_TERMS for cite in term.sources} <= set(FACTS.references)
 
 
 @pytest.mark.parametrize("tex", [r"\input{file}", r"\unknown x"])

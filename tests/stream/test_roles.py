@@ -80,17 +80,6 @@ def scan(m: Any, x: Tensor) -> Tensor:
     return torch.stack(out, 1)
 
 
-def energy(m: Any, x: Tensor) -> Tensor:
-    with torch.enable_grad():
-        z = x.detach().requires_grad_()
-        return torch.autograd.grad(torch.logsumexp(z @ z.mT, -1).sum(), z)[0].detach()
-
-
-def last_reads_first(m: Any, x: Tensor) -> Tensor:
-    out = mlp(m, x)
-    return torch.cat([out[:, :-1], out[:, -1:] + m.a(x[:, :1])], 1)
-
-
 def across_a_window(m: Any, x: Tensor) -> Tensor:
     """Tokens alone, but for one token that reads its neighbour in the window before."""
     out = mlp(m, x)
@@ -108,37 +97,19 @@ def expert_choice(m: Any, x: Tensor) -> Tensor:
     return out
 
 
-def token_choice(m: Any, x: Tensor) -> Tensor:
-    flat = x.reshape(-1, DIM)
-    choice, out = m.a(flat)[:, :2].argmax(-1), torch.zeros_like(flat)
-    for expert in range(2):
-        rows = (choice == expert).nonzero()[:, 0]
-        out = out.index_add(0, rows, m.b(flat[rows]) * (expert + 1))
-    return out.view_as(x)
-
-
 def other_sequence(m: Any, x: Tensor) -> Tensor:
     return m.a(x.flip(0))
 
 
 MIXERS: dict[str, Mix] = {
     "scan": scan,
-    "pool": lambda m, x: F.avg_pool1d(x.mT, 3, 1, 1).mT - x,
-    "mean so far": lambda m, x: m.a(x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]),
     "two directions": lambda m, x: m.gru(x)[0],
-    "roll": lambda m, x: m.a(x.roll(1, 1)),
-    "gather": lambda m, x: m.a(x[:, torch.arange(x.shape[1]).roll(3)]),
-    "sort": lambda m, x: m.a(x.sort(1).values),
-    "largest token": lambda m, x: m.a(x) * torch.sigmoid(m.b(x.amax(1, keepdim=True))),
-    "energy": energy,
-    "sparse": lambda m, x: torch.stack([torch.sparse.mm(torch.ones(len(z), len(z)).tril().to_sparse(), z) for z in x]),
-    "solve": lambda m, x: torch.linalg.solve_triangular(torch.ones(TOKENS, TOKENS).tril(), m.a(x), upper=False),
-    "last reads first": last_reads_first,
     "one pair of neighbours": across_a_window,
     "experts choose": expert_choice,
     "other sequence": other_sequence,
 }
-ALONE: dict[str, Mix] = {"mlp": mlp, "routed": token_choice, "one matrix": lambda m, x: m.a(x).tanh()}
+"""The last three are not in ``tests/hostile/generated/roles.py``, which holds more than fifty roles against twins."""
+ALONE: dict[str, Mix] = {"mlp": mlp}
 
 
 def net(first: Mix, second: Mix, names: tuple[str, str]) -> Net:
@@ -146,7 +117,6 @@ def net(first: Mix, second: Mix, names: tuple[str, str]) -> Net:
     return Net(Layer(attention, second, names), *(Layer(first, second, names) for _ in range(2))).eval()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [*MIXERS, *ALONE])
 def test_mlps_are_dropped_and_mixers_kept(kind: str) -> None:
     model = net(MIXERS.get(kind) or ALONE[kind], mlp, ("mlp", "token_mixer_rnn"))

@@ -104,13 +104,13 @@ def by_hand(model: BertModel, ids: torch.Tensor, mask: torch.Tensor, pooling: st
     found = []
     for x in hidden:
         rows = [row[kept.bool()] for row, kept in zip(x, mask, strict=True)]
-        pick = {"mean": lambda r: r.mean(0), "first": lambda r: r[0], "last": lambda r: r[-1], "at:3": lambda r: r[3]}
+        pick = {"mean": lambda r: r.mean(0), "first": lambda r: r[0], "last": lambda r: r[-1]}
         found.append(torch.stack([pick[pooling](row) for row in rows]))
     return found
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("pooling", ["mean", "first", "last", "at:3"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None:
     """Sequences of unequal length, padded on either side, in batches of several sizes: equal to 1e-10."""
@@ -124,7 +124,7 @@ def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None
         run = rs.measure(
             model, rs.Inputs({"input_ids": ids, "attention_mask": mask}, batch=batch), between_inputs=pooling
         )
-        site = f"inputs.{pooling.partition(':')[0]}"
+        site = f"inputs.{pooling}"
         for name in ("relative_residual", "mean_cosine", "centred_effective_rank", "alpha_req", "uniformity"):
             got = run.curve(name, site).mean
             want = [METRICS[name].function(x).item() for x in pooled]
@@ -296,8 +296,6 @@ def test_rows_that_are_not_inputs_are_refused() -> None:
     ("options", "match"),
     [
         ({"between_inputs": "median"}, "'median' is not known"),
-        ({"between_inputs": ["at:1", "at:2"]}, "one position at a time"),
-        ({"between_inputs": "at:16"}, "needs 17 tokens"),
         ({"between_inputs": "mean", "sites": ["block.in"]}, "add it to sites"),
         ({"between_inputs": "mean", "metrics": ["attention_entropy"]}, "metric of tokens"),
         ({"sites": ["inputs.mean"]}, "between_inputs"),

@@ -34,12 +34,8 @@ _ROLE = re.compile(r":math:`([^`]*)`|``([^`]*)``")
 LISTINGS: Registry[Listing] = Registry("listing")
 
 
-def _kinds() -> list[str]:
-    return list(LISTINGS)
-
-
 def ls_command(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to list.", autocompletion=_kinds)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
     """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, theorems, remedies, extensions."""

@@ -12,7 +12,6 @@ import typer
 
 from rankscope._types import is_named
 from rankscope.cli import processes
-from rankscope.cli.completing import complete_site, complete_spec
 from rankscope.cli.panels import MANY, panel_of, show_all
 from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
 from rankscope.cli.streams import remarks_console
@@ -21,8 +20,6 @@ from rankscope.options import Option
 from rankscope.runs.places import place_of
 from rankscope.verbs._spec import Verb
 from rankscope.verbs.calling import call_flat
-
-COMPLETIONS = {"models": complete_spec, "sites": complete_site}
 
 
 def command_of(verb: Verb) -> Callable[..., None]:
@@ -81,8 +78,6 @@ def typer_option(option: Option, panel: str | None = None) -> Any:
         settings["metavar"] = option.metavar
     if option.least is not None:
         settings["min"] = option.least
-    if option.completes is not None:
-        settings["autocompletion"] = COMPLETIONS[option.completes]
     if option.is_argument:
         return typer.Argument(**settings)
     flags = option.flags or (f"--{option.name.replace('_', '-')}",)

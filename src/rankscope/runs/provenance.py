@@ -138,12 +138,15 @@ class Provenance:
         return cls(**{name: facts[name] for name in known})
 
 
-_WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash", "device",
-          "spectra")  # fmt: skip
-_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command",
-             "structure")  # fmt: skip
-
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("seed", "parameters", "sequences", "schema"), int),
+    **dict.fromkeys(("lengths", "command", "operations", "structure"), Sequence),
+    **dict.fromkeys(("versions", "git"), Mapping),
+    "wall_seconds": (int, float),
+}
+"""What a value read from a file must be; every other field is text."""
+_ENTRIES: Mapping[str, type] = {"lengths": int, "command": str, "operations": Mapping, "structure": Mapping}
+_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", *_ENTRIES)
 _LATER = ("layout", "inputs", "inputs_hash", "device", "spectra")
 """Fields that runs of earlier versions do not have."""
 
@@ -152,23 +155,12 @@ def _fits(name: str, value: object) -> bool:
     """Whether a value read from a file is valid for a field."""
     if value is None:
         return name not in _REQUIRED
-    if name in _WORDS:
-        return isinstance(value, str)
-    if name in ("seed", "parameters", "sequences", "schema"):
-        return _is_whole(value)
-    if name == "wall_seconds":
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name == "lengths":
-        return isinstance(value, Sequence) and all(map(_is_whole, value))
-    if name == "command":
-        return isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
-    if name in ("operations", "structure"):
-        return isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
-    return isinstance(value, Mapping)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, _KINDS.get(name, str)):
+        return False
+    entries = value if name in _ENTRIES and isinstance(value, Sequence) else ()
+    # Text is a sequence too.
+    is_text = isinstance(value, str) and name in _KINDS
+    return not is_text and all(isinstance(one, _ENTRIES[name]) and not isinstance(one, bool) for one in entries)
 
 
 def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:

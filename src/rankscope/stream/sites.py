@@ -53,7 +53,6 @@ POOLED_SITES: Mapping[str, str] = {
     "inputs.mean": "the inputs, each the mean of its tokens at block.out, compared with each other (--between-inputs)",
     "inputs.first": "the inputs, each its first token at block.out",
     "inputs.last": "the inputs, each its last token at block.out",
-    "inputs.at": "the inputs, each its token at one position at block.out",
 }
 """Sites of the comparison between inputs. They are made from ``block.out``, and are not selected like the others."""
 

@@ -40,15 +40,9 @@ _CODE = {status: code for code, status in enumerate(Status)}
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a sequence becomes one vector.
-
-    Attributes:
-        how: ``"mean"``, ``"first"``, ``"last"`` or ``"at"``.
-        position: which of the tokens that count, from 0, for ``"at"``.
-    """
+    """How a sequence becomes one vector: ``"mean"``, ``"first"`` or ``"last"`` of the tokens that count."""
 
     how: str
-    position: int = 0
 
     @property
     def site(self) -> str:
@@ -61,7 +55,7 @@ class Pooling:
         return self.site + ENTRY
 
     def __str__(self) -> str:
-        return f"at:{self.position}" if self.how == "at" else self.how
+        return self.how
 
     def pooled(self, x: Float[Tensor, "batch tokens dim"], keep: Bool[Tensor, "batch tokens"] | None) -> Tensor:
         """One float64 vector per sequence; arbitrary for a sequence without tokens that count."""
@@ -69,17 +63,10 @@ class Pooling:
         if self.how == "mean":
             return _mean(x, keep)
         if keep is None:
-            only = {"first": 0, "last": x.shape[1] - 1}.get(self.how, self.position)
-            place = torch.full((len(x),), only, device=x.device)
+            place = torch.full((len(x),), 0 if self.how == "first" else x.shape[1] - 1, device=x.device)
         else:
             rank = keep.cumsum(1)
-            wanted = rank[:, -1:] if self.how == "last" else 1 + (self.position if self.how == "at" else 0)
-            place = (rank == wanted).to(torch.int8).argmax(1)
-        if self.how == "at" and (fewest := x.shape[1] if keep is None else int(keep.sum(1).min())) <= self.position:
-            raise InputError(
-                f"between_inputs='at:{self.position}' needs {self.position + 1} tokens that count in every input, and "
-                f"one has {fewest}. Choose an earlier position, or 'last'."
-            )
+            place = (rank == (rank[:, -1:] if self.how == "last" else 1)).to(torch.int8).argmax(1)
         vectors = x[torch.arange(len(x), device=x.device), place].detach()
         return vectors.to(float64_home(x)).double()
 
@@ -97,27 +84,19 @@ def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def parse_poolings(words: str | Sequence[str] | None) -> tuple[Pooling, ...]:
-    """Read ``"mean"``, ``"first"``, ``"last"`` and ``"at:5"``; none for ``"none"``.
+    """Read ``"mean"``, ``"first"`` and ``"last"``; none for ``"none"``.
 
     Example:
-        >>> [pooling.site for pooling in parse_poolings(["mean", "at:5"])]
-        ['inputs.mean', 'inputs.at']
+        >>> [pooling.site for pooling in parse_poolings(["mean", "last"])]
+        ['inputs.mean', 'inputs.last']
     """
     words = [words] if isinstance(words, str) else list(words or ())
     if words == ["none"]:
         return ()
-    poolings: dict[str, Pooling] = {}
     for word in words:
-        how, colon, number = word.partition(":")
-        if not ((how in ("mean", "first", "last") and not colon) or (how == "at" and number.isdecimal())):
-            raise InputError(
-                f"between_inputs={word!r} is not known. Expected 'mean', 'first', 'last', 'at:5' for the token at "
-                "position 5, or 'none'."
-            )
-        pooling = Pooling(how, int(number or 0))
-        if poolings.setdefault(pooling.site, pooling) != pooling:
-            raise InputError("between_inputs: one position at a time, because both would be reported as inputs.at.")
-    return tuple(poolings.values())
+        if word not in ("mean", "first", "last"):
+            raise InputError(f"between_inputs={word!r} is not known. Expected 'mean', 'first', 'last' or 'none'.")
+    return tuple(map(Pooling, dict.fromkeys(words)))
 
 
 Place = tuple[str | None, int, Pooling]
@@ -136,7 +115,6 @@ class InputsReader:
         inputs: number of inputs.
         blocks: number of blocks that share the memory.
         classes: the class of each input; None if unknown.
-        most_bytes: memory for what is kept of all of them.
     """
 
     def __init__(
@@ -148,14 +126,13 @@ class InputsReader:
         inputs: int,
         blocks: int,
         classes: Sequence[int] | None = None,
-        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._reader, self._poolings, self._specs = reader, tuple(poolings), tuple(specs)
         self._baseline = tuple(spec for spec in self._specs if spec.name == BASELINE)
         self._inputs = inputs
         self._classes = classes
         self._apart: dict[str, dict[str, dict[str, float]]] = {}
-        self._bytes_per_place = most_bytes // max(1, (blocks + 1) * len(self._poolings))
+        self._bytes_per_place = MOST_BYTES // max(1, (blocks + 1) * len(self._poolings))
         self._places: dict[Place, NumberedVectors] = {}
         self._floors: dict[Place, float] = {}
         self._pending: dict[Place, tuple[Tensor, list[bool]]] = {}

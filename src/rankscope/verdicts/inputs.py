@@ -115,9 +115,8 @@ def _judged(
     states[early] = int(State.MEAN_OFFSET)
     reading = read_stack(battery, states)
     # The pooled token and all before it are the same in every input of a causal model.
-    position = {"inputs.first": 0, "inputs.at": int(pooling.partition(":")[2] or 0)}.get(site)
     alike = bool((battery.floor | (battery.values["spread"] == 0.0)).all())
-    if position is not None and compared["common_prefix"] > position and alike:
+    if site == "inputs.first" and compared["common_prefix"] > 0 and alike:
         why = "all inputs begin with the same tokens; use 'last' or 'mean'"
         return State.UNKNOWN, say("inputs not judged", pooling=f" {place}", why=why), [], ""
     inputs, distinct = compared["inputs"], compared["distinct"]

@@ -10,116 +10,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from rankscope.reporting.page.mathml import mathml
-
-
-@dataclass(frozen=True)
-class ColumnTerm:
-    """A column of a result that is not a registered metric; fields as in :class:`Fact`."""
-
-    name: str
-    symbol: str
-    summary: str
-    says: str
-    range: str = ""
-    cites: tuple[str, ...] = ()
-
-
-OWN_TERMS = (
-    ColumnTerm(
-        "log10_residual",
-        r"\log_{10} \|\mathrm{res}(X)\|_F",
-        "Decimal logarithm of the distance of the tokens from being equal.",
-        "**Exact**: carried as base plus scaled deviation, it does not meet the float floor.",
-        "any number",
-        ("dong2021attention",),
-    ),
-    ColumnTerm(
-        "log10_relative_residual",
-        r"\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
-        "Decimal logarithm of the residual over the norm.",
-        "**Exact.** 0 when the mean is zero; −16 is about where float64 ends.",
-        "up to 0",
-        ("dong2021attention",),
-    ),
-    ColumnTerm(
-        "digits_of_agreement",
-        r"-\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
-        "Decimal digits in which the tokens agree.",
-        "On a logarithmic axis a block of order 3 multiplies it by three: a straight line.",
-        "0 and up",
-        ("dong2021attention",),
-    ),
-    ColumnTerm(
-        "order",
-        "p",
-        "The power of a block on a small residual: the new one is a constant times the old one to this power.",
-        "**Exact** where the residual is small. 3 for attention alone (each block cubes it), 1 for a block that "
-        "multiplies it by a constant.",
-        "",
-        ("dong2021attention", "wu2024role"),
-    ),
-    ColumnTerm(
-        "factor",
-        r"\|\mathrm{res}(X_{l+1})\| / \|\mathrm{res}(X_l)\|",
-        "What a block multiplies the residual by.",
-        "**Exact.** Below 1 the tokens come together, above 1 they part.",
-        "0 and up",
-    ),
-    ColumnTerm(
-        "linear_factor",
-        "",
-        "What a block multiplies an infinitesimal residual by.",
-        "**Exact**, from a forward-mode derivative around equal tokens.",
-        "0 and up",
-    ),
-    ColumnTerm(
-        "projection_share",
-        r"\langle Y_k, Y\rangle / \|Y\|_F^2",
-        "Share of the output that lies in the sum of all paths of one kind.",
-        "**Exact.** The shares of all lengths sum to one; a share may be negative where paths cancel.",
-        "any number",
-        ("dong2021attention",),
-    ),
-    ColumnTerm(
-        "norm_share",
-        r"\|Y_k\|_F / \|Y\|_F",
-        "Size of the sum of all paths of one kind over the size of the output.",
-        "**Exact.** They do not sum to one: paths may cancel.",
-        "0 and up",
-    ),
-    ColumnTerm(
-        "log10_measured",
-        "",
-        "Decimal logarithm of the quantity that the theorem speaks about, as measured.",
-        "Which quantity it is differs from theorem to theorem: the residual after a layer, its ratio to the one "
-        "before, an entropy.",
-    ),
-    ColumnTerm(
-        "log10_slack",
-        r"\log_{10} (\mathrm{bound} / \mathrm{measured})",
-        "Decades between the bound and what was measured.",
-        "**Exact.** 0 where the bound is sharp. Below 0 by more than rounding the bound is broken: a hypothesis is "
-        "not met, or the verdict says that it is violated.",
-        "0 and up",
-    ),
-    ColumnTerm(
-        "margin",
-        "",
-        "By how much a hypothesis of a theorem is met.",
-        "**Exact.** Below 0 it is not met, and the theorem says nothing about this network.",
-    ),
-)
-
-
-FILE = Path(__file__).with_name("facts.json")
-_ROLE = re.compile(r":math:`([^`]*)`|``([^`]*)``|\*\*([^*]*)\*\*")
 
 
 @dataclass(frozen=True)
@@ -130,9 +27,9 @@ class Fact:
     symbol: str
     summary: str
     says: str
-    range: str
-    at_collapse: float | None
-    sources: tuple[str, ...]
+    range: str = ""
+    sources: tuple[str, ...] = ()
+    at_collapse: float | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -158,6 +55,97 @@ class Fact:
 
 def _end(word: str) -> float:
     return float(word.replace("∞", "inf"))
+
+
+OWN_TERMS = (
+    Fact(
+        "log10_residual",
+        r"\log_{10} \|\mathrm{res}(X)\|_F",
+        "Decimal logarithm of the distance of the tokens from being equal.",
+        "**Exact**: carried as base plus scaled deviation, it does not meet the float floor.",
+        "any number",
+        ("dong2021attention",),
+    ),
+    Fact(
+        "log10_relative_residual",
+        r"\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
+        "Decimal logarithm of the residual over the norm.",
+        "**Exact.** 0 when the mean is zero; −16 is about where float64 ends.",
+        "up to 0",
+        ("dong2021attention",),
+    ),
+    Fact(
+        "digits_of_agreement",
+        r"-\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
+        "Decimal digits in which the tokens agree.",
+        "On a logarithmic axis a block of order 3 multiplies it by three: a straight line.",
+        "0 and up",
+        ("dong2021attention",),
+    ),
+    Fact(
+        "order",
+        "p",
+        "The power of a block on a small residual: the new one is a constant times the old one to this power.",
+        "**Exact** where the residual is small. 3 for attention alone (each block cubes it), 1 for a block that "
+        "multiplies it by a constant.",
+        "",
+        ("dong2021attention", "wu2024role"),
+    ),
+    Fact(
+        "factor",
+        r"\|\mathrm{res}(X_{l+1})\| / \|\mathrm{res}(X_l)\|",
+        "What a block multiplies the residual by.",
+        "**Exact.** Below 1 the tokens come together, above 1 they part.",
+        "0 and up",
+    ),
+    Fact(
+        "linear_factor",
+        "",
+        "What a block multiplies an infinitesimal residual by.",
+        "**Exact**, from a forward-mode derivative around equal tokens.",
+        "0 and up",
+    ),
+    Fact(
+        "projection_share",
+        r"\langle Y_k, Y\rangle / \|Y\|_F^2",
+        "Share of the output that lies in the sum of all paths of one kind.",
+        "**Exact.** The shares of all lengths sum to one; a share may be negative where paths cancel.",
+        "any number",
+        ("dong2021attention",),
+    ),
+    Fact(
+        "norm_share",
+        r"\|Y_k\|_F / \|Y\|_F",
+        "Size of the sum of all paths of one kind over the size of the output.",
+        "**Exact.** They do not sum to one: paths may cancel.",
+        "0 and up",
+    ),
+    Fact(
+        "log10_measured",
+        "",
+        "Decimal logarithm of the quantity that the theorem speaks about, as measured.",
+        "Which quantity it is differs from theorem to theorem: the residual after a layer, its ratio to the one "
+        "before, an entropy.",
+    ),
+    Fact(
+        "log10_slack",
+        r"\log_{10} (\mathrm{bound} / \mathrm{measured})",
+        "Decades between the bound and what was measured.",
+        "**Exact.** 0 where the bound is sharp. Below 0 by more than rounding the bound is broken: a hypothesis is "
+        "not met, or the verdict says that it is violated.",
+        "0 and up",
+    ),
+    Fact(
+        "margin",
+        "",
+        "By how much a hypothesis of a theorem is met.",
+        "**Exact.** Below 0 it is not met, and the theorem says nothing about this network.",
+    ),
+)
+
+
+FILE = Path(__file__).with_name("facts.json")
+_ROLE = re.compile(r":math:`([^`]*)`|``([^`]*)``|\*\*([^*]*)\*\*")
 
 
 @dataclass(frozen=True)
@@ -199,14 +187,13 @@ def read_facts() -> Facts:
             entry["summary"],
             entry["says"],
             entry["range"],
-            entry["at_collapse"],
             tuple(_source(cite, references) for cite in entry["cites"]),
+            entry["at_collapse"],
         )
         for name, entry in content["metrics"].items()
     }
     for term in OWN_TERMS:
-        sources = tuple(_source(cite, references) for cite in term.cites)
-        metrics[term.name] = Fact(term.name, term.symbol, term.summary, term.says, term.range, None, sources)
+        metrics[term.name] = replace(term, sources=tuple(_source(cite, references) for cite in term.sources))
     return Facts(metrics, references)
 
 

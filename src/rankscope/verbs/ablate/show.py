@@ -26,9 +26,6 @@ STYLES = {
     "+skip": Style(BLUE, "^"),
     "+norm+skip": Style(SKY, "v"),
     "full": Style(GREEN, "X"),
-    "dong:san": Style(BLACK, "o", "--"),
-    "dong:san+mlp": Style(PURPLE, "D", "--"),
-    "dong:san+skip": Style(BLUE, "^", "--"),
 }
 OTHER = Style(GREY, ".", ":")
 Setting = tuple[str, str, str | None]

@@ -34,12 +34,12 @@ OWN = (
         several="names",
         metavar="POOLING",
         in_plans=True,
-        help="Compare inputs pooled by mean (default), first, last, at:POSITION; none to leave it out.",
+        help="Compare inputs pooled by mean (default), first or last; none to leave it out.",
     ),
     Option(
         name="attention_algorithm",
-        metavar="NAME",
-        help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
+        choices=("dense", "blockwise"),
+        help="How attention probabilities are reduced; default: by the memory that they need.",
     ),
     options.SPECTRA,
 )

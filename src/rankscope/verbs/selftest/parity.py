@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +28,12 @@ class VerbParity:
         verb: its name.
         values: number of values compared: those above the float floor on both.
         difference: largest relative difference; NaN if the rows do not correspond.
-        time_ratio: seconds on the device over seconds on the processor, for a tiny model.
         error: what the device raised; empty if nothing.
     """
 
     verb: str
     values: int = 0
     difference: float = float("nan")
-    time_ratio: float = float("nan")
     error: str = ""
 
     @property
@@ -55,20 +52,17 @@ def verbs_on(device: torch.device) -> tuple[VerbParity, ...]:
 
 
 def _compared(verb: Verb, device: torch.device) -> VerbParity:
-    _timed(verb, torch.device("cpu"))  # the first call imports modules
-    here, seconds_here = _timed(verb, torch.device("cpu"))
+    here = _run(verb, torch.device("cpu"))
     try:
-        there, seconds_there = _timed(verb, device)
+        there = _run(verb, device)
     except (RankscopeError, RuntimeError, TypeError, NotImplementedError) as error:
         return VerbParity(verb.name, error=f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}")
-    values, difference = _difference(here, there)
-    return VerbParity(verb.name, values, difference, seconds_there / seconds_here)
+    return VerbParity(verb.name, *_difference(here, there))
 
 
-def _timed(verb: Verb, device: torch.device) -> tuple[Run, float]:
-    started = time.perf_counter()
+def _run(verb: Verb, device: torch.device) -> Run:
     run: Run = verb.run()(Model(MODEL, device=device), Inputs(sequences=1, tokens=16))
-    return run, time.perf_counter() - started
+    return run
 
 
 def _difference(here: Run, there: Run) -> tuple[int, float]:
