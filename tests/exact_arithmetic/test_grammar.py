@@ -55,7 +55,7 @@ def test_no_wrong_exponent_without_a_status_in_400_networks() -> None:
 def test_the_two_programs_are_the_same_network() -> None:
     """Tamed so that float64 can see it, the module and the reference give the same residual."""
     seen = 0
-    for seed in range(60):
+    for seed in range(36):
         drawn = draw_network(seed)
         tame = {"dtype": "float64", "score_bias": min(drawn.score_bias, 0.3), "scale": min(drawn.scale, 2.0)}
         network = replace(drawn, blocks=2, skip="none" if drawn.skip == "cut" else drawn.skip, **tame)
@@ -65,7 +65,7 @@ def test_the_two_programs_are_the_same_network() -> None:
             relative = float(torch.linalg.norm(x - x.mean(0)) / torch.linalg.norm(x))
             assert math.log10(relative) == pytest.approx(true, abs=1e-8), network.described()
             seen += 1
-    assert seen >= 40
+    assert seen >= 24
 
 
 def test_a_wrong_exponent_is_seen() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_exponent_is_seen() -> None:
 def test_networks_that_are_equal_by_construction_are_so_in_the_reference() -> None:
     equal = [network for network in map(draw_network, range(200)) if network.is_equal]
     assert len(equal) >= 20
-    for network in equal[:20]:
+    for network in equal[:10]:
         assert set(truth_of(network, 240).exponents) == {None}, network.described()
 
 

@@ -82,9 +82,7 @@ def test_curve_uses_usable_values_only(run: Run) -> None:
     assert math.isnan(line.mean[2])
     assert (line.low[:2] <= line.mean[:2]).all()
     assert (line.mean[:2] <= line.high[:2]).all()
-    entropy = run.curve("attention_entropy", "attention.probs", reduce="median")
-    assert entropy.n.tolist() == [6]
-    assert entropy.mean[0] == 0.5
+    assert run.curve("attention_entropy", "attention.probs").n.tolist() == [6]
 
 
 def test_floor_values_count_and_are_marked() -> None:
@@ -99,8 +97,6 @@ def test_curve_errors(run: Run) -> None:
         run.curve("mean_cosin", "block.out")
     with pytest.raises(UnknownNameError, match="site"):
         run.curve("mean_cosine", "block.ou")
-    with pytest.raises(InputError, match="'mean' or 'median'"):
-        run.curve("mean_cosine", "block.out", reduce="max")  # type: ignore[arg-type]
     both = profile({"m": [0.1]}, stack="encoder", writer=profile({"m": [0.2]}, stack="decoder")).table()
     with pytest.raises(InputError, match="stack='decoder'"):
         make_run(both).curve("m", "block.out")

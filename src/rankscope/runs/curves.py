@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._types import Status
-from rankscope.errors import InputError, UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.runs.rows import STATUSES, chosen, only, refuse_mixture
 
-Reduce = Literal["mean", "median"]
 BAND = (0.1, 0.9)
 USABLE = (str(Status.OK), str(Status.FLOOR), str(Status.ESTIMATE))
 
@@ -25,7 +24,7 @@ class Curve:
 
     Args:
         layers: numbers of the layers that have rows, ascending.
-        mean: mean (or median) over sequences and heads; NaN if no value is usable.
+        mean: mean over sequences and heads; NaN if no value is usable.
         low: 10% quantile over sequences and heads.
         high: 90% quantile over sequences and heads.
         n: number of usable values per layer.
@@ -89,10 +88,8 @@ def where(table: pa.Table, metric: str, site: str, **at: Any) -> pa.Table:
     return refuse_mixture(chosen(only(table, metric=metric, site=site), **at))
 
 
-def curve(table: pa.Table, metric: str, site: str, *, reduce: Reduce = "mean", **at: Any) -> Curve:
+def curve(table: pa.Table, metric: str, site: str, **at: Any) -> Curve:
     """Reduce the rows of ``metric`` at ``site``, and of the coordinates given, layer by layer; see :class:`Curve`."""
-    if reduce not in ("mean", "median"):
-        raise InputError(f"reduce must be 'mean' or 'median', got {reduce!r}.")
     rows = where(table, metric, site, **at)
     layer = rows["layer"].to_numpy()
     is_usable, floor = usable(rows), _is(rows, Status.FLOOR)
@@ -104,7 +101,7 @@ def curve(table: pa.Table, metric: str, site: str, *, reduce: Reduce = "mean", *
         mine = value[is_usable & (layer == number)]
         count[position] = mine.size
         if mine.size:
-            center[position] = mine.mean() if reduce == "mean" else np.median(mine)
+            center[position] = mine.mean()
             low[position], high[position] = _quantiles(mine)
     any_floor, any_estimate = (
         np.array([bool(marked[layer == number].any()) for number in layers], dtype=np.bool_)

@@ -16,7 +16,7 @@ from rankscope._types import Status
 from rankscope.errors import MissingExtraError, ResultError
 from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
-from rankscope.runs.curves import Curve, Reduce, curve
+from rankscope.runs.curves import Curve, curve
 from rankscope.runs.places import is_address
 from rankscope.runs.presenting import document_of, figure_of, showing
 from rankscope.runs.provenance import SCHEMA, Provenance
@@ -166,13 +166,12 @@ class Run:
         rows = only(self.table, **{column: value for column, value in wanted.items() if value is not None})
         return refuse_mixture(chosen(rows, **at), named=at)
 
-    def curve(self, metric: str, site: str = "block.out", *, reduce: Reduce = "mean", **at: Any) -> Curve:
+    def curve(self, metric: str, site: str = "block.out", **at: Any) -> Curve:
         """``metric`` by layer, averaged over sequences and heads; values undefined or not finite are left out.
 
         Args:
             metric: its name.
             site: its site.
-            reduce: ``"mean"`` or ``"median"``.
             **at: values of other columns, such as ``stack="encoder"``, ``variant="pure"`` or ``arithmetic="exact"``;
                 needed if the run has several. ``head`` and ``sequence`` restrict the mean.
 
@@ -180,7 +179,7 @@ class Run:
             UnknownNameError: the run has no such metric, site, column or value.
             InputError: several values of a coordinate remain; they are not averaged.
         """
-        return curve(self.table, metric, site, reduce=reduce, **at)
+        return curve(self.table, metric, site, **at)
 
     def plot(
         self, metrics: str | Sequence[str] | None = None, site: str | None = None, ax: Axes | None = None

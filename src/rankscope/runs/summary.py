@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -123,49 +122,29 @@ def summarise(
 
 
 def _grid(table: pa.Table, name: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
-    points: dict[tuple[str, int], _Point] = {}
+    """The lines are the entry of block 0, the blocks, and the final norm; columns of other sites have blocks only."""
+    points: dict[tuple[str, int], tuple[float, bool, bool]] = {}
     for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
-        points |= {(point.label, column): point for point in _column(table, metric, place)}
+        rows = only(table, metric=metric)
+        for site in (place, "block.in", "final") if place == "block.out" else (place,):
+            here = only(rows, site=site)
+            if not here.num_rows:
+                continue
+            line = curve(here, metric, site)
+            for at, layer in enumerate(line.layers.tolist()):
+                label = str(layer) if site == place else {"block.in": "in", "final": "final"}[site]
+                if label != "in" or layer == 0:
+                    points[label, column] = float(line.mean[at]), bool(line.any_floor[at]), bool(line.any_estimate[at])
     ends = {"in": -1, "final": 1 << 40}
     lines = sorted({label for label, _ in points}, key=lambda label: ends[label] if label in ends else int(label))
     shape = (len(lines), len(metrics))
     values = np.full(shape, np.nan)
     floor, estimate, measured = (np.zeros(shape, np.bool_) for _ in range(3))
-    for (label, column), point in points.items():
-        at = lines.index(label), column
-        values[at], floor[at], estimate[at], measured[at] = point.value, point.floor, point.estimate, True
+    for (label, column), found in points.items():
+        cell = lines.index(label), column
+        values[cell], floor[cell], estimate[cell] = found
+        measured[cell] = True
     return Summary(name, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
-
-
-class _Point(NamedTuple):
-    label: str
-    value: float
-    floor: bool
-    estimate: bool
-
-
-def _column(mine: pa.Table, metric: str, place: str) -> list[_Point]:
-    if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
-        return []
-    lines = _points(mine, metric, place)
-    if place != "block.out":
-        return lines
-    here = set(names_in(only(mine, metric=metric), "site"))
-    if "block.in" in here:
-        entries = [point for point in _points(mine, metric, "block.in") if point.label == "0"]
-        lines = [point._replace(label="in") for point in entries] + lines
-    if "final" in here:
-        lines += [point._replace(label="final") for point in _points(mine, metric, "final")]
-    return lines
-
-
-def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
-    rows = only(table, metric=metric, site=site)
-    if rows.num_rows == 0:
-        return []
-    line = curve(rows, metric, site)
-    columns = (line.layers, line.mean, line.any_floor, line.any_estimate)
-    return [_Point(str(int(n)), float(v), bool(f), bool(e)) for n, v, f, e in zip(*columns, strict=True)]
 
 
 def shown_lines(count: int) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,81 +30,6 @@ from rankscope.verbs.pending import PendingReadings
 
 DENSE_BYTES = 1 << 29
 """By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
-
-Keep = Callable[[int, int, torch.device], Tensor | None]
-
-
-@dataclass(frozen=True)
-class AttentionAlgorithm:
-    """Dense or blockwise.
-
-    Attributes:
-        way: ``"dense"`` or ``"blockwise"``; None chooses by size.
-        passes: walks per head for the largest singular value; None for as many as are affordable.
-    """
-
-    way: Literal["dense", "blockwise"] | None = None
-    passes: int | None = None
-
-    def view(self, call: AttentionCall, keep: Keep, *, spectrum: bool) -> tuple[AttentionView, torch.dtype]:
-        """The reductions of one attention call, and the dtype of its probabilities.
-
-        Args:
-            call: the observed call.
-            keep: returns which tokens are measured, given the number of sequences, of tokens, and the device.
-            spectrum: whether a singular value will be needed.
-        """
-        if not self._goes_by_tiles(call):
-            probs = call.probs()
-            kept = keep(probs.shape[0], probs.shape[-2], probs.device)
-            return AttentionMatrix(probs, call.support(), kept), probs.dtype
-        assert call.query is not None
-        assert call.key is not None
-        view = BlockwiseAttention(
-            call.query,
-            call.key,
-            mask=call.mask,
-            is_causal=call.is_causal,
-            scale=call.scale,
-            keep=keep(call.query.shape[0], call.query.shape[2], call.query.device),
-            spectrum=spectrum,
-            passes=self.passes,
-        )
-        return view, view.dtype
-
-    def _goes_by_tiles(self, call: AttentionCall) -> bool:
-        possible = call.weights is None and not call.edits
-        if self.way == "blockwise" and not possible:
-            why = "surgery edits its probabilities" if call.edits else "it computes all probabilities itself"
-            raise InputError(
-                f"attention_algorithm='blockwise' needs the queries and keys of a fused kernel, but here {why}. Load "
-                "the model with attn_implementation='sdpa', without such surgery, or leave attention_algorithm out."
-            )
-        return possible and (self.way == "blockwise" or (self.way is None and call.probs_bytes > DENSE_BYTES))
-
-
-BY_SIZE = AttentionAlgorithm()
-
-
-def parse_attention_algorithm(word: str | None) -> AttentionAlgorithm:
-    """Read ``"dense"``, ``"blockwise"`` or ``"blockwise:WALKS"``.
-
-    Example:
-        >>> parse_attention_algorithm("blockwise:20").passes
-        20
-    """
-    if word is None:
-        return BY_SIZE
-    way, colon, number = word.partition(":")
-    if way == "dense" and not colon:
-        return AttentionAlgorithm("dense")
-    if way == "blockwise" and (not colon or (number.isdecimal() and int(number) > 0)):
-        return AttentionAlgorithm("blockwise", int(number) if colon else None)
-    raise InputError(
-        f"attention_algorithm={word!r} is not known. Expected 'dense', 'blockwise', or 'blockwise:20' for 20 walks per "
-        "head."
-    )
-
 
 STREAM_METRICS = frozenset({"relative_residual", "mean_cosine", "stable_rank", "effective_rank"})
 """Token metrics that are also measured over the streams of a token."""
@@ -144,7 +68,7 @@ class SiteReader:
         policy: which tokens to measure.
         writer: collects the rows.
         at: values of the writer's further columns, for every row.
-        attention: algorithm for attention probabilities; chosen by size by default.
+        attention: ``"dense"`` or ``"blockwise"`` for attention probabilities; None chooses by size.
         computed_in: format in which the values were computed, if they are stored in a finer one; it sets the floor.
         spectra: ``"exact"`` or ``"estimated"``; None chooses by size.
     """
@@ -155,7 +79,7 @@ class SiteReader:
         policy: TokensPolicy,
         writer: RowWriter,
         at: Mapping[str, str | int | None] | None = None,
-        attention: AttentionAlgorithm = BY_SIZE,
+        attention: str | None = None,
         computed_in: torch.dtype | None = None,
         spectra: Spectra | None = "exact",
     ) -> None:
@@ -357,8 +281,33 @@ class SiteReader:
         if side in ("scores", "queries"):
             (self._read_scores if side == "scores" else self._read_queries)(ref, specs, call)
             return
-        spectrum = any(spec.needs == "spectrum" for spec in specs)
-        view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
+        # Probabilities that the model computes itself, or that surgery edits, are there as a whole.
+        possible = call.weights is None and not call.edits
+        if self._attention == "blockwise" and not possible:
+            why = "surgery edits its probabilities" if call.edits else "it computes all probabilities itself"
+            raise InputError(
+                f"attention_algorithm='blockwise' needs the queries and keys of a fused kernel, but here {why}. Load "
+                "the model with attn_implementation='sdpa', without such surgery, or leave attention_algorithm out."
+            )
+        by_rows = self._attention == "blockwise" or (self._attention is None and call.probs_bytes > DENSE_BYTES)
+        view: AttentionView
+        if possible and by_rows:
+            assert call.query is not None
+            assert call.key is not None
+            view = BlockwiseAttention(
+                call.query,
+                call.key,
+                mask=call.mask,
+                is_causal=call.is_causal,
+                scale=call.scale,
+                keep=self._keep(call.query.shape[0], call.query.shape[2], call.query.device),
+                spectrum=any(spec.needs == "spectrum" for spec in specs),
+            )
+            dtype = view.dtype
+        else:
+            probs = call.probs()
+            kept = self._keep(probs.shape[0], probs.shape[-2], probs.device)
+            view, dtype = AttentionMatrix(probs, call.support(), kept), probs.dtype
         self._write(ref, specs, view, self._floor(dtype, view.count.device), head_axis=True)
 
     def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:

@@ -17,7 +17,6 @@ LONGEST_PARAGRAPH = 420
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Za-z])")
 _CODE = re.compile(r"`([^`]+)`")
 _POWER = re.compile(r"10\^(-?[0-9]+(?:\.[0-9]+)?)")
-_PAUSE = re.compile(r"[:;.](?:\s|$)")
 
 
 def clipped(text: object, longest: int = LONGEST_NAME) -> str:
@@ -61,30 +60,16 @@ def spoken(metric: str) -> str:
 
 
 def split_verdict(sentence: str) -> tuple[str, str]:
-    """Split a verdict into its headline and the rest.
+    """Split a verdict into its first sentence, which is the headline, and the rest.
 
     Example:
-        >>> split_verdict("No collapse: at block 4 the tokens differ. No token dominates.")
-        ('No collapse', 'At block 4 the tokens differ. No token dominates.')
+        >>> split_verdict("No collapse. Lowest relative residual: 0.87, after block 2 of 3.")
+        ('No collapse', 'Lowest relative residual: 0.87, after block 2 of 3.')
         >>> split_verdict("Short.")
         ('Short', '')
-        >>> split_verdict("Encoder: No collapse: at block 4.")
-        ('Encoder: No collapse', 'At block 4.')
-        >>> split_verdict("Without skip connections: Collapsed in every block, order 3: each block cubes it.")
-        ('Without skip connections: Collapsed in every block, order 3', 'Each block cubes it.')
     """
-    pause = _PAUSE.search(sentence)
-    if pause is not None and _only_says_where(sentence[: pause.start()]):
-        pause = _PAUSE.search(sentence, pause.end()) or pause
-    if pause is None or pause.start() > LONGEST_HEADLINE:
-        return sentence, ""
-    head, rest = sentence[: pause.start()], sentence[pause.end() :].strip()
-    return _started(head), _started(rest)
-
-
-def _only_says_where(head: str) -> bool:
-    """Whether the words before the first pause name a stack, a mask or a change of the model, and no result."""
-    return " " not in head or head.endswith(" mask") or head.startswith(("Without ", "With ", "Under ", "At attention"))
+    head, _, rest = sentence.replace(".\n", ". ", 1).partition(". ")
+    return (sentence, "") if len(head) > LONGEST_HEADLINE else (head.removesuffix("."), rest.strip())
 
 
 def paragraphs(text: str) -> list[str]:

@@ -28,7 +28,6 @@ class Variant:
     cites: tuple[Cite, ...] = ()
 
 
-_DONG = Cite("dong2021attention", "fig. 2")
 _WU = Cite("wu2024role", "fig. 2")
 
 _ALL = (
@@ -44,24 +43,6 @@ _ALL = (
     Variant("+norm+skip", Operation(mlp="drop"), "attention, norms and skips", (_WU,)),
     Variant("+norm+mlp", Operation(attention_skip=0.0, mlp_skip=0.0), "everything but the skips", ()),
     Variant("full", Operation(), "the whole model", ()),
-    Variant(
-        "dong:san",
-        Operation(attention_skip=0.0, mlp="drop"),
-        "close to the authors' SAN: no attention skip, no MLP, all norms kept (theirs drop the MLP's)",
-        (_DONG,),
-    ),
-    Variant(
-        "dong:san+mlp",
-        Operation(attention_skip=0.0),
-        "SAN+MLP as the authors ran it: no attention skip; the MLP keeps its own",
-        (_DONG,),
-    ),
-    Variant(
-        "dong:san+skip",
-        Operation(mlp="drop"),
-        "close to the authors' SAN+skip: no MLP, skips and all norms kept (theirs drop the MLP's)",
-        (_DONG,),
-    ),
 )
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({variant.name: variant for variant in _ALL})

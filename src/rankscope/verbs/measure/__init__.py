@@ -38,8 +38,8 @@ OWN = (
     ),
     Option(
         name="attention_algorithm",
-        metavar="NAME",
-        help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
+        choices=("dense", "blockwise"),
+        help="How attention probabilities are reduced; default: by the memory that they need.",
     ),
     options.SPECTRA,
 )

@@ -31,7 +31,7 @@ from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import Pooling, metrics_between, parse_poolings
 from rankscope.verbs.measure.similarity import SITE
-from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
+from rankscope.verbs.reader import SiteReader
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ class BatteryChoice:
 
     def reader(self, writer: RowWriter, computed_in: torch.dtype | None = None) -> SiteReader:
         """A reader that writes the chosen metrics to ``writer``."""
-        algorithm = parse_attention_algorithm(self.attention)
         return SiteReader(
-            self.specs, self.policy, writer, attention=algorithm, computed_in=computed_in, spectra=self.spectra
+            self.specs, self.policy, writer, attention=self.attention, computed_in=computed_in, spectra=self.spectra
         )
 
     def comparing(

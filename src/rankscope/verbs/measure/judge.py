@@ -41,7 +41,7 @@ def _notes_on_contraction(table: pa.Table) -> tuple[str, ...]:
         said += f"; {BOUND} lies above it by a factor of {np.median(ratio):.2f} (median), {ratio.max():.2f} at most"
     else:
         said += f"; measure {BOUND} too, for an interval that contains it"
-    return (f"{said}. More walks, as in attention_algorithm='blockwise:20', make it closer.",)
+    return (f"{said}.",)
 
 
 def spectra_in(table: pa.Table) -> str:

@@ -80,8 +80,7 @@ def measure(
             over the tokens that count, the ``"first"`` or ``"last"`` of them, or several of these. None for
             ``"mean"`` if there are several inputs and ``block.out`` is measured; ``"none"`` to leave it out.
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
-            tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
-            by size.
+            a few rows at a time; None chooses by size.
         spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from those of 1,024
             evenly spaced tokens of longer sequences. None chooses by size: exact up to min(tokens, width) = 1024.
         progress: show a progress bar.
