@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 import time
 import warnings
 from datetime import date
@@ -121,16 +122,24 @@ def draw(rows: list[dict[str, Any]]) -> None:
     """How much tokens differ after each block, as it is and with the intervention that proves the cause."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(DRAWN), figsize=(13, 3.6), layout="constrained", sharey=True)
+    figure, grid = plt.subplots(2, 2, figsize=(7.2, 5.4), layout="constrained", sharey=True)
     chosen = {row["number"]: row for row in rows}
-    for axis, number in zip(axes, DRAWN, strict=True):
+    for axis, number in zip(grid.flat, DRAWN, strict=True):
         row = chosen[number]
-        for curve, colour, name in zip(row["curves"], ("#d55e00", "#0072b2"), ("as it is", "changed"), strict=True):
-            axis.semilogy(range(len(curve)), curve, color=colour, marker="o", markersize=3, label=name)
-        axis.set(xlabel="block")
-        axis.set_title(f"{row['first']}\n{row['thread']}", fontsize=9)
-    axes[0].set_ylabel("how much tokens differ\n(relative residual)")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+        looks = (("#d55e00", "as it is", -14), ("#0072b2", "changed", 6))
+        for curve, (colour, name, up) in zip(row["curves"], looks, strict=True):
+            axis.semilogy(range(len(curve)), curve, color=colour, marker="o", markersize=3)
+            axis.annotate(
+                name, (len(curve) - 1, curve[-1]), (-4, up), textcoords="offset points", ha="right", color=colour
+            )
+        axis.set_title(textwrap.fill(row["words"], 38), fontsize=10, loc="left")
+        axis.text(0.02, 0.04, row["thread"], transform=axis.transAxes, fontsize=7, color="#5b6675")
+        axis.set_ylim(1e-8, 5)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in grid[-1]:
+        axis.set_xlabel("block")
+    for axis in grid[:, 0]:
+        axis.set_ylabel("relative residual")
     figure.savefig(FIGURE, dpi=120)
 
 

@@ -15,7 +15,6 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 import rankscope as rs
-from rankscope.execution.findings import Finished
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, NORM_METRICS
 from rankscope.models.inputs import Batch
 from rankscope.verbs import pending
@@ -63,19 +62,19 @@ class PassCounts:
         self._device = device
         self._batch: Batch | None = None
         self.last: Counter[str] = Counter()
-        start, add = Observers.start, Finished.add
+        start, commit = Observers.start, Observers.commit
 
         def starting(observers: Observers, batch: Batch) -> None:
             self._batch = batch
             device.reset()
             start(observers, batch)
 
-        def adding(finished: Finished, count: int = 1) -> None:
-            add(finished, count)
+        def committing(observers: Observers) -> None:
+            commit(observers)
             self.last = Counter(device.counts().by_name)
 
         patch.setattr(Observers, "start", starting)
-        patch.setattr(Finished, "add", adding)
+        patch.setattr(Observers, "commit", committing)
 
     def added(self, options: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
         """What the second of two passes adds to the model's own work: for every block, and once."""

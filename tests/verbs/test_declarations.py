@@ -263,7 +263,7 @@ def test_a_new_verb_is_found_everywhere(
     # --help, its own help with options and examples, and the table of the docs, which lists the same commands
     run("--help")
     assert "How loud is this model?" in capsys.readouterr().out
-    run(loudness, "--help")
+    run(loudness, "--help-all")
     shown = capsys.readouterr().out
     assert "--tokens-policy" in shown
     assert "--louder" in shown

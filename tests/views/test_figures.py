@@ -71,6 +71,6 @@ def test_the_title_of_a_folder_has_no_path() -> None:
     run = load_run(SAVED / "measure")
     cached = replace(run.provenance, model="../cache/hub/models/minilm", origin="folder")
     figure = replace(run, provenance=cached).plot()
-    title = figure.texts[0].get_text()
-    assert title.startswith("minilm,")
-    assert "/" not in title
+    settings = figure.texts[2].get_text()
+    assert settings.startswith("minilm,")
+    assert "/" not in settings

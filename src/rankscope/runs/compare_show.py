@@ -98,9 +98,9 @@ def plot(comparison: Comparison, *, metrics: Sequence[str] | None = None, site: 
     if site is not None and site not in (sites := names_in(comparison.table, "site")):
         raise UnknownNameError("site in this comparison", site, sites)
     chosen = list(metrics) if metrics is not None else headline(comparison.table, MOST_PANELS)
-    title = f"b − a with {comparison.settings['level']:.0%} intervals over sequences"
+    settings = f"b − a with {comparison.settings['level']:.0%} intervals over sequences"
     panels = tuple(_chart(comparison.table, metric, site or main_site(comparison.table, metric)) for metric in chosen)
-    return Plot(title, comparison.verdict, panels, columns=max(1, min(len(chosen), MOST_COLUMNS)))
+    return Plot(comparison.verdict, settings, panels, columns=max(1, min(len(chosen), MOST_COLUMNS)))
 
 
 def _chart(table: pa.Table, metric: str, site: str) -> LineChart:

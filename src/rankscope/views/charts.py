@@ -144,16 +144,16 @@ class Plot:
     """Panels under one header, row by row.
 
     Args:
-        title: first line of the header, in bold.
-        subtitle: the sentence below it.
+        finding: what the figure says; its first sentence is in bold.
+        settings: what was measured and how, small below it.
         panels: what is drawn.
         columns: panels per row.
         panel_size: width and height of a panel in inches.
         widths: relative widths of the columns; equal by default.
     """
 
-    title: str
-    subtitle: str
+    finding: str
+    settings: str
     panels: tuple[Panel, ...]
     columns: int = 1
     panel_size: tuple[float, float] = (3.5, 2.45)

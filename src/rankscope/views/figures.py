@@ -76,15 +76,19 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
 
         # The header, in lines that fit the width, and the height that it takes.
         width = max(plot.panel_size[0] * plot.columns + sum(named), NARROWEST_INCHES)
-        bold = _wrapped(plot.title, width, 9.5, 0.69)
-        plain = [line for part in plot.subtitle.split("\n") for line in _wrapped(part, width, 8.5, 0.6)]
+        first, dot, others = plot.finding.partition(". ")
+        bold = _wrapped(first + dot.strip(), width, 9.5, 0.69)
+        plain = [line for part in others.split("\n") for line in _wrapped(part, width, 8.5, 0.6)]
+        small = _wrapped(plot.settings, width, 7.0, 0.6)
         below = 0.14 + 0.18 * len(bold)
-        head = below + 0.17 * len(plain) + 0.12
+        lower = below + 0.17 * len(plain)
+        head = lower + 0.14 * len(small) + 0.12
         height = plot.panel_size[1] * rows + head
         figure = NotebookFigure(figsize=(width, height))
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height), hspace=0.06, wspace=0.04)
         figure.text(0.012, 1 - 0.1 / height, "\n".join(bold), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - below / height, "\n".join(plain), va="top", size=8.5, color=INK, linespacing=1.35)
+        figure.text(0.012, 1 - lower / height, "\n".join(small), va="top", size=7, color=FAINT, linespacing=1.35)
         grid = figure.subplots(rows, plot.columns, squeeze=False, width_ratios=list(plot.widths) or None)
         places = [axes for row in grid for axes in row]
         for place, (axes, panel) in enumerate(zip(places, plot.panels, strict=False)):

@@ -61,7 +61,7 @@ def test_text_and_figure(run: Run) -> None:
     words = str(run)
     assert "length  paths" in words
     assert "All lengths together equal the forward pass to" in words
-    assert len(run.plot().axes) == 3
+    assert len(run.plot().axes) == 2
 
 
 def test_under_surgery_the_cut_network_is_decomposed() -> None:

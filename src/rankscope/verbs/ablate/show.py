@@ -89,7 +89,7 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
         for place, (setting, members) in enumerate(settings.items())
     ]
     size = (4.6 if len(panels) > 1 else 6.4, 3.3)
-    return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size)
+    return Plot(run.verdict, facts_line(run), tuple(panels), columns=columns, panel_size=size)
 
 
 def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str) -> LineChart:

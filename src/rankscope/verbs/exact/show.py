@@ -25,7 +25,6 @@ STYLES = {
     LAW: Style(BLACK, "x", "none", 1.2),
 }
 OTHER = Style(PURPLE, "v", "--", 1.3)
-DEEPEST_SHOWN = -40.0
 DECIMALS = {"order": 4, "factor": None, "linear_factor": None}
 """Decimals of the columns that are not logarithms; logarithms have three."""
 
@@ -78,34 +77,13 @@ def _cell(line: Curve, layer: int, digits: int | None) -> Cell:
 
 
 def plot(run: Run) -> Plot:
-    """Left, log10 of the relative residual; right, the same as digits of agreement on a logarithmic axis.
+    """The digits in which tokens agree, on a logarithmic axis, one panel for each stack.
 
-    On the right a block of order 3 multiplies the digits by three, so that order 3 is a straight line of slope log 3,
+    A block of order 3 multiplies the digits by three, so that order 3 is a straight line of slope log 3,
     and the float formats end at their floors.
     """
-    panels = [chart(run, stack) for stack in stacks_of(run.table) for chart in (_residuals, _digits)]
-    return Plot(facts_line(run), run.verdict, tuple(panels), columns=2, panel_size=(4.7, 3.4))
-
-
-def _residuals(run: Run, stack: str | None) -> LineChart:
-    curves = exact_curves(run.table, "log10_relative_residual", stack)
-    lines = tuple(
-        Line(name, line.layers, line.mean, floor=line.any_floor, style=STYLES.get(name, OTHER))
-        for name, line in curves.items()
-    )
-    known = np.concatenate([line.mean[np.isfinite(line.mean)] for line in curves.values()])
-    deep = known.size > 0 and float(known.min()) < DEEPEST_SHOWN
-    top = max(1.0, min(float(known.max(initial=0.0)), 2.0))
-    zeros = curves["exact"].layers[np.isneginf(curves["exact"].mean)]
-    bottom = DEEPEST_SHOWN if deep else float(known.min(initial=0.0)) - 1.0
-    notes = (Note("exactly 0 from here", float(zeros[0]), bottom + 0.05 * (top - bottom)),) if zeros.size else ()
-    return LineChart(
-        _titled("log10 of the relative residual", stack),
-        lines,
-        aside="goes on, see right" if deep else "",
-        y_range=(bottom, top) if deep or zeros.size else None,
-        notes=notes,
-    )
+    panels = [_digits(run, stack) for stack in stacks_of(run.table)]
+    return Plot(run.verdict, facts_line(run), tuple(panels), columns=len(panels), panel_size=(5.6, 3.4))
 
 
 def _digits(run: Run, stack: str | None) -> LineChart:
@@ -128,7 +106,7 @@ def _digits(run: Run, stack: str | None) -> LineChart:
         notes=notes,
         log=True,
         y_range=(low, max([high, *tops])) if every.size else None,
-        names="none",
+        names="legend",
     )
 
 

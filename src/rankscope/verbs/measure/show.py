@@ -11,7 +11,16 @@ import pyarrow as pa
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, only
-from rankscope.runs.summary import Summary, headline, main_site, networks_in, shown_lines, stacks_of, summarise
+from rankscope.runs.summary import (
+    HEADLINE,
+    Summary,
+    headline,
+    main_site,
+    networks_in,
+    shown_lines,
+    stacks_of,
+    summarise,
+)
 from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
 
@@ -19,7 +28,9 @@ if TYPE_CHECKING:
     from rankscope.runs.run import Run
 
 MOST_COLUMNS = 3
-MOST_PANELS = 9
+PANELS = ("relative_residual", "mean_cosine", "effective_rank", "attention_entropy")
+FEW_INPUTS = 8
+"""Fewer inputs say little about how inputs differ."""
 RELATIVE = ("relative_", "residual")
 """Prefixes of the names of metrics that the float floor limits."""
 
@@ -94,14 +105,14 @@ def grid_table(grid: Summary, caption: str | None = None) -> Table:
 
 
 def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = None) -> Plot:
-    """The chosen metrics over depth, one panel each.
+    """The chosen metrics over depth, one panel each; by default four.
 
     The line is the mean over sequences (and heads), the band runs from the 10% to the 90% quantile. Values at the float
     floor are hollow, the floor itself is a hatched zone, the same-shape random null a dashed line.
 
     Args:
         run: what to draw.
-        metrics: panels, in order; the headline metrics by default.
+        metrics: panels, in order.
         site: site of every panel; by default the main site of each metric.
 
     Raises:
@@ -109,14 +120,15 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     """
     if run.table.num_rows:
         summarise(run.table, metrics=metrics, site=site)
-    chosen = list(metrics) if metrics is not None else headline(run.table, MOST_PANELS)
+    known = sorted(headline(run.table, len(HEADLINE)), key=lambda name: name not in PANELS)
+    chosen = list(metrics) if metrics is not None else known[: len(PANELS)]
     panels = [depth_chart(run, metric, site or main_site(run.table, metric)) for metric in chosen]
-    if metrics is None and site is None:
+    if metrics is None and site is None and (run.provenance.sequences or 0) >= FEW_INPUTS:
         compared = only(run.table, metric=chosen[0]) if chosen else run.table
         panels += [depth_chart(run, chosen[0], pooled) for pooled in pooled_sites(compared)]
-    return Plot(
-        facts_line(run), run.verdict.partition("\n")[0], tuple(panels), columns=max(1, min(len(panels), MOST_COLUMNS))
-    )
+    settings = f"{facts_line(run)}. Line: mean over sequences; band: 10% to 90%."
+    columns = 2 if len(panels) == len(PANELS) else max(1, min(len(panels), MOST_COLUMNS))
+    return Plot(run.verdict.partition("\n")[0], settings, tuple(panels), columns=columns)
 
 
 def depth_chart(run: Run, metric: str, site: str) -> LineChart:

@@ -82,8 +82,8 @@ def plot(run: Run) -> Plot:
         panels.append(BarChart("gradient of Q, K over V", (), ratios, bars, missing="no ratio"))
     height = max(3.6, 0.26 * len(entries) + 1.1)
     return Plot(
-        facts_line(run),
         run.verdict,
+        facts_line(run),
         tuple(panels),
         columns=len(panels),
         panel_size=(11.5 / len(panels), height),

@@ -64,28 +64,23 @@ def _heads(run: Run, stack: str | None) -> Table | None:
 
 
 def plot(run: Run) -> Plot:
-    """Share of the output, relative residual and number of paths by length: a line per stack, bands over sequences."""
+    """Share of the output and relative residual by length: a line per stack, bands over sequences."""
     shares: list[Line] = []
     residuals: list[Line] = []
-    counts: list[Line] = []
     for number, stack in enumerate(stacks_of(run.table)):
         style, label = Style(SERIES[number % 4], "o"), stack or ""
         for lines, metric in ((shares, SHARE), (residuals, "relative_residual")):
             line = by_length(run.table, metric, stack)
             lines.append(Line(label, line.lengths, line.mean, line.low, line.high, style=style))
-        many = [float(np.float64(int(count))) for count in run.extra["path_counts"][label]]
-        known = [length for length, count in enumerate(many) if count]
-        counts.append(Line(label, known, [many[length] for length in known], style=style))
-    charts = {"share of the output": shares, "relative residual": residuals, "number of paths": counts}
+    charts = {"share of the output": shares, "relative residual": residuals}
     panels = tuple(
         LineChart(
             title,
             tuple(lines),
             x_label="length of the paths",
-            log=lines is counts,
             names="legend" if lines is shares else "none",
             empty="nothing by length",
         )
         for title, lines in charts.items()
     )
-    return Plot(facts_line(run), run.verdict, panels, columns=3, panel_size=(3.2, 2.9))
+    return Plot(run.verdict, facts_line(run), panels, columns=2, panel_size=(4.7, 2.9))

@@ -146,7 +146,7 @@ def plot(run: Run) -> Plot:
     """Left: the contraction of each layer inside its interval. Right: how far each upper bound lies above."""
     stack = stacks_of(run.table)[0]
     panels = (_interval(run, stack), _slacks(run, stack))
-    return Plot(facts_line(run), run.verdict, panels, columns=2, panel_size=(4.8, 3.3))
+    return Plot(run.verdict, facts_line(run), panels, columns=2, panel_size=(4.8, 3.3))
 
 
 def _interval(run: Run, stack: str | None) -> LineChart:

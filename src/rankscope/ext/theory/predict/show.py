@@ -126,8 +126,8 @@ def _digits(value: float) -> str:
 
 def plot(run: Run) -> Plot:
     """Log10 of the relative residual by block: a line for each seed and each oracle."""
-    title = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
-    return Plot(title, run.verdict, (_chart(run),), columns=1, panel_size=(6.4, 3.9))
+    settings = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
+    return Plot(run.verdict, settings, (_chart(run),), columns=1, panel_size=(6.4, 3.9))
 
 
 def _chart(run: Run) -> LineChart:
@@ -141,11 +141,9 @@ def _chart(run: Run) -> LineChart:
     for order, (name, grid) in enumerate((name, grid) for name, grid in curves.items() if name != SAMPLED):
         style = Style((BLACK, *SERIES[1:5])[order % 5], dash=DASHES[order % len(DASHES)], width=1.6)
         lines.append(Line(name.replace("_", " "), np.arange(BEFORE, grid.shape[1] - 1), grid[0], style=style))
-    furthest = _furthest(sampled, depth)
+    furthest = float(max(4, depth))
     low = max(DEEPEST_SHOWN, float(np.nanmin(sampled)) - 0.3)
     guides = [Guide(math.log10(AGREEMENT), "tokens agree to $10^{-3}$")]
-    if depth - 1 <= furthest:
-        guides.append(Guide(depth - 1, "last block of the design", axis="x"))
     return LineChart(
         "log10 of the relative residual",
         tuple(lines),
@@ -153,10 +151,3 @@ def _chart(run: Run) -> LineChart:
         x_range=(BEFORE, furthest),
         y_range=(min(low, math.log10(AGREEMENT) - 0.5), 0.15),
     )
-
-
-def _furthest(sampled: Floats, depth: int) -> float:
-    """The last block worth drawing."""
-    seen = np.flatnonzero((sampled > DEEPEST_SHOWN).any(axis=0))
-    end = min(max(int(seen[-1]) + 1, 1), sampled.shape[1]) if len(seen) else 4
-    return float(max(4, end, min(depth + 1, 2 * int(seen[-1]) + 4) if len(seen) else 0))
