@@ -53,7 +53,6 @@ def test_every_field_of_an_operation_has_words() -> None:
         ({"heads": 3}, "with changes that cannot be read"),
         ({"later_field": 2}, "with later_field 2"),
         ({"graft": "score cap", "cap": 3.0}, "with score cap added"),
-        ({"variant": "attention", "mlp": "drop"}, ""),
     ],
 )
 def test_what_a_file_may_hold(described: dict[str, object], words: str) -> None:

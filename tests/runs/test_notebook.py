@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
 import rankscope as rs
@@ -54,7 +53,7 @@ def read(html: str) -> Tags:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_shows_its_verdict_tables_and_curves(kind: str) -> None:
+def test_every_kind_shows_its_verdict_and_tables(kind: str) -> None:
     run = KINDS[kind]()
     tables = tables_in(document_of(run).parts)
     assert tables
@@ -62,10 +61,6 @@ def test_every_kind_shows_its_verdict_tables_and_curves(kind: str) -> None:
     tags = read(html)
     assert all(line in tags.text for line in run.verdict.splitlines())
     assert html.count("<table") == len(tables)
-    trends = [line for t in tables for line in (*(column.trend for column in t.head), *t.row_trends)]
-    drawn = sum(line is not None and bool(np.isfinite(line).any()) for line in trends)
-    assert drawn
-    assert html.count("<svg") == drawn
     for table in tables:
         assert all(len(row) == len(table.head) for row in table.body)
         assert all(str(cell) in tags.text for row in table.body for cell in row)

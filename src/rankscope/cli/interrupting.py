@@ -47,20 +47,22 @@ def telling(so_far: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(exit_code(stopped)) from None
 
 
+def _behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or while handling."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def exit_code(stopped: BaseException | None) -> int:
     """128 plus the number of the signal that caused an interrupt."""
-    seen = stopped
-    while seen is not None and not isinstance(seen, Terminated):
-        seen = seen.__cause__ or seen.__context__
-    return EXIT_TERMINATED if isinstance(seen, Terminated) else EXIT_INTERRUPTED
+    terminated = any(isinstance(one, Terminated) for one in _behind(stopped))
+    return EXIT_TERMINATED if terminated else EXIT_INTERRUPTED
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     """The interrupt during whose handling an error was raised, as by a context manager it hit half-way; or None."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, KeyboardInterrupt):
-        seen = seen.__cause__ or seen.__context__
-    return seen
+    return next((one for one in _behind(error) if isinstance(one, KeyboardInterrupt)), None)
 
 
 def is_untold(left: SystemExit) -> bool:

@@ -1,12 +1,12 @@
 """The weights of one attention layer, as the laws need them; any object with these attributes works."""
 
 # The names follow the algebra.
-# ruff: noqa: N802, N815
+# ruff: noqa: N815
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,54 +14,14 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg.precision import as_float64
 
+AttentionWeights: TypeAlias = Any
+r"""Anything with the attributes of :class:`HeadTensors`, such as the weights that are read from a model:
 
-class AttentionWeights(Protocol):
-    r"""Attention :math:`\sum_h P_h (X W_{V,h} + 1 b_{V,h}^T) W_{O,h} + 1 b_O^T` with tokens as rows.
-
-    ``scale`` multiplies query times key. Weights read from a model have this interface, and so does
-    :class:`HeadTensors`. Key biases are deliberately absent: what they add to scores is constant along each row, and
-    softmax ignores it.
-    """
-
-    @property
-    def W_Q(self) -> Tensor:
-        """(heads, dim, d_qk)."""
-
-    @property
-    def W_K(self) -> Tensor:
-        """(heads, dim, d_qk)."""
-
-    @property
-    def W_V(self) -> Tensor:
-        """(heads, dim, d_v)."""
-
-    @property
-    def W_O(self) -> Tensor:
-        """(heads, d_v, dim)."""
-
-    @property
-    def b_Q(self) -> Tensor:
-        """(heads, d_qk)."""
-
-    @property
-    def b_V(self) -> Tensor:
-        """(heads, d_v)."""
-
-    @property
-    def b_O(self) -> Tensor:
-        """(dim,)."""
-
-    @property
-    def scale(self) -> float:
-        """Factor on query times key."""
-
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys are rotated by position."""
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised before their product."""
+attention :math:`\sum_h P_h (X W_{V,h} + 1 b_{V,h}^T) W_{O,h} + 1 b_O^T` with tokens as rows; W_Q and W_K
+``(heads, dim, d_qk)``, W_V ``(heads, dim, d_v)``, W_O ``(heads, d_v, dim)``, their biases, and ``scale``, which
+multiplies query times key. Key biases are deliberately absent: what they add to scores is constant along each row, and
+softmax ignores it.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,9 @@ from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import Curve
+from rankscope.runs.places import write_page
 from rankscope.runs.presenting import showing
 from rankscope.runs.run import Run, load_run
-from rankscope.runs.storage import write_page
 from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.measure.show import lines_by_stack
 from rankscope.views import Section

@@ -13,8 +13,6 @@ MODES = {
 }
 KNOWN = frozenset({"attention_skip", "mlp_skip", "mlp", "norm", "mask", "mask_mode", "temperature", "attention"})
 KNOWN |= {"attention_scale", "heads", "layers", "stack"}
-ALTERNATIVES = frozenset({"variant", "schedule"})
-"""Keys of descriptions that a reproduction lists side by side: no network ran under all of them."""
 
 
 def changes_in_words(operations: Sequence[Mapping[str, Any]]) -> str:
@@ -29,7 +27,7 @@ def changes_in_words(operations: Sequence[Mapping[str, Any]]) -> str:
         >>> changes_in_words([{"attention_skip": 0.5, "layers": [0, 1]}])
         'with attention skips scaled by 0.5 (blocks 0 and 1)'
     """
-    return "; ".join(filter(None, (_checked(one) for one in operations if not ALTERNATIVES & set(one))))
+    return "; ".join(filter(None, map(_checked, operations)))
 
 
 def _checked(described: Mapping[str, Any]) -> str:

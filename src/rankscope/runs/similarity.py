@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.errors import ResultError
-
 MOST_TOKENS = 64
 SCALE = 1000
 
@@ -64,19 +62,12 @@ def packed(cosines: NDArray[np.float64]) -> list[int | None]:
 def similarities_in(extra: Mapping[str, Any]) -> dict[str, Similarity]:
     """The similarities stored in a run, by stack (an empty name for a model with one); may be empty.
 
-    Raises:
-        ResultError: the block exists but is malformed.
+    Raises what a malformed entry raises, which :func:`~rankscope.runs.presenting.showing` explains.
     """
     stored = extra.get("similarity")
     if stored is None:
         return {}
-    try:
-        return {str(name): _read(stored, part) for name, part in stored["stacks"].items() if part["blocks"]}
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ResultError(
-            f"The run's similarity block is not whole ({type(error).__name__}: {error}); it was not written by "
-            "measure(similarity=True). Measure the model again, or remove the block from the sidecar."
-        ) from error
+    return {str(name): _read(stored, part) for name, part in stored["stacks"].items() if part["blocks"]}
 
 
 def _read(stored: Mapping[str, Any], part: Mapping[str, Any]) -> Similarity:

@@ -14,12 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankscope.errors import ResultError
-from rankscope.runs.places import Place, place_of, replace_file, settle, write_page
+from rankscope.runs.places import Place, place_of
 from rankscope.runs.plain_json import parse_sealed, sealed_json, visible
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
-
-__all__ = ["read_run", "replace_file", "settle", "write_page", "write_run"]
 
 SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")

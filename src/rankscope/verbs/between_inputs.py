@@ -17,7 +17,7 @@ from rankscope.linalg import tiles
 from rankscope.linalg.numbered_vectors import NumberedVectors
 from rankscope.linalg.precision import float64_home, float_floor, format_of
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
+from rankscope.metrics import METRICS, MetricSpec, evaluate
 from rankscope.models.inputs import Batch
 from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, RowWriter
 from rankscope.stream.sites import SiteRef
@@ -201,8 +201,12 @@ class InputsReader:
                 gap = class_gap(self._places[place].kept(), self._classes)
                 self._apart.setdefault(pooling.site, {}).setdefault(stack or "", {})[str(layer)] = gap
             specs, site = (self._specs, pooling.site) if layer != BEFORE else (self._baseline, pooling.entry_site)
-            reading = measured(specs, self._places.pop(place), self._floors[place])
-            for spec, value, status in zip(specs, reading.values.numpy(), reading.statuses.numpy(), strict=True):
+            vectors = self._places.pop(place)
+            reading = evaluate(specs, Tokens(vectors.kept()), self._floors[place])
+            statuses = reading.statuses.numpy().copy()
+            if not vectors.is_exact:
+                statuses[statuses == _CODE[Status.OK]] = _CODE[Status.ESTIMATE]
+            for spec, value, status in zip(specs, reading.values.numpy(), statuses, strict=True):
                 writer.add(
                     metric=spec.name,
                     site=site,
@@ -233,22 +237,6 @@ def class_gap(vectors: Float[Tensor, "rows dim"], classes: Sequence[int]) -> flo
     one, other = torch.triu_indices(len(means), len(means), 1)
     sizes = means.square().sum(-1)
     return float(((means[one] - means[other]).norm(dim=-1) / (2 * (sizes[one] + sizes[other])).sqrt()).min())
-
-
-def measured(specs: Sequence[MetricSpec], vectors: NumberedVectors, floor: float) -> MetricValues:
-    """The metrics of the vectors; estimates if only a sample of them was kept.
-
-    Args:
-        specs: metrics of tokens.
-        vectors: what was kept of the vectors.
-        floor: the float floor of the activations.
-    """
-    reading = evaluate(specs, Tokens(vectors.kept()), floor)
-    if vectors.is_exact:
-        return reading
-    statuses = reading.statuses.clone()
-    statuses[statuses == _CODE[Status.OK]] = _CODE[Status.ESTIMATE]
-    return MetricValues(reading.values, statuses)
 
 
 def metrics_between(specs: Sequence[MetricSpec], *, default: bool) -> tuple[MetricSpec, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import undisturbed
@@ -55,15 +56,5 @@ def _why(module: nn.Module) -> str:
 
 
 def _all_finite(value: Any) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value.detach()
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        for item in value:
-            yield from _tensors(item)
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in tensors)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.errors import MissingExtraError
-from rankscope.views.charts import BEFORE, BarChart, Guide, Line, LineChart, Note, Panel, Plot, Style
+from rankscope.views.charts import BEFORE, BarChart, Guide, Line, LineChart, Panel, Plot, Style
 from rankscope.views.palette import FAINT, FLOOR_ZONE, GRID, INK, MARKERS, OTHERS, SERIES, SOFT
 from rankscope.views.tables import number
 
@@ -148,7 +148,9 @@ def _draw_lines(axes: Axes, chart: LineChart) -> None:
     for guide in chart.guides:
         _draw_guide(axes, guide)
     for note in chart.notes:
-        _draw_note(axes, note)
+        axes.annotate(
+            note.text, (note.x, note.y), xytext=(-8, 4), textcoords="offset points", ha="right", size=7.5, color=SOFT
+        )
     if chart.names == "ends" and len(lines) > 1:
         _name_ends(axes, lines)
     elif _legend_inches(chart):
@@ -260,12 +262,6 @@ def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
 def floor_words(dtype: object, floor: float) -> str:
     """Label for the float floor of a format."""
     return f"{dtype} cannot see below {number(floor)}"
-
-
-def _draw_note(axes: Axes, note: Note) -> None:
-    axes.annotate(
-        note.text, (note.x, note.y), xytext=(-8, 4), textcoords="offset points", ha="right", size=7.5, color=SOFT
-    )
 
 
 def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:

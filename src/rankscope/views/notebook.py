@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-
-import numpy as np
 
 from rankscope.views.documents import Document, Remark, Section
 from rankscope.views.tables import Cell, Table
-from rankscope.views.trends import levels
 
-WIDE, HIGH, MOST_POINTS = 64, 16, 64
 # Colours come from the page (currentColor), so it stays readable in a dark notebook.
 CARD = "border-left:4px solid #4c8bd0;padding:.3em .9em;margin:.4em 0"
 CELL = "padding:.15em .7em;font-variant-numeric:tabular-nums;white-space:nowrap"
@@ -48,50 +43,24 @@ def _part(part: object) -> str:
 
 
 def table_html(table: Table) -> str:
-    """One table with its trends."""
+    """One table."""
     aligned = [f"text-align:{column.align};{CELL}" for column in table.head]
     head = "".join(
         f"<th scope='col' style='{style}'>{html.escape(column.name)}</th>"
         for column, style in zip(table.head, aligned, strict=True)
     )
-    head += "<th scope='col'>trend</th>" if table.row_trends else ""
-    body = ""
-    for place, row in enumerate(table.body):
-        cells = "".join(_cell(cell, style) for cell, style in zip(row, aligned, strict=True))
-        trend = f"<td>{curve_svg(table.row_trends[place])}</td>" if table.row_trends else ""
-        body += f"<tr>{cells}{trend}</tr>"
-    trends = [column.trend for column in table.head]
-    foot = ""
-    if any(trend is not None for trend in trends):
-        cells = "".join(
-            f"<td style='{style}'>{'' if trend is None else curve_svg(trend)}</td>"
-            for trend, style in zip(trends[1:], aligned[1:], strict=True)
-        )
-        foot = f"<tfoot><tr><td style='{aligned[0]};opacity:.75'>trend</td>{cells}</tr></tfoot>"
+    body = "".join(
+        f"<tr>{''.join(_cell(cell, style) for cell, style in zip(row, aligned, strict=True))}</tr>"
+        for row in table.body
+    )
     caption = ""
     if table.caption:
         words = html.escape(table.caption)
         caption = f"<caption style='text-align:left;white-space:nowrap;{SMALL}'>{words}</caption>"
     style = "border-collapse:collapse;margin:.4em 0"
-    return f"<table style='{style}'>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table>"
+    return f"<table style='{style}'>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(cell: Cell, style: str) -> str:
     faint = ";opacity:.6" if "floor" in cell.marks or "faint" in cell.marks else ""
     return f"<td style='{style}{faint}'>{html.escape(str(cell))}</td>"
-
-
-def curve_svg(values: Sequence[float]) -> str:
-    """``values`` as a small drawing in the colour of the text, broken where a value is missing."""
-    heights = levels(values, MOST_POINTS)
-    if not heights.size:
-        return ""
-    step = (WIDE - 4) / max(1, heights.size - 1)
-    points = [None if np.isnan(y) else (2 + i * step, 2 + (HIGH - 4) * (1 - y)) for i, y in enumerate(heights)]
-    pen = ""
-    for before, point in zip([None, *points], points, strict=False):
-        if point is not None:
-            pen += f"{'M' if before is None else 'L'}{point[0]:.1f} {point[1]:.1f}"
-    size = f"width='{WIDE}' height='{HIGH}' viewBox='0 0 {WIDE} {HIGH}'"
-    stroke = "fill='none' stroke='currentColor' stroke-width='1.6' stroke-linecap='round' stroke-linejoin='round'"
-    return f"<svg {size} role='img' aria-label='trend'><path d='{pen}' {stroke}/></svg>"

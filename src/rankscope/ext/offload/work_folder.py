@@ -17,8 +17,8 @@ from rankscope._files import read_regular
 from rankscope.errors import InputError, ResultError
 from rankscope.models.inputs import Prepared
 from rankscope.models.weight_files.files import WeightFile
+from rankscope.runs.places import replace_file, settle
 from rankscope.runs.provenance import installed_versions
-from rankscope.runs.storage import replace_file, settle
 
 LARGEST_RECORD = 4 * 2**30
 

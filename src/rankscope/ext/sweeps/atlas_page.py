@@ -20,7 +20,7 @@ from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import clipped, split_verdict, spoken, visible
 from rankscope.reporting.states import STATES
 from rankscope.runs.curves import Curve
-from rankscope.runs.storage import write_page
+from rankscope.runs.places import write_page
 from rankscope.views import UNDEFINED, Cell, Column, Row, Section, Table, number, spans_decades
 
 MOST_PANELS = 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +37,15 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
         names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         roots = [name.partition(".")[0] for name in names]
         told = " ".join(str(error).split())[:300].rstrip(".")
-        beyond = _is_beyond_a_table(model, batch, told)
+        given = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
+        tables = {name: len(part.weight) for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+        # A model that adds a slice of its position table to longer inputs fails in its own code, at that addition: the
+        # error names the length of the inputs and the smaller number of rows of a table.
+        numbers = {int(number) for number in re.findall(r"\d{1,9}", told)}
+        lengths = {size for value in given for size in value.shape}
+        beyond = any(length > rows for length in lengths & numbers for rows in numbers & set(tables.values()))
         if (roots[-1] == "torch" or beyond) and roots.count("rankscope") <= 2:
-            sizes = _sizes(model, batch) if beyond or isinstance(error, IndexError) else ""
+            sizes = _sizes(given, tables) if beyond or isinstance(error, IndexError) else ""
             return InputError(
                 f"{type(model).__name__} cannot run on these inputs: {type(error).__name__}: {told}.{sizes} Pass what "
                 "it runs on when you call it yourself."
@@ -48,37 +55,9 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
     return None
 
 
-def _is_beyond_a_table(model: nn.Module, batch: Any, told: str) -> bool:
-    """Whether an error of shapes names the length of the inputs and the smaller number of rows of a table.
-
-    A model that adds a slice of its position table to longer inputs fails in its own code, at that addition.
-    """
-    numbers = {int(number) for number in re.findall(r"\d{1,9}", told)}
-    lengths = {
-        size
-        for value in (*batch.arguments, *batch.inputs.values())
-        if isinstance(value, Tensor)
-        for size in value.shape
-    }
-    rows = set(_tables(model).values())
-    return any(length > row for length in lengths & numbers for row in rows & numbers)
-
-
-def _tables(model: nn.Module) -> dict[str, int]:
-    """Numbers of rows of embeddings, and of matrices that a module of the model's own holds, as for positions."""
-    return {
-        f"{name}.{key}".lstrip("."): parameter.shape[-2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.")
-        for key, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim in (2, 3)
-    }
-
-
-def _sizes(model: nn.Module, batch: Any) -> str:
+def _sizes(given: Sequence[Tensor], tables: Mapping[str, int]) -> str:
     """The largest id, the shapes of the inputs, and the numbers of rows in which the model looks something up."""
-    given = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
     ids = [int(value.max()) for value in given if value.numel() and not value.is_floating_point()]
-    tables = [f"{rows:,} ({name})" for name, rows in _tables(model).items()]
+    rows = ", ".join(f"{count:,} ({name}.weight)" for name, count in tables.items())
     largest = f" The largest id is {max(ids):,}, in inputs of shape {tuple(given[0].shape)}." if ids else ""
-    return f"{largest} Its tables have {', '.join(tables)} rows." if tables else largest
+    return f"{largest} Its tables have {rows} rows." if tables else largest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
-from rankscope.runs.similarity import Similarity, similarities_in
+from rankscope.runs.similarity import Similarity, shown_positions, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
 from rankscope.verbs.measure.show import grid_table, inputs_tables, lines_by_stack, outlier_table
 from rankscope.views import Section, Table
@@ -131,7 +130,7 @@ def similarity_section(run: Run) -> Section | None:
         return None
     views: Views = {}
     for name, similarity in stacks.items():
-        for position in _shown_blocks(len(similarity.blocks)):
+        for position in shown_positions(len(similarity.blocks), MOST_BLOCKS):
             views[name, str(similarity.blocks[position])] = _matrix_view(similarity, position)
     first = next(iter(stacks.values()))
     shown = len(first.positions)
@@ -146,12 +145,6 @@ def similarity_section(run: Run) -> Section | None:
         slider="block",
     )
     return Section("How alike the tokens are", "Move the slider through the blocks.", (chart,))
-
-
-def _shown_blocks(count: int) -> Sequence[int]:
-    if count <= MOST_BLOCKS:
-        return range(count)
-    return sorted({int(place) for place in np.linspace(0, count - 1, MOST_BLOCKS).round()})
 
 
 def _matrix_view(found: Similarity, position: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.errors import InputError
 from rankscope.runs.document import facts_line, run_document
+from rankscope.runs.similarity import shown_positions
 from rankscope.verbs.ablate.judge import MEASURE, AblationArm, arms
 from rankscope.verbs.measure.show import floor_guides
 from rankscope.views import Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
@@ -50,7 +51,7 @@ def _words(setting: Setting) -> str:
 
 
 def _table(setting: Setting, members: list[AblationArm]) -> Table:
-    chosen = shown_layers(members[0].line.layers.size)
+    chosen = shown_positions(members[0].line.layers.size, MOST_LAYERS)
     ends = (0, len(chosen) - 1)
     blocks = [
         Column(f"block {members[0].line.layers[place]}", spare=0 if number in ends else 1 + number % 2)
@@ -70,13 +71,6 @@ def _table(setting: Setting, members: list[AblationArm]) -> Table:
         caption=f"{MEASURE} at block.out ({_words(setting)})",
         row_trends=trends,
     )
-
-
-def shown_layers(depth: int) -> list[int]:
-    """At most eight positions over depth, including the first and the last."""
-    if depth <= MOST_LAYERS:
-        return list(range(depth))
-    return sorted({round(i * (depth - 1) / (MOST_LAYERS - 1)) for i in range(MOST_LAYERS)})
 
 
 def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = None) -> Plot:

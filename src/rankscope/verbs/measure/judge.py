@@ -21,7 +21,14 @@ RANKS = {
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
     """A sentence for each kind of estimate in the table, and how far off it may be if that was measured."""
-    return (*_notes_on_contraction(table), *_notes_on_ranks(table))
+    notes = _notes_on_contraction(table)
+    if names := _sampled(table):
+        notes += (
+            f"{', '.join(names)} marked ~ (status 'estimated') are those of 1,024 evenly spaced tokens of "
+            "each sequence, and not of all its tokens; no rank above that is seen. spectra='exact' (--spectra exact) "
+            "computes them from all tokens",
+        )
+    return notes
 
 
 def _notes_on_contraction(table: pa.Table) -> tuple[str, ...]:
@@ -47,17 +54,6 @@ def _notes_on_contraction(table: pa.Table) -> tuple[str, ...]:
 def spectra_in(table: pa.Table) -> str:
     """How the ranks of tokens were computed."""
     return "estimated" if _sampled(table) else "exact"
-
-
-def _notes_on_ranks(table: pa.Table) -> tuple[str, ...]:
-    names = _sampled(table)
-    if not names:
-        return ()
-    return (
-        f"{', '.join(names)} marked ~ (status 'estimated') are those of 1,024 evenly spaced tokens of "
-        "each sequence, and not of all its tokens; no rank above that is seen. spectra='exact' (--spectra exact) "
-        "computes them from all tokens",
-    )
 
 
 def _sampled(table: pa.Table) -> list[str]:

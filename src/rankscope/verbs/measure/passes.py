@@ -94,26 +94,51 @@ class Observers:
         return {**similarity, **({"outliers": outliers} if outliers else {})}
 
 
-class MeasuringPasses:
+class ObservedPasses:
+    """What was observed of some inputs.
+
+    Attributes:
+        prepared: the inputs.
+        reader: knows the dtypes, shapes and lengths seen.
+    """
+
+    def __init__(self, prepared: Prepared, reader: SiteReader, writer: RowWriter, observers: Observers) -> None:
+        self.prepared, self.reader, self._writer, self._observers = prepared, reader, writer, observers
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Further entries of the run, besides the rows."""
+        return self._observers.extra(self.prepared.sequences)
+
+    def classes(self) -> dict[str, Any]:
+        """How far the classes of the inputs are apart; empty if they are not known."""
+        return self._observers.classes()
+
+    def notes(self) -> list[str]:
+        """Notes about what was observed but not measured."""
+        return self.reader.notes()
+
+    def table(self) -> pa.Table:
+        """The rows."""
+        return self._writer.table()
+
+
+class MeasuringPasses(ObservedPasses):
     """Measures the metrics on one model.
 
     Args:
         choice: the metrics, the sites and how to read them.
         execution: how the model is run.
         prepared: its inputs.
-
-    Attributes:
-        prepared: its inputs.
-        reader: knows the dtypes, shapes and lengths seen.
     """
 
     def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
-        self._choice, self._execution, self._writer = choice, execution, RowWriter()
-        self._view: ModelView | None = None
-        self.prepared = prepared
-        self.reader = choice.reader(self._writer)
+        writer = RowWriter()
+        reader = choice.reader(writer)
         labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
-        self._observers = Observers(choice, self.reader, self._writer, labels)
+        super().__init__(prepared, reader, writer, Observers(choice, reader, writer, labels))
+        self._choice, self._execution = choice, execution
+        self._view: ModelView | None = None
 
     def run(self) -> None:
         """All batches."""
@@ -134,15 +159,6 @@ class MeasuringPasses:
         observers.finish()
         # An offloaded run wrote the comparison of inputs block by block, others at the end.
         findings.arrange(lambda piece: piece.site.startswith(BETWEEN_INPUTS))
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """Further entries of the run, besides the rows."""
-        return self._observers.extra(self.prepared.sequences)
-
-    def classes(self) -> dict[str, Any]:
-        """How far the classes of the inputs are apart; empty if they are not known."""
-        return self._observers.classes()
 
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured, and about what blocks read."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -32,7 +31,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.verbs.measure import MEASURE
-from rankscope.verbs.measure.passes import Observers
+from rankscope.verbs.measure.passes import ObservedPasses, Observers
 from rankscope.verbs.reader import SiteReader
 
 FOR_STATES = ("sequences", "tokens_policy", "labels", "seed")
@@ -211,7 +210,14 @@ def _one(
         raise InputError(f"{name} holds {len(states)} arrays, and layout='{' '.join(axes or ())}' describes one.")
     layers: dict[SiteRef, tuple[str, int | None]] = {}
     if is_stack:
-        axes = axes or _axes_of_stack(first.shape, None if ids is None else ids.shape, f"{name}: {key!r:.80}")
+        if axes is None:
+            raise InputError(
+                _rows_unknown(first.shape, f"{name}: {key!r:.80}")
+                if first.ndim == 2
+                else f"One array with all layers needs its axes declared: {name}: {key!r:.80} has shape "
+                f"{tuple(first.shape)}. Pass layout='tokens layers dim' (as vLLM writes it) or 'layers tokens dim' "
+                "(--layout on the command line)."
+            )
         _check(axes, first.shape, f"{name}: {key!r:.80}")
         for index in range(first.shape[axes.index("layers")]):
             layers[SiteRef(None, index, DEFAULT_SITE)] = key, index
@@ -303,24 +309,6 @@ def _check(axes: tuple[str, ...], shape: Sequence[int], name: str) -> None:
         )
     if 0 in shape:
         raise InputError(f"{name} has shape {tuple(shape)}: it is empty.")
-
-
-def _axes_of_stack(shape: Sequence[int], ids: Sequence[int] | None, name: str) -> tuple[str, ...]:
-    """The axes of an array that holds all layers, if the number of token ids allows only one order.
-
-    Files of vLLM are ``tokens layers dim`` with the ids of the tokens beside them.
-    """
-    if len(shape) == 2:
-        raise InputError(_rows_unknown(shape, name))
-    say = "layout='tokens layers dim' (as vLLM writes it) or 'layers tokens dim' (--layout on the command line)"
-    start = f"One array with all layers needs its axes declared: {name} has shape {tuple(shape)}, and"
-    if ids is None or len(ids) != 1 or len(shape) != 3:
-        raise InputError(f"{start} no token_ids say which axis is the tokens. Pass {say}.")
-    fits = [place for place in (0, 1) if shape[place] == ids[0]]
-    if len(fits) != 1:
-        why = "fit no axis" if not fits else "fit more than one order of the axes"
-        raise InputError(f"{start} token_ids of shape {tuple(ids)} {why}. Pass {say}.")
-    return ("tokens", "layers", "dim") if fits == [0] else ("layers", "tokens", "dim")
 
 
 def _rows_unknown(shape: Sequence[int], name: str) -> str:
@@ -578,7 +566,7 @@ def _remarks(
     return tuple(remarks)
 
 
-class StatePasses:
+class StatePasses(ObservedPasses):
     """Measures the metrics on hidden states.
 
     Args:
@@ -586,15 +574,11 @@ class StatePasses:
         reader: reads them.
         writer: collects its rows.
         observers: the reader, and what stands beside it.
-
-    Attributes:
-        prepared: the inputs.
-        reader: knows the dtypes, shapes and lengths seen.
     """
 
     def __init__(self, held: HeldStates, reader: SiteReader, writer: RowWriter, observers: Observers) -> None:
-        self._held, self._writer, self._observers = held, writer, observers
-        self.reader, self.prepared = reader, held.prepared
+        super().__init__(held.prepared, reader, writer, observers)
+        self._held = held
 
     def run(self, *, progress: bool) -> None:
         """All sequences."""
@@ -602,30 +586,13 @@ class StatePasses:
         observers.expect(self.prepared.sequences, len(sets[0].layers))
         bar = tqdm(total=sum(len(one.layers) for one in sets), desc="measure", unit="layer", disable=not progress)
         with bar, torch.no_grad():
-            for part, one in zip(self._held.prepared, sets, strict=True):
+            for part, one in zip(self.prepared, sets, strict=True):
                 observers.start(part)
                 for ref, state in one.read():
                     observers(ref, state)
                     bar.update()
                 observers.commit()
         observers.finish()
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """Further entries of the run, besides the rows."""
-        return self._observers.extra(self.prepared.sequences)
-
-    def classes(self) -> dict[str, Any]:
-        """How far the classes of the inputs are apart; empty if they are not known."""
-        return self._observers.classes()
-
-    def notes(self) -> list[str]:
-        """Notes about what was observed but not measured."""
-        return self.reader.notes()
-
-    def table(self) -> pa.Table:
-        """The rows."""
-        return self._writer.table()
 
 
 def without_inputs_hash(run: Run) -> Run:
