@@ -406,3 +406,34 @@ def test_no_source_is_compiled_and_no_forward_replaced_while_training(monkeypatc
     assert Bare.forward.__code__ is code
     assert seen == {(__file__, code)}
     assert compiled == []
+
+
+def test_what_an_examination_runs_is_not_the_loss_of_the_training() -> None:
+    """The alarm of step 1 has the doctor look for a cause, whose own backward passes were heard as a loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Attending() for _ in range(6)))
+    x = torch.randn(64, 16, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch, losses = rs.watch(model, optimizer), []
+    for _ in range(6):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    heard = {reading.step: reading.scalars["rankscope/loss"] for reading in watch._readings}
+    assert heard == pytest.approx(dict(enumerate(losses)))
+    watch.close()
+
+
+class Attending(nn.Module):
+    """Attention without a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return self.attention(h, h, h)[0]

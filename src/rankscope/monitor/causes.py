@@ -724,7 +724,7 @@ def _of_answers(scene: Scene) -> Cause | None:
         return Cause("objective", f"Cause: the objective: {words}.")
     for one in filter(is_shown, scene.diagnose()):
         if scene.inputs_apart < COLLAPSED_ENTRY or CAUSES[one.code].order in (*range(OF_WEIGHTS), *OF_OUTPUTS):
-            return shown(one)
+            return shown(one, scene.faults)
     if scene.whole.now.get("total_gradient_norm", math.nan) == 0.0:
         return Cause("gradients", "Cause: the gradient of every parameter is exactly zero.")
     steps = [(after.step - before.step) * after.fastest for before, after in pairwise(scene.past)]
@@ -745,8 +745,10 @@ def is_shown(finding: Finding) -> bool:
     return finding.kind == "fault" and finding.certainty == "shown"
 
 
-def shown(finding: Finding) -> Cause:
-    """Such a fault in the lines that ``doctor`` prints: what it is, what to change, its two numbers."""
+def shown(finding: Finding, said: Sequence[Finding] = ()) -> Cause:
+    """Such a fault in the lines that ``doctor`` prints: what it is, what to change, its two numbers; once."""
+    if any(one.code == finding.code for one in said):
+        return SEE_FAULT
     lines = [finding.sentence]
     if finding.change:
         lines.append(f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}.")
@@ -804,10 +806,10 @@ def was_so_at_start(spec: AlarmSpec, state: LayerState) -> bool:
     return len(found) > 1 and min(found) > 0 and max(found) <= AS_BEFORE * min(found)
 
 
-def structural_cause(diagnose: Callable[[], Sequence[Finding]]) -> Cause | None:
+def structural_cause(diagnose: Callable[[], Sequence[Finding]], said: Sequence[Finding] = ()) -> Cause | None:
     """A cause in the structure of the model alone: what ``doctor`` shows, so that there is one opinion about it."""
     fault = next(filter(is_shown, diagnose()), None)
-    return None if fault is None else shown(fault)
+    return None if fault is None else shown(fault, said)
 
 
 def cause_by_experiment(

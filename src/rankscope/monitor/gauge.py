@@ -535,6 +535,7 @@ class Gauge:
                     partial(self._prober.without, stack),
                 )
 
+            faults = tuple(filter(is_shown, self._findings or ()))
             found = find_cause(
                 Scene(
                     spec=spec,
@@ -547,11 +548,11 @@ class Gauge:
                     before=self._structures[0] if self._structures and not self._only_graph else None,
                     structure=structure,
                     diagnose=self._prober.diagnosed,
-                    faults=tuple(filter(is_shown, self._findings or ())),
+                    faults=faults,
                     inputs_apart=_last_of(values, "inputs_relative_residual"),
                     not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
                     structural=lambda: structural_cause(
-                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple
+                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple, faults
                     ),
                     experiment=experiment,
                 )

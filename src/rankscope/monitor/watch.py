@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -209,7 +210,8 @@ class Watch(Watched):
             watch = me()
             one = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
             is_loss = isinstance(one, Tensor) and one.numel() == 1 and not torch.compiler.is_compiling()
-            if watch is None or not watch._handles or watch._told or watch._returns or not is_loss:
+            is_heard = watch is not None and watch._handles and not (watch._told or watch._returns)
+            if watch is None or not is_heard or watch._batches.is_paused or not is_loss:
                 plain(tensors, *args, **kwargs)
                 return
             loss = _unscaled(one)  # before backward frees what the graph saved
@@ -245,11 +247,8 @@ class Watch(Watched):
         gauge = self._need_gauge()
         if gauge is not None:
             self._notice(gauge)
-            self._batches.is_paused = True  # what the gauge runs is no batch of the training
-            try:
+            with self._not_of_the_training():
                 gauge.after_backward(self.step)
-            finally:
-                self._batches.is_paused = False
 
     def _end(self, optimizer: Optimizer) -> None:
         if self._pending is None:
@@ -268,9 +267,19 @@ class Watch(Watched):
         losses, self._losses = self._losses, []
         batch = self._batches.latest
         tensors = None if batch is None else {name: v for name, v in batch.items() if isinstance(v, Tensor)}
-        reading = self.gauge.step(step, loss=_mean(losses), batch=tensors or None)
+        with self._not_of_the_training():
+            reading = self.gauge.step(step, loss=_mean(losses), batch=tensors or None)
         if reading is not None:
             self._keep(reading)
+
+    @contextmanager
+    def _not_of_the_training(self) -> Iterator[None]:
+        """What the gauge calls in here is no batch of the training, and what it differentiates is not its loss."""
+        self._batches.is_paused = True
+        try:
+            yield
+        finally:
+            self._batches.is_paused = False
 
     def _notice(self, gauge: Gauge) -> None:
         """The norm of the gradient, which costs one pass over the gradients."""
