@@ -64,7 +64,7 @@ def setting(name: str, value: float, step: int) -> Change:
         ({"change": setting("eps", 10.0, 24)}, "optimizer", "eps is 10 instead of 1e-08 since step 24"),
         ({"eps": 10.0}, "optimizer", "its epsilon is"),
         ({"kind": torch.optim.RMSprop, "eps": 100.0}, "optimizer", "its epsilon is"),
-        ({"lr": 1e-9}, "rate", "Raise the learning rate"),
+        ({"lr": 1e-9}, "rate", "Cause: the learning rate: at 1e-09"),
         ({"kind": torch.optim.SGD, "lr": 0.1, "clip": lambda step: 1e-4 if step > 24 else 1.0},
          "optimizer", "clipping"),
     ],
