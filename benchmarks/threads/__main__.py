@@ -105,16 +105,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{told['fixed by the printed change']}. No fault is claimed on "
         f"{told['twins without a shown fault']} of {told['reports']} healthy twins.",
         "",
-        "| report | symptom | first finding | symptom before | after the change | twin |",
-        "|---|---|---|---|---|---|",
+        "| report | symptom | first finding | symptom before | after the change |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         before, after = row["symptom"]
         numbers = (f"{before:.3g}", f"{after:.3g}" if after is not None else "") if row["has_fault"] else ("", "")
-        found = f"`{row['first']}`" if row["first"] else "nothing wrong"
+        found = row["first"].replace("_", " ") if row["first"] else "nothing wrong"
         mark = "" if row["right"] else " (not right)"
-        clean = "clean" if not row["twin"] else ", ".join(row["twin"])
-        lines.append(f"| {row['thread']} | {row['words']} | {found}{mark} | {numbers[0]} | {numbers[1]} | {clean} |")
+        link = f"[{row['thread']}](https://github.com/{row['thread'].replace('#', '/issues/')})"
+        lines.append(f"| {link} | {row['words']} | {found}{mark} | {numbers[0]} | {numbers[1]} |")
     return "\n".join(lines) + "\n"
 
 
