@@ -37,6 +37,7 @@ def child(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
     code = 1
+    sys.dont_write_bytecode = True  # where no file may grow, Python leaves cut-off bytecode for everybody after it
     try:
         from tests.faults import injecting
 
