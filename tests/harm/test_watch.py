@@ -384,7 +384,8 @@ def test_no_source_is_compiled_and_no_forward_replaced_while_training(monkeypatc
     plain = builtins.compile
 
     def heard(source: Any, filename: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
-        if mode == "exec" and "def forward(self" in str(source):
+        # torch compiles a template of its own when its remote calls are first imported.
+        if mode == "exec" and "def forward" in str(source) and "torch.distributed.rpc" not in str(source):
             compiled.append(str(source)[:200])
         return plain(source, filename, mode, *args, **kwargs)
 
