@@ -76,7 +76,7 @@ def _record(data: bytes, folder: Path) -> None:
     (folder / "readings-00000.jsonl").write_bytes(b"\n".join(map(seal, data.split(b"\n"))))
     record = read_record(folder)
     record.table()
-    training_chapter(record, 0)
+    training_chapter(record)
 
 
 BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -98,6 +98,6 @@ def test_a_build_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -
             whole.add_module("x", torch.nn.Linear(1, 1))
 
     monkeypatch.setattr("rankscope.models.loading.affording.MOST_MODULES", 1000)
-    with pytest.raises(LoadError, match="without an end"):
+    with pytest.raises(LoadError, match="too many modules"):
         size_of(BertConfig(), endless)
     assert size_of(BertConfig(), lambda config: torch.nn.Linear(2, 3)) == NetworkSize(9, 0), "and the hooks are gone"

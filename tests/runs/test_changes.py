@@ -81,7 +81,7 @@ def test_what_was_cut_is_named_everywhere(runs: dict[str, rs.Run], verb: str, tm
     assert words in document_of(run).title
     assert words in repr(run)
     assert run.verdict.startswith("Without skip connections: ")
-    assert words in show_of(verb).plot(run).title
+    assert words in show_of(verb).plot(run).settings
     page = rs.report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"{verb} · {run.provenance.model} {words}" in page
     assert f"<title>{run.provenance.model} {words}" in page

@@ -326,7 +326,7 @@ def test_tables_compare_report_and_conditions_know_it(tmp_path: Path) -> None:
     condition = parse_condition("relative_residual@inputs.mean <= 0.03")
     assert condition.held_in(other.table)
     assert not condition.held_in(one.table)
-    assert len(one.plot().axes) >= 10, "a panel for inputs"
+    assert "inputs.mean" in [axes.get_title("right") for axes in one.plot().axes], "a panel for inputs"
 
 
 def met(classes: int = 2, inputs: int = 8) -> torch.Tensor:

@@ -154,7 +154,7 @@ def entry(name: str, last: float, *, at_floor: bool = False) -> dict[str, object
 
 def test_the_verdict_counts_only_what_can_be_told() -> None:
     entries = [entry("a", 0.5), entry("b", 0.104), entry("none", 0.1), entry("c", 0.01)]
-    verdict = judge_remedies(entries, None, 2, is_random=True)
+    verdict = judge_remedies(entries, 2, is_random=True)
     sentence = verdict.sentence
     assert (verdict.code, verdict.evidence[-1]["state"]) == ("mean offset", "collapsed")
     assert sentence.startswith(
@@ -167,13 +167,13 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
         entry("none", 0.1),
         {**entry("a", 0.5), "trained": {**seen, "rescued": 0}},
     ]
-    sentence = judge_remedies(entries, None, 2, is_random=True).sentence
+    sentence = judge_remedies(entries, 2, is_random=True).sentence
     assert sentence.startswith(
         "1 of 2 remedies help. First: b. b rescued 3 of 3. Relative residual after 3 blocks: 0.4"
     )
     assert "Not suggested, because they rescued no training of such networks: a" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
-    sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
+    sentence = judge_remedies(floored, 1, is_random=False).sentence
     assert "cannot be quantified" in sentence
     assert sentence.startswith("No remedy to suggest: none of 1 helps.")
 

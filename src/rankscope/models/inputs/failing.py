@@ -38,7 +38,7 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
         roots = [name.partition(".")[0] for name in names]
         told = " ".join(str(error).split())[:300].rstrip(".")
         given = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
-        tables = {name: len(part.weight) for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+        tables = _tables(model)
         # A model that adds a slice of its position table to longer inputs fails in its own code, at that addition: the
         # error names the length of the inputs and the smaller number of rows of a table.
         numbers = {int(number) for number in re.findall(r"\d{1,9}", told)}
@@ -55,9 +55,20 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
     return None
 
 
+def _tables(model: nn.Module) -> dict[str, int]:
+    """Numbers of rows of embeddings, and of matrices that a module of the model's own holds, as for positions."""
+    return {
+        f"{name}.{key}".lstrip("."): parameter.shape[-2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.")
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim in (2, 3)
+    }
+
+
 def _sizes(given: Sequence[Tensor], tables: Mapping[str, int]) -> str:
     """The largest id, the shapes of the inputs, and the numbers of rows in which the model looks something up."""
     ids = [int(value.max()) for value in given if value.numel() and not value.is_floating_point()]
-    rows = ", ".join(f"{count:,} ({name}.weight)" for name, count in tables.items())
+    rows = ", ".join(f"{count:,} ({name})" for name, count in tables.items())
     largest = f" The largest id is {max(ids):,}, in inputs of shape {tuple(given[0].shape)}." if ids else ""
     return f"{largest} Its tables have {rows} rows." if tables else largest

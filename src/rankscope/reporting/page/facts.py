@@ -35,7 +35,8 @@ class Fact:
     def ends(self) -> tuple[float, float]:
         """The range as two numbers; NaN if it is said in other words."""
         said = re.fullmatch(r"(-?[\d.∞]+) to ([\d.∞]+)", self.range)
-        return (math.nan, math.nan) if said is None else (_end(said[1]), _end(said[2]))
+        low, high = (math.nan, math.nan) if said is None else (float(end.replace("∞", "inf")) for end in said.groups())
+        return low, high
 
     @property
     def formula(self) -> str:
@@ -51,10 +52,6 @@ class Fact:
     def says_markup(self) -> str:
         """Kind, ends of the range and undefined cases; safe markup."""
         return markup(self.says)
-
-
-def _end(word: str) -> float:
-    return float(word.replace("∞", "inf"))
 
 
 OWN_TERMS = (

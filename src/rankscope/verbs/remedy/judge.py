@@ -122,9 +122,7 @@ NOTICEABLE = 1.1
 """A relative residual is called higher when it is at least a tenth higher."""
 
 
-def judge_remedies(
-    entries: Sequence[Mapping[str, Any]], floor: float | None, sequences: int, *, is_random: bool
-) -> Verdict:
+def judge_remedies(entries: Sequence[Mapping[str, Any]], sequences: int, *, is_random: bool) -> Verdict:
     """What was seen, in sentences, with the numbers they rest on. Heuristic: a tenth counts as a difference."""
     none = next(entry for entry in entries if entry["name"] == NONE)
     others = [entry for entry in entries if entry["name"] != NONE]

@@ -86,7 +86,7 @@ def remedy(
         seen = evidence_for(_arrangement(view), ["token_collapse"])
         entries = ranked(table, [arm.facts(seen) for arm in done])
         floor = floor_of(trial.reader.dtypes)
-        verdict = judge_remedies(entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init")
+        verdict = judge_remedies(entries, prepared.sequences, is_random=loaded.origin == "init")
         seconds = time.perf_counter() - started
         run = Run(
             kind="remedy",
