@@ -349,7 +349,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         rankscope.judge(tmp_path / "nowhere.npz")
 
 
-def test_measure_takes_a_model_or_states() -> None:
+def test_measure_takes_a_model_or_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     x = {"layers.0": torch.randn(1, 4, 8)}
     assert rankscope.judge(x).kind == "measure"
     for name, value in {"tokens": 5, "tokenizer": "x", "padding": torch.zeros(1), "batch": 2, "data": ["a"]}.items():
