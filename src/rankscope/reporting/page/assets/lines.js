@@ -78,7 +78,7 @@ function drawMoments(box, view, x) {
     const left = x(at);
     const turned = left > (box.margin.left + box.right) / 2;
     draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
-    draw(box.svg, "text", { x: left + (turned ? -5 : 5), y: box.margin.top + 12 + 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
+    draw(box.svg, "text", { x: left + (turned ? -5 : 5), y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
   });
 }
 
