@@ -16,7 +16,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!/---|──|│/.test(pre.textContent)) pre.classList.add("sentences");
   });
   // Figures are drawn for a page: on a narrow screen they keep a size at which they can be read, and scroll sideways.
-  document.querySelectorAll('article p img[src*="_images/"]:only-child').forEach((picture) => {
+  document.querySelectorAll('article p img[src*="_images/"]:not([src*="/solved_"]):only-child').forEach((picture) => {
     if (!picture.closest(".card")) picture.closest("p").classList.add("scrolling");
   });
   // A button that copies code; of a console, the commands without prompts.

@@ -101,4 +101,6 @@ def _bars(numbered: list[AnyFinding]) -> Chart:
             "high": values,
             "counts": [],
         }
-    return Chart("bars", "Before and after", "As the model is, and with the change, or expected.", ("cause",), views)
+    return Chart(
+        "bars", "Before and after", "The model as it is, and with the change (or as expected).", ("cause",), views
+    )
