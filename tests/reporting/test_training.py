@@ -32,7 +32,7 @@ SCRIPT = "<script>alert('x')</script>"
 
 
 def alarm(step: int, state: Any = "raised", name: str = "token_collapse", layer: int = 1) -> Alarm:
-    sentence = f"Tokens collapse at layer {layer}, step {step}."
+    sentence = f"Tokens collapse at block {layer}, step {step}."
     return Alarm(name, state, step, None, layer, sentence, {"value": 0.01}, "skip")
 
 

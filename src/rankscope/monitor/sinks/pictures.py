@@ -1,4 +1,4 @@
-"""Heatmaps as images: layers upward, readings to the right, alarms marked."""
+"""Heatmaps as images: blocks upward, readings to the right, alarms marked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Painter:
 
 
 def draw(heatmap: Heatmap) -> Figure:
-    """One column per reading and one row per layer, in the colours of the report: dark where tokens are alike."""
+    """One column per reading and one row per block, in the colours of the report: dark where tokens are alike."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH)
@@ -128,7 +128,7 @@ def _dress(axes: Axes, heatmap: Heatmap) -> None:
     axes.set_ylim(-0.5, rows - 0.5)
     axes.tick_params(length=3, width=0.7, colors=INK, labelsize=10)
     axes.set_xlabel("step (one column per reading)", size=11, color=INK)
-    axes.set_ylabel("layer", size=11, color=INK)
+    axes.set_ylabel("block", size=11, color=INK)
     title = heatmap.metric.replace("_", " ") + ("" if heatmap.stack is None else f", {heatmap.stack}")
     axes.set_title(title, loc="left", size=12.5, weight="bold", color=INK)
     if heatmap.alarms:
@@ -144,9 +144,9 @@ def title(alarm: Alarm) -> str:
 
     Example:
         >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention"))
-        'rankscope: token collapse raised at layer 7'
+        'rankscope: token collapse raised at block 7'
     """
-    where = "" if alarm.layer is None else f" at layer {alarm.layer}"
+    where = "" if alarm.layer is None else f" at block {alarm.layer}"
     of = "" if alarm.stack is None else f" of the {alarm.stack}"
     return f"rankscope: {alarm.name.replace('_', ' ')} {alarm.state}{where}{of}"
 
