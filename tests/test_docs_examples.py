@@ -137,7 +137,7 @@ def test_the_sidebar_has_five_groups_and_every_page_once() -> None:
     assert len(listed["index.md"]) <= 25
     assert (ROOT / "docs/index.md").read_text("utf-8").count(":caption:") == 5
     texts = [(ROOT / page).read_text("utf-8").split() for page in NAVIGATED]
-    assert len(texts) < 45
+    assert len(texts) <= 45
     assert sum(map(len, texts)) <= 55_000
 
 
