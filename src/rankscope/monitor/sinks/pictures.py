@@ -58,8 +58,15 @@ def draw(heatmap: Heatmap) -> Figure:
         axes.text(0.5, 0.5, "undefined at every reading", transform=axes.transAxes, ha="center", color=FAINT)
     else:
         extent = (-0.5, len(heatmap.steps) - 0.5, -0.5, len(values) - 0.5)
-        placed = {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "extent": extent}
-        image = axes.imshow(np.ma.masked_invalid(values), **placed, **_shades(heatmap.metric, known))
+        shown = np.ma.masked_invalid(values)
+        image = axes.imshow(
+            shown,
+            aspect="auto",
+            origin="lower",
+            interpolation="nearest",
+            extent=extent,
+            **_shades(heatmap.metric, known),
+        )
         _colour_bar(figure, image)
     _mark_alarms(axes, heatmap)
     _dress(axes, heatmap)
