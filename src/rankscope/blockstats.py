@@ -126,7 +126,7 @@ class _Counter:
         return functools.partial, (_ignored,)
 
 
-class Note(_Counter):
+class NoteCounter(_Counter):
     """What a model hands in itself: counts that add up, such as the load of each expert, or a largest value."""
 
     def __init__(self, size: int, gate: Tensor) -> None:
@@ -191,7 +191,7 @@ class BlockStats:
 
     def __init__(self, taps: dict[int, Tap], total: int, width: int, gate: Tensor, notes: Mapping[str, int]) -> None:
         self.taps, self.total, self.width, self.gate, self.sizes = taps, total, width, gate, notes
-        self.notes = {(i, name): Note(size, gate) for i in taps for name, size in notes.items()}
+        self.notes = {(i, name): NoteCounter(size, gate) for i in taps for name, size in notes.items()}
         self.blocks: list[nn.Module] = []
         self.count(False)
 
