@@ -149,6 +149,14 @@ def test_a_how_to_is_short_and_begins_with_code_and_what_it_prints(name: str) ->
     assert re.match(r"```(python|console)", body.strip())
 
 
+def test_the_landing_page_shows_the_answer_of_the_doctor_page() -> None:
+    """In each of its three ways; the last one shows the finding alone."""
+    printed = " ".join(bodies("docs/howto/doctor.md", "output")[0].partition("\n\nClassifier:")[0].split())
+    first, second, third, *_ = (" ".join(body.split()) for body in bodies("docs/index.md", "output"))
+    assert first == second == printed
+    assert third == f"The model has a fault, step 0: {printed.partition(' Change:')[0]}"
+
+
 def test_addresses_and_citation_are_those_of_the_metadata() -> None:
     """``project.urls`` is where an address is changed: others must begin with the repository or the documentation."""
     metadata = (ROOT / "pyproject.toml").read_text("utf-8").partition("[project.urls]")[2].partition("\n[")[0]

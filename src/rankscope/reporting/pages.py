@@ -21,6 +21,7 @@ from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import Curve
 from rankscope.runs.places import write_page
 from rankscope.runs.presenting import showing
+from rankscope.runs.provenance import current_command
 from rankscope.runs.run import Run, load_run
 from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.measure.show import lines_by_stack
@@ -68,15 +69,11 @@ def report(
     folders = [str(run) for run in given if not isinstance(run, (Run, Record, DoctorReport))]
     words = ["rankscope", "report", *(folders or ["RUN"]), "-o", Path(path).name]
     command = shlex.join(words)
-    if isinstance(first := read[0], DoctorReport):
-        # A module in memory has no command.
-        name = Path(path).name
-        is_spec = first.model != first.architecture
-        command = (
-            shlex.join(["rankscope", "doctor", first.model, "--page", name])
-            if is_spec
-            else (f"rs.report(rs.doctor(model, inputs), {name!r})")
-        )
+    if isinstance(read[0], DoctorReport):
+        # Asked for on the command line, the whole command; a module in memory has none.
+        asked = current_command()
+        is_asked = asked[:2] == ("rankscope", "doctor")
+        command = shlex.join(asked) if is_asked else f"rs.report(rs.doctor(model, inputs), {Path(path).name!r})"
     with showing(*(run for run in read if isinstance(run, Run))):
         page = _page(read, title or _title(read), command, comparison)
     target = Path(path)
