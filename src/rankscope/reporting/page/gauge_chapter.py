@@ -205,8 +205,7 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
 
 
 def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
-    points = plain_list(values)
-    return {"name": name, "x": list(steps), "y": points, "low": points, "high": points, "floor": []}
+    return {"name": name, "x": list(steps), "y": plain_list(values), "low": [], "high": [], "floor": []}
 
 
 def _steps_view(metric: str, series: list[dict[str, Any]]) -> dict[str, Any]:
