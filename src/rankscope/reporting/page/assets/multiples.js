@@ -1,4 +1,4 @@
-/* Small multiples: one panel per model, all on one scale, each from its first block to its last. */
+/* Many models: small multiples, one panel per model on one scale, from its first block to its last; sortable tables. */
 
 const PANEL = { wide: 172, narrow: 120, tall: 138, left: 44, top: 26, bottom: 22, gap: 16 };
 
@@ -100,3 +100,4 @@ function sortables() {
 }
 
 KINDS.multiples = { draw: drawMultiples, table: multipleTable };
+sortables();

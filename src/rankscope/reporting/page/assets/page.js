@@ -199,7 +199,6 @@ function copies() {
 
 const charts = JSON.parse(document.getElementById("charts").textContent);
 for (const figure of document.querySelectorAll("figure[data-chart]")) setUp(figure, charts[Number(figure.dataset.chart)]);
-sortables();
 explanations();
 themes();
 copies();
