@@ -138,14 +138,12 @@ def a_queue_of_negatives() -> Case:
             super().__init__()
             self.query, self.key = Encoder(), without_gradient(Encoder())
             self.key.load_state_dict(self.query.state_dict())
-            self.register_buffer("queue", F.normalize(torch.randn(64, 16), dim=-1))
+            # The keys of earlier batches.
+            self.register_buffer("queue", F.normalize(self.key(ids(64)), dim=-1))
 
         def forward(self, views: Tensor) -> Tensor:
             q, k = (F.normalize(net(views[:, i]), dim=-1) for i, net in enumerate((self.query, self.key)))
-            logits = torch.cat([(q * k).sum(-1, keepdim=True), q @ self.queue.T], 1) / 0.1
-            if self.training:
-                self.queue = torch.cat([self.queue[len(k) :], k.detach()])
-            return logits
+            return torch.cat([(q * k).sum(-1, keepdim=True), q @ self.queue.T], 1) / 0.1
 
     return Case(Queue(), two_views(), torch.zeros(24, dtype=torch.long), F.cross_entropy, steps=60)
 

@@ -31,13 +31,13 @@ class Case:
         output = self.model(**given) if isinstance(given, dict) else self.model(given)
         return self.loss(output) if self.labels is None else self.loss(output, self.labels)
 
-    def held(self) -> list[nn.Parameter]:
-        """What the optimizer trains."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+    def made(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer, of what is trained in the model or a copy of it."""
+        return self.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
 
     def train(self) -> tuple[float, float]:
         """The loss before and after the steps, in evaluation mode."""
-        optimizer = self.optimizer(self.held())
+        optimizer = self.made(self.model)
         self.model.eval()
         before = self.loss_now().item()
         self.model.train()
