@@ -158,14 +158,14 @@ def test_every_extra_named_in_an_error_exists() -> None:
     assert named <= set(extras)
 
 
-def test_promises_name_tests_that_exist() -> None:
-    page = (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8").partition("### Promises")[2]
-    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
-    promises = [(what, tests) for what, tests in rows[1:] if not what.strip().startswith("**")]
-    assert len(promises) > 20
-    for what, tests in promises:
+def test_every_gate_of_the_threat_model_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "threat_model.md").read_text(encoding="utf-8").partition("### Doors")[2]
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| ")]
+    gates = [(door, tests) for door, gate, tests in rows[1:] if gate.strip()]
+    assert len(gates) >= 20
+    for door, tests in gates:
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
-        assert named, what
+        assert named, door
         for file, test in named:
             assert f"\ndef {test}(" in (ROOT / file).read_text(encoding="utf-8"), (file, test)
 

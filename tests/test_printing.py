@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,21 @@ def test_the_finding_of_a_doctor_prints_as_one_line() -> None:
     found = flat(rs.doctor, net, torch.randn(4, 6, 16)).findings
     assert found
     assert all("\n" not in repr(one) and len(repr(one)) <= LONGEST for one in found)
+
+
+def test_text_is_printed_in_one_place() -> None:
+    """What others wrote reaches a terminal through ``cli.streams``, which shows its control characters."""
+    source = Path(rs.__file__).parent
+    printing = re.compile(r"(?<![\w.`\"])print\(|typer\.echo\(|\bstd(?:out|err)\.write\(|(?<!\w)Console\(")
+    found = {
+        f"{path.relative_to(source).as_posix()}: {line.strip().partition('  #')[0]}"
+        for path in source.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if printing.search(line) and ">>>" not in line and path.name != "streams.py"
+    }
+    assert found == {
+        'cli/app.py: sys.stderr.write(f"error: {visible(sentence)}\\n")',
+        "cli/panels.py: typer.echo(ctx.get_help())",
+        'cli/processes.py: print(f"process {rank} of {world}: ", end="", file=sys.stderr, flush=True)',
+        "verbs/doctor/run.py: with Progress(*columns, console=Console(stderr=True), transient=True) as bar:",
+    }, "these print our own words, or show control characters themselves"

@@ -24,6 +24,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+from rankscope._foreign_text import visible
+
 __all__ = [
     "DiscoveryError",
     "IgnoredInputError",
@@ -46,7 +48,13 @@ __all__ = [
 
 
 class RankscopeError(Exception):
-    """Base class of all errors raised on purpose; the message says what to do."""
+    """Base class of all errors raised on purpose; the message says what to do.
+
+    A message may quote a file or a library; its control characters are shown, not carried out.
+    """
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class UnknownNameError(RankscopeError):

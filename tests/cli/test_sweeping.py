@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rankscope
+from rankscope.errors import InputError
 from rankscope.ext.sweeps.example import EXAMPLE_PLAN
 from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.status import status_of
@@ -125,6 +126,41 @@ def test_few_and_many_rows(cli, folder: Path) -> None:
     assert (none.code, none.out, none.err) == (0, "", "no rows\n")
     many = cli("query", str(folder), "SELECT * FROM range(300)")
     assert "100 more rows; --csv prints all" in many.err
+
+
+TRICK = "\x1b]0;title\x07\x1b[31m\u202e\x9b"
+ESCAPED = r"\u001b]0;title\u0007\u001b[31m\u202e\u009b"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=["table", "json", "csv"])
+@pytest.mark.parametrize("sql", ["SELECT '{}' AS x", 'SELECT 1 AS "{}"'], ids=["cell", "column"])
+def test_the_answer_to_a_query_moves_no_cursor(cli, folder: Path, sql: str, form: list[str]) -> None:
+    outcome = cli("query", str(folder), sql.format(TRICK), *form)
+    assert outcome.code == 0
+    assert ESCAPED in "".join(outcome.out.split("\n"))
+    assert not set(TRICK) & set("\x1b\x07\u202e\x9b") & set(outcome.out)
+    if form == ["--json"]:
+        assert TRICK in (answer := json.loads(outcome.out))["columns"] or answer["rows"] == [{"x": TRICK}]
+
+
+def test_a_refused_query_moves_no_cursor(cli, folder: Path) -> None:
+    refused = cli("query", str(folder), f"SELECT error('{TRICK}')")
+    assert refused.code == 2
+    assert ESCAPED in refused.err
+    assert "\x1b" not in refused.err
+    assert "\x1b" not in str(InputError(TRICK))
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=["table", "json", "csv"])
+def test_a_value_that_python_cannot_hold_ends_in_a_sentence(cli, folder: Path, form: list[str]) -> None:
+    outcome = cli("query", str(folder), "SELECT 'infinity'::DATE", *form)
+    assert outcome.code == 2
+    assert "Cast it to VARCHAR" in outcome.err
+
+
+def test_the_settings_of_a_query_name_no_folder_of_the_user(cli, folder: Path) -> None:
+    settings = cli("query", str(folder), "SELECT value FROM duckdb_settings()", "--csv").out
+    assert str(Path.home()) + "/" not in settings
 
 
 def test_the_atlas_is_written(cli, folder: Path, tmp_path: Path) -> None:

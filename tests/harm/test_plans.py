@@ -127,6 +127,21 @@ def test_what_a_worker_would_open_is_refused_with_a_sentence(place: Place, text:
     assert any(f"{text} runs code, which a plan cannot ask for" in one for one in said)
 
 
+@pytest.mark.parametrize(
+    "place",
+    [("models", 0, "model"), ("models", 0, "checkpoints", 0, "path"), ("inputs", "text"), ("inputs", "tokenizer")],
+    ids=lambda place: ".".join(map(str, place)),
+)
+def test_the_gate_of_named_code_holds_by_itself(
+    place: Place, trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place at which the plan itself forgets to look."""
+    monkeypatch.setattr("rankscope.ext.sweeps.plan.is_named", lambda text: False)
+    for number, plan in enumerate(plans_with(place, "evil.py:build")):
+        outcome(plan, tmp_path / f"out{number}")
+        assert not trap.exists(), f"{plan} ran the code it names"
+
+
 def test_the_places_are_those_of_the_schema() -> None:
     """The first test would pass over a schema that it cannot read."""
     fields = set(Plan.model_fields)

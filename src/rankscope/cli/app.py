@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rankscope._foreign_text import visible
 from rankscope._version import __version__
 from rankscope.cli import comparing, environment, listing, reporting
 from rankscope.cli.commands import COMMANDS, Command
@@ -17,6 +18,7 @@ from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintabl
 from rankscope.cli.interrupting import ending_on_request, exit_code, interrupt_behind, is_untold
 from rankscope.cli.panels import GroupedCommands, PanelledCommand
 from rankscope.cli.processes import one_voice
+from rankscope.cli.streams import echo
 from rankscope.cli.verb_commands import command_of
 from rankscope.errors import RankscopeError
 from rankscope.extensions import OURS, installed, missing
@@ -83,7 +85,7 @@ command_line()
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"rankscope {__version__}")
+        echo(f"rankscope {__version__}")
         raise typer.Exit
 
 
@@ -123,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence = told(error)
         if debug or sentence is None:
             raise
-        sys.stderr.write(f"error: {sentence}\n")  # no rich: there may be no memory left to import it
+        sys.stderr.write(f"error: {visible(sentence)}\n")  # no rich: there may be no memory left to import it
         sys.stderr.flush()
         drop_output(2)  # other libraries may fail at exit for the same reason; their messages would hide this one
         sys.exit(EXIT_USAGE)

@@ -9,7 +9,7 @@ import typer
 
 from rankscope.cli import parameters
 from rankscope.cli.showing import save_figure
-from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.cli.streams import echo, print_json, remarks_console, results_console
 from rankscope.cli.verb_commands import split_names
 
 
@@ -41,7 +41,7 @@ def compare_command(
     if as_json:
         print_json(comparison.to_json())
     elif quiet:
-        typer.echo(comparison.verdict)
+        echo(comparison.verdict)
     else:
         from rankscope.runs.compare_show import document
         from rankscope.views.terminal import print_document

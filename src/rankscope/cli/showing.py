@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.cli.streams import echo, print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
 from rankscope.runs.places import is_address
 from rankscope.verbs._spec import Answer, Verb
@@ -51,7 +51,7 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: str | None, figure: P
             for note in run.notes:
                 remarks.print(f"note: {note}", markup=False)
     elif quiet:
-        typer.echo(run.verdict)
+        echo(run.verdict)
     else:
         from rankscope.reporting.terminal import print_run
 
@@ -91,7 +91,7 @@ def show_answer(verb: Verb, answer: Answer, outputs: Mapping[str, Any]) -> None:
         tone = "good" if answer.passed else "bad"
         print_document(verb.show().document(answer), results_console(), tone=tone)
     elif answer.brief:
-        typer.echo(answer.brief)
+        echo(answer.brief)
     if not answer.passed:
         raise typer.Exit(1)
 

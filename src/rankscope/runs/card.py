@@ -8,8 +8,8 @@ import shlex
 import numpy as np
 import pyarrow as pa
 
+from rankscope._foreign_text import visible
 from rankscope.errors import ResultError
-from rankscope.runs.plain_json import visible
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.summary import Summary, summarise
 from rankscope.views import Table

@@ -21,15 +21,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from rankscope._foreign_text import visible
+
 DEEPEST = 60
 _OPEN, _CLOSE = b'{"seal":"', b'",'
 _SEAL = re.compile(rb'\{"seal":"([0-9a-f]{8})([0-9a-f]{8})([0-9a-f]{16})",')
 _MAYBE_LARGE = re.compile(rb"[0-9]{100}|[eE]\+?[0-9]{3}")
 _ANY_SEAL = _OPEN + b"0" * 32 + _CLOSE
-# Characters that control a terminal, or reorder or hide the text around them. A tab and a line feed are harmless.
-_TRICKS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 
 
 class TruncatedError(ValueError):
@@ -118,19 +116,6 @@ def unsealed(content: bytes) -> bytes:
     if _digest(size, 8) != check or _digest(rest, 16) != digest:
         raise ValueError("its checksum differs: it was changed after it was written")
     return b"{" + rest
-
-
-def visible(text: object) -> str:
-    r"""``text`` with control and direction-override characters escaped.
-
-    Example:
-        >>> visible("a\u202eb")
-        'a\\u202eb'
-    """
-    words = str(text)
-    if words.isprintable():  # much faster, and nearly always so
-        return words
-    return _TRICKS.sub(lambda found: f"\\u{ord(found.group()):04x}", words)
 
 
 def _digest(content: bytes, digits: int) -> bytes:

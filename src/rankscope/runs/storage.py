@@ -13,19 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankscope._foreign_text import visible
 from rankscope.errors import ResultError
 from rankscope.runs.places import Place, place_of
-from rankscope.runs.plain_json import parse_sealed, sealed_json, visible
+from rankscope.runs.plain_json import parse_sealed, sealed_json
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
 
 SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
-LARGEST_SIDECAR = 64 * 2**20
+LARGEST_SIDECAR = 16 * 2**20
 LARGEST_ROWS_FILE = 4 * 2**30
 LARGEST_TABLE = 20_000_000
 """Rows of one table that are decoded: a few bytes of Parquet can stand for any number, and each takes about 90 bytes in
 a report. A run of 100 layers, 64 heads, 100 sequences and 30 metrics has 19 million."""
+MANY_ROWS = 1_000_000
+"""Rows above which a file must have a byte for each: measured values take about eight."""
 LARGEST_DECODED = 4 * 2**30
 MOST_LOOKS = 100
 
@@ -46,15 +49,16 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
         home.make()
     except OSError as error:
         raise ResultError(f"{home} cannot be made a folder ({error.strerror}). Give --out a folder.") from error
-    if table.num_rows > LARGEST_TABLE:
-        raise ResultError(
-            f"The run has {table.num_rows:,} rows, and at most {LARGEST_TABLE:,} can be read again. Choose fewer "
-            "metrics or sequences."
-        )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
+    if table.num_rows > most_rows(len(content)):
+        raise ResultError(
+            f"The run has {table.num_rows:,} rows, and at most {most_rows(len(content)):,} in {len(content):,} bytes "
+            "can be read again. Choose fewer metrics or sequences."
+        )
     try:
-        _write(home, facts, sink.getvalue().to_pybytes(), table)
+        _write(home, facts, content, table)
     except OSError as error:
         raise ResultError(
             f"The run could not be written to {home} ({error.strerror}). An existing run there is unchanged. Free "
@@ -133,7 +137,7 @@ def _read_sidecar(home: Place) -> dict[str, Any]:
 def _read_rows(content: bytes, path: str) -> pa.Table:
     try:
         source = pq.ParquetFile(pa.BufferReader(content))
-        refuse_large(source.metadata, path)
+        refuse_large(source.metadata, len(content), path)
         table = source.read()
         table.validate(full=True)  # a dictionary index out of range would read out of bounds
         table = _as_written(table, path)
@@ -146,18 +150,28 @@ def _read_rows(content: bytes, path: str) -> pa.Table:
     return table
 
 
-def refuse_large(facts: pq.FileMetaData, path: object) -> None:
+def refuse_large(facts: pq.FileMetaData, size: int, path: object) -> None:
     """Refuse a Parquet file, by its metadata and before anything is decoded, that would take much memory.
+
+    Args:
+        facts: the metadata.
+        size: bytes of the file.
+        path: its name, for the message.
 
     Raises:
         ResultError: it has too many rows or bytes.
     """
-    size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
-    if facts.num_rows > LARGEST_TABLE or size > LARGEST_DECODED:
+    decoded = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+    if facts.num_rows > most_rows(size) or decoded > LARGEST_DECODED:
         raise ResultError(
-            f"{path} claims {facts.num_rows:,} rows and {size:,} bytes when decoded; at most {LARGEST_TABLE:,} rows "
-            f"and {LARGEST_DECODED:,} bytes are read. rankscope does not write such files."
+            f"{path} claims {facts.num_rows:,} rows and {decoded:,} bytes when decoded; of a file of {size:,} bytes, "
+            f"at most {most_rows(size):,} rows and {LARGEST_DECODED:,} bytes are read."
         )
+
+
+def most_rows(size: int) -> int:
+    """How many rows of a file with this many bytes are decoded."""
+    return min(LARGEST_TABLE, max(MANY_ROWS, size))
 
 
 def _as_written(table: pa.Table, path: str) -> pa.Table:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +13,7 @@ from rankscope.cli import parameters
 from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.interrupting import telling
 from rankscope.cli.showing import wants_progress
-from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.cli.streams import echo, print_csv, print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ def _list_tasks(plan: Path, *, as_json: bool) -> None:
         print_json({"kind": "tasks", "tasks": [{"key": task.key, **task.facts} for task in tasks]})
         return
     for task in tasks:
-        typer.echo(f"{task.key}  {task.title}")
+        echo(f"{task.key}  {task.title}")
 
 
 def _so_far(place: str) -> str:
@@ -142,7 +140,7 @@ def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json(status.to_json())
     elif not quiet or status.failures:
-        typer.echo(str(status))
+        echo(str(status))
     if status.counts["failed"]:
         raise typer.Exit(1)
 
@@ -158,7 +156,7 @@ def example_command(
     from rankscope.ext.sweeps.example import EXAMPLE_PLAN
 
     if out is None:
-        typer.echo(EXAMPLE_PLAN, nl=False)
+        echo(EXAMPLE_PLAN.rstrip("\n"))
         return
     try:
         with out.open("x", encoding="utf-8") as stream:
@@ -214,8 +212,8 @@ def query_command(
 ) -> None:
     """What does the sweep say? Runs SQL over all its rows with DuckDB; the query cannot read or write anything else."""
     import rankscope
+    from rankscope._foreign_text import visible
     from rankscope.reporting.terminal import print_entries
-    from rankscope.runs.plain_json import visible
     from rankscope.views import number
 
     def plain(value: object) -> object:
@@ -228,18 +226,25 @@ def query_command(
         return number(value) if isinstance(value, float) else "" if value is None else visible(value)
 
     answer = rankscope.query(folder, sql)
+    names, shown = answer.column_names, answer if as_json or as_csv else answer.slice(0, MOST_LINES)
+    try:
+        rows = list(zip(*(column.to_pylist() for column in shown.columns), strict=True))
+    except (ValueError, OverflowError) as error:  # such as an infinite date
+        raise InputError(f"The answer holds a value that Python cannot hold: {error}. Cast it to VARCHAR.") from error
     if as_json:
-        rows = [{name: plain(value) for name, value in row.items()} for row in answer.to_pylist()]
-        print_json({"kind": "query", "columns": answer.column_names, "rows": rows})
+        print_json(
+            {
+                "kind": "query",
+                "columns": names,
+                "rows": [dict(zip(names, map(plain, row), strict=True)) for row in rows],
+            }
+        )
     elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.column_names)
-        for batch in answer.to_batches():
-            writer.writerows(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        print_csv(names, rows)
     else:
-        shown = answer.slice(0, MOST_LINES).to_pylist()
-        if shown:
-            print_entries([{name: words(value) for name, value in row.items()} for row in shown], results_console())
+        if rows:
+            heads = [visible(name) for name in names]
+            print_entries([dict(zip(heads, map(words, row), strict=True)) for row in rows], results_console())
         elif not quiet:
             remarks_console().print("no rows", markup=False)
         if answer.num_rows > MOST_LINES and not quiet:

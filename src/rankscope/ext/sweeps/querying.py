@@ -42,6 +42,7 @@ CLOSED = (
     "SET temp_directory = ''",
     "SET allowed_directories = []",
     "SET allowed_paths = []",
+    "SET secret_directory = ''",
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )

@@ -31,6 +31,7 @@ from rankscope.errors import InputError, ResultError
 from rankscope.ext.sweeps.tasks import COORDINATES, KEY_LENGTH, Task
 from rankscope.runs.places import Place, place_of
 from rankscope.runs.plain_json import parse_json
+from rankscope.runs.storage import refuse_large
 
 SWEEP, TASKS, ROWS, FAILURES = "sweep.json", "tasks.parquet", "rows", "failures"
 SCHEMA = 2
@@ -158,7 +159,9 @@ class Results:
                 source = pa.BufferReader(self.place.read(path, LARGEST_FILE))
             else:
                 source = self.place.arrow.open_input_file(f"{self.place.root}/{path}")
-            return pq.ParquetFile(source, page_checksum_verification=True).read(columns=columns)
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            refuse_large(file.metadata, source.size(), f"{self.place}/{path}")
+            return file.read(columns=columns)
         except OSError as error:  # Arrow raises it for damaged pages, without strerror
             raise ResultError(f"{self.place}/{path} cannot be read ({error.strerror or error}).") from error
         except (pa.ArrowException, KeyError, ValueError) as error:

@@ -18,8 +18,10 @@ from rankscope.ext.sweeps.results import FAILURES, ROWS, Chunk, Results
 from rankscope.ext.sweeps.status import SweepStatus, status_in
 from rankscope.ext.sweeps.tasks import Task, tasks_of
 from rankscope.ext.sweeps.working import Limits, Work, run_chunk
+from rankscope.models.loading.named import no_named_code
 
 
+@no_named_code("a plan")
 def sweep(
     plan: Plan | Mapping[str, Any] | str | Path,
     folder: str | os.PathLike[str],

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rankscope._foreign_text import visible
 from rankscope.ext.sweeps.results import Contents, Results
 from rankscope.ext.sweeps.tasks import title_of
-from rankscope.runs.plain_json import visible
 
 State = Literal["done", "failed", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "missing")

@@ -21,6 +21,7 @@ from rankscope._files import sha256_of
 from rankscope.errors import RankscopeError
 from rankscope.ext.sweeps.results import Chunk, Results
 from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
+from rankscope.models.loading.named import no_named_code
 from rankscope.options import OFFLOAD
 from rankscope.runs._frozen import thaw
 from rankscope.verbs._spec import VERBS
@@ -56,6 +57,7 @@ class TaskTimeoutError(RankscopeError):
     """A task took longer than the plan allows."""
 
 
+@no_named_code("a plan")
 def run_chunk(
     chunk: Chunk,
     results: Results,

@@ -1,7 +1,8 @@
 """Objects of the user's own Python code, named as ``train.py:build_model`` or ``package.module:factory``.
 
 The form is that of uvicorn and gunicorn. Naming an object runs the file or imports the module, so a name is only
-resolved where the user wrote it: on the command line and in Python, never from a saved run.
+resolved where the user wrote it: on the command line and in Python. Whatever works through a file of somebody else
+does so in :func:`no_named_code`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import ast
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +21,18 @@ from typing import Any
 from rankscope._types import NAMED
 from rankscope.errors import LoadError
 from rankscope.models.loading.foreign import in_a_line
+
+_SOURCE: ContextVar[str] = ContextVar("what is worked through and may not name code", default="")
+
+
+@contextmanager
+def no_named_code(source: str) -> Iterator[None]:
+    """Refuse every named object in this thread while ``source``, such as ``"a plan"``, is worked through."""
+    token = _SOURCE.set(source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
 
 
 def named_object(text: str, *, call: bool = True) -> Any:
@@ -27,8 +43,10 @@ def named_object(text: str, *, call: bool = True) -> Any:
         call: whether a function is called; a loss is wanted as it is.
 
     Raises:
-        LoadError: there is no such file, module or object, or it could not be made.
+        LoadError: there is no such file, module or object, it could not be made, or a file asks for it.
     """
+    if source := _SOURCE.get():
+        raise LoadError(f"{text} runs code, which {source} cannot ask for; pass it to a verb, or save the model.")
     match = NAMED.fullmatch(text)
     if match is None:
         raise LoadError(f"{text!r} is not of the form FILE.py:NAME or package.module:NAME.")

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from html import escape
 
-from rankscope.runs.plain_json import visible
+from rankscope._foreign_text import visible
 
 __all__ = ["clipped", "paragraphs", "readable", "slug", "split_verdict", "spoken", "visible", "with_powers"]
 
