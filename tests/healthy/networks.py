@@ -465,6 +465,7 @@ def columns_as_tokens() -> Case:
             super().__init__()
             self.scale, self.shift = nn.Parameter(0.1 * torch.randn(6, D)), nn.Parameter(0.1 * torch.randn(6, D))
             self.embed, self.first = nn.Embedding(20, D), nn.Parameter(torch.randn(1, D))
+            del self.positions
 
         def forward(self, numbers: Tensor, kinds: Tensor) -> Tensor:
             columns = numbers[..., None] * self.scale + self.shift

@@ -699,7 +699,7 @@ def a_mask_of_minus_infinity() -> Case:
             self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
         def forward(self, given: Tensor, mask: Tensor) -> Tensor:
-            x = self.encoder(self.tokens(given), src_key_padding_mask=mask)
+            x = self.norm(self.encoder(self.tokens(given), src_key_padding_mask=mask))
             return self.head((x * mask.exp()[..., None]).sum(1) / mask.exp().sum(1, keepdim=True))
 
     padded = torch.arange(TOKENS) >= torch.randint(5, TOKENS, (24, 1))
