@@ -25,6 +25,7 @@ ENTRANCES = (
     "cli.app",
     "pytest_plugin",
     "testing",
+    "blockstats",
     "errors",
     "metrics",
     "masks",

@@ -1,13 +1,13 @@
 """What the code of the pages prints, kept in the pages below the code and compared with what it prints now.
 
 A page is run from top to bottom in one namespace and one empty folder: its ``python`` blocks, and the lines
-``$ rankscope ...`` of its ``console`` blocks. What a python block prints is in an ``output`` block below it; what a
-command prints is below the command. ``RANKSCOPE_WRITE_OUTPUTS=1`` (``./dev outputs``) writes both anew.
+``$ rankscope ...`` of its ``console`` blocks. What a block prints is in an ``output`` block below it.
+``RANKSCOPE_WRITE_OUTPUTS=1`` (``./dev outputs``) writes it anew.
 
 Words after the language of a block say how it is treated:
 
 - ``console norun``: not run, because it needs what a test does not have (a server, a GPU, hours). Shows no output.
-- ``output varies``, ``console varies``: what is printed contains timings, dates or versions; numbers may differ.
+- ``output varies``: what is printed contains timings, dates or versions; numbers may differ.
 - ``python silent``: what it prints comes from other libraries and is not shown.
 - ``console fails``: the exit code of the last command is 1.
 """
@@ -90,7 +90,7 @@ def check(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     if os.environ.get(WRITE):
         page.write_text(printed, encoding="utf-8")
         return namespace
-    shown, now = blocks(text, "output", "console"), blocks(printed, "output", "console")
+    shown, now = blocks(text, "output"), blocks(printed, "output")
     assert len(shown) == len(now), f"{page}: blocks of output are missing or too many. Write them with: ./dev outputs"
     for ours, theirs in zip(shown, now, strict=True):
         assert agree(ours.body, theirs.body, varies="varies" in ours.words), (
@@ -135,42 +135,37 @@ def _printed(text: str, page: Path, namespace: dict[str, object], monkeypatch: p
     parts: list[str] = []
     done = 0
     for block in blocks(text, "python", "console"):
-        parts.append(text[done : block.start])
-        done = block.end
-        if block.language == "console":
-            head = " ".join(["console", *block.words])
-            runs = "norun" not in block.words and re.search(r"^\$ rankscope ", block.body, flags=re.MULTILINE)
-            body = "".join(_session(block, page, monkeypatch)) if runs else block.body
-            parts.append(f"```{head}\n{body}```")
+        if "norun" in block.words or (block.language == "console" and "$ rankscope " not in block.body):
             continue
-        parts.append(text[block.start : block.end])
-        below = BELOW.match(text, done)
-        code = compile("\n" * block.line + block.body, str(Path("page.py").resolve()), "exec", dont_inherit=True)
+        parts.append(text[done : block.end])
+        below = BELOW.match(text, block.end)
+        done = block.end if below is None else below.end()
         with _stdout() as out:
-            exec(code, namespace)
-        if below is not None:
-            done = below.end()
+            if block.language == "console":
+                _run_commands(block, page, monkeypatch)
+            else:
+                code = "\n" * block.line + block.body
+                exec(compile(code, str(Path("page.py").resolve()), "exec", dont_inherit=True), namespace)
         if out.getvalue().strip() and "silent" not in block.words:
             parts.append(f"\n\n```output{below['words'] if below else ''}\n{shortened(out.getvalue())}```")
     return "".join([*parts, text[done:]])
 
 
-def _session(block: Block, page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each command of a console block, followed by what it prints; commands of others are not run."""
+def _run_commands(block: Block, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command of a console block; commands of others are not run."""
     from rankscope.cli.app import main
 
-    commands = [line for line in block.body.splitlines() if line.startswith("$ ")]
+    commands = block.body.splitlines()
+    assert all(line.startswith("$ ") for line in commands), f"{page}:{block.line}: output belongs into a block below"
     for command in commands:
-        yield f"{command}\n"
         words = shlex.split(command[2:], comments=True)
         if words[0] != "rankscope":
             continue
         monkeypatch.setattr("sys.argv", words)  # a run keeps the command it was made with
-        with _stdout() as out, pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as left:
             main(words[1:])
         expected = int("fails" in block.words and command == commands[-1])
         assert int(left.value.code or 0) == expected, f"{page}:{block.line}: `{command}` ended with {left.value.code}"
-        yield shortened(out.getvalue())
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Ask the doctor about every report and its healthy twin, apply the printed fix, and write what came of it.
 
 ``python -m benchmarks.threads --write`` records the results in ``docs/data/threads.json`` and the table of the docs;
-``--draw`` draws the recorded curves before and after the change.
+``--draw`` draws the recorded curves before and after the change, and two losses by step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor
+
 import rankscope as rs
 from benchmarks.threads.further import FURTHER
-from benchmarks.threads.parts import Case
-from benchmarks.threads.patterns import PATTERNS, Pattern
+from benchmarks.threads.parts import Case, Classifier, encoder, losses, signals
+from benchmarks.threads.patterns import PATTERNS, Pattern, seeded
 from benchmarks.threads.printed import NotLiteralError, applied
 from rankscope.causes import Finding
 
@@ -118,29 +121,61 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
-    """How much tokens differ after each block, as it is and with the intervention that proves the cause."""
-    import matplotlib.pyplot as plt
+class AtLn4(Classifier):
+    """A ReLU on scores that are all negative: every class gets the same one."""
 
-    figure, grid = plt.subplots(2, 2, figsize=(7.2, 5.4), layout="constrained", sharey=True)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x) - 5)
+
+
+@seeded
+def four_classes(make: type[Classifier]) -> Case:
+    """A classifier of four classes."""
+    x, y = signals()
+    return Case(make(encoder(32, 2, 2), features=8, width=32, classes=4), x, y, F.cross_entropy)
+
+
+def losses_drawn() -> dict[str, list[list[float]]]:
+    """The loss by step of two reports, as the model is and with the change."""
+    (still,) = (pattern for pattern in PATTERNS if pattern.number == "30")
+    pairs = {"ln4": map(four_classes, (AtLn4, Classifier)), "still": (still.broken(), still.healthy())}
+    return {name: [losses(case, 60) for case in pair] for name, pair in pairs.items()}
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """What is measured in four reports, as the model is and with the change, and a small picture of each report."""
+    from matplotlib.figure import Figure
+
     chosen = {row["number"]: row for row in rows}
-    for axis, number in zip(grid.flat, DRAWN, strict=True):
+    figure = Figure(figsize=(7.2, 5.4), layout="constrained")
+    for axis, number in zip(figure.subplots(2, 2, sharey=True).flat, DRAWN, strict=True):
         row = chosen[number]
-        looks = (("#d55e00", "as it is", -14), ("#0072b2", "changed", 6))
-        for curve, (colour, name, up) in zip(row["curves"], looks, strict=True):
-            axis.semilogy(range(len(curve)), curve, color=colour, marker="o", markersize=3)
-            axis.annotate(
-                name, (len(curve) - 1, curve[-1]), (-4, up), textcoords="offset points", ha="right", color=colour
-            )
+        _draw_pair(axis, row["curves"], "block", "relative residual", log=True)
         axis.set_title(textwrap.fill(row["words"], 38), fontsize=10, loc="left")
         axis.text(0.02, 0.04, row["thread"], transform=axis.transAxes, fontsize=7, color="#5b6675")
         axis.set_ylim(1e-8, 5)
-        axis.spines[["top", "right"]].set_visible(False)
-    for axis in grid[-1]:
-        axis.set_xlabel("block")
-    for axis in grid[:, 0]:
-        axis.set_ylabel("relative residual")
     figure.savefig(FIGURE, dpi=120)
+    found = losses_drawn()
+    for name, curves in (*found.items(), ("same", chosen["6"]["curves"]), ("deep", chosen["2"]["curves"])):
+        figure = Figure(figsize=(3.6, 2.1), layout="constrained")
+        is_loss = name in found
+        xlabel, ylabel = ("step", "loss (nats)") if is_loss else ("block", "relative residual")
+        _draw_pair(figure.subplots(), curves, xlabel, ylabel, log=not is_loss)
+        figure.savefig(FIGURE.with_name(f"solved_{name}.png"), dpi=120)
+
+
+def _draw_pair(axis: Any, curves: list[list[float]], xlabel: str, ylabel: str, *, log: bool) -> None:
+    looks = (("#d55e00", "as it is"), ("#0072b2", "changed"))
+    for curve, (colour, name) in zip(curves, looks, strict=True):
+        axis.plot(curve, color=colour, marker="o" if len(curve) < 30 else "", markersize=3)
+        end = (len(curve) - 1, curve[-1])
+        axis.annotate(name, end, (6, 0), textcoords="offset points", va="center", color=colour)
+    if log:
+        axis.set_yscale("log")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> None:
@@ -149,7 +184,7 @@ def main() -> None:
     parser.add_argument("numbers", nargs="*")
     parser.add_argument("--further", action="store_true", help="the ten reports that were written last")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--draw", action="store_true", help="only draw the recorded curves")
+    parser.add_argument("--draw", action="store_true", help="only draw")
     parser.add_argument("--record", type=Path, default=RECORD, help="where to write")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -57,26 +57,30 @@ class Case:
 
 
 def trained(case: Case, steps: int = 150, *, rate: float | None = None) -> float:
-    """Loss after a short training of a copy on the case's own batch, the mean of the last ten steps."""
+    """Loss after a short training, the mean of the last ten steps."""
+    return sum(losses(case, steps, rate=rate)[-10:]) / 10
+
+
+def losses(case: Case, steps: int, *, rate: float | None = None) -> list[float]:
+    """Loss at each step of a short training of a copy on the case's own batch."""
     torch.manual_seed(0)
     model = copy.deepcopy(case.model).train()
     optimizer = case.optimizer(model) if case.optimizer else torch.optim.AdamW(model.parameters(), case.rate)
     if rate is not None:
         for group in optimizer.param_groups:
             group["lr"] = rate
-    losses = []
+    found = []
     for _ in range(steps):
         assert case.loss is not None
         output = case.call(model)
         loss = case.loss(output, case.labels) if case.labels is not None else case.loss(output)
+        found.append(float(loss.detach()))
         if not loss.requires_grad:
-            losses.append(float(loss))
             continue
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss.detach()))
-    return sum(losses[-10:]) / 10
+    return found
 
 
 def spread(states: Tensor) -> float:

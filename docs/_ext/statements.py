@@ -12,9 +12,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,9 @@ def cited(cites: tuple[Any, ...]) -> str:
     return "; ".join(f"{{cite}}`{c.key}`" + (f", {c.place}" if c.place else "") for c in cites)
 
 
-def tests_naming(word: str) -> Iterator[tuple[Path, list[str]]]:
-    """Test files that name ``word``, each with the test functions that do; the file alone if it lies outside them."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        if word not in text:
-            continue
-        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-        yield path, [f.name for f in functions if word in (ast.get_source_segment(text, f) or "")]
+def tests_naming(word: str) -> list[Path]:
+    """Test files that name ``word``."""
+    return [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if word in path.read_text(encoding="utf-8")]
 
 
 class StatementsIndex(GeneratedTable):
@@ -75,15 +69,7 @@ class StatementsIndex(GeneratedTable):
         ]
 
     def tests(self, name: str) -> str:
-        found = list(tests_naming(name))
-        if not found:
-            return "none names it yet."
-        return "; ".join(self.link(path) + self.functions(names) for path, names in found)
-
-    def functions(self, names: list[str]) -> str:
-        shown = ", ".join(f"`{name}`" for name in names[:3])
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f" ({shown}{more})" if names else ""
+        return "; ".join(map(self.link, tests_naming(name))) or "none names it yet."
 
     def link(self, path: Path) -> str:
         """A link to the file itself, which is copied beside the page."""

@@ -16,16 +16,14 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!/---|──|│/.test(pre.textContent)) pre.classList.add("sentences");
   });
   // Figures are drawn for a page: on a narrow screen they keep a size at which they can be read, and scroll sideways.
-  document.querySelectorAll('article p img[src*="_images/"]:only-child').forEach((picture) => {
+  document.querySelectorAll('article p img[src*="_images/"]:not([src*="/solved_"]):only-child').forEach((picture) => {
     if (!picture.closest(".card")) picture.closest("p").classList.add("scrolling");
   });
-  // A button that copies code; of a console, the commands without prompts and output.
+  // A button that copies code; of a console, the commands without prompts.
   document.querySelectorAll("div.highlight-python, div.highlight-py, div.highlight-console").forEach((block) => {
     const button = Object.assign(document.createElement("button"), { className: "copy", type: "button", textContent: "Copy" });
     button.addEventListener("click", async () => {
-      const lines = block.querySelector("pre").textContent.split("\n");
-      const commands = lines.filter((line) => line.startsWith("$ ")).map((line) => line.slice(2));
-      await navigator.clipboard.writeText((commands.length ? commands : lines).join("\n"));
+      await navigator.clipboard.writeText(block.querySelector("pre").textContent.replace(/^\$ /gm, ""));
       button.textContent = "Copied";
     });
     block.append(button);

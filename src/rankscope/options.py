@@ -50,7 +50,7 @@ class Option:
         checks: further settings for typer, such as ``exists``.
         noun: the object that carries it in Python: ``"model"`` for :class:`rankscope.Model`, ``"inputs"`` for
             :class:`rankscope.Inputs`, ``"surgery"`` for :class:`rankscope.Surgery`; None for an argument of the verb.
-        also: classes accepted in Python besides ``kind``, as ``module.Class``, because this module imports none of
+        also: further classes accepted in Python, as ``module.Class``, because this module imports none of
             them; ``"builtins.object"`` accepts everything.
         on_command_line: whether the command line has it; tensors exist only in Python.
     """

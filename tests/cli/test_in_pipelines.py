@@ -16,9 +16,31 @@ ROOT = Path(__file__).parents[2]
 CASES = {"passes": ("relative_residual@block.out < 1e-9", 0), "fails": ("relative_residual@block.out < 2", 1)}
 
 
-def measure_step() -> Any:
+def step_of_the_action(name: str) -> Any:
     steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
-    return next(step for step in steps if step["name"] == "measure")
+    return next(step for step in steps if step["name"] == name)
+
+
+def measure_step() -> Any:
+    return step_of_the_action("measure")
+
+
+def test_the_action_imports_nothing_from_the_repository_that_is_checked_out(tmp_path: Path) -> None:
+    """A pull request that adds a package called pip."""
+    (tmp_path / "pip").mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (tmp_path / "pip" / name).write_text(f"open({str(tmp_path / 'pwned')!r}, 'w').close()\n")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python").symlink_to(sys.executable)
+    subprocess.run(
+        ["bash", "-c", step_of_the_action("install")["run"]],
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin:/bin", "INSTALL": "./no-such-package"},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize(

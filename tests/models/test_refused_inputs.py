@@ -122,12 +122,17 @@ def test_few_bytes_that_stand_for_many_are_not_unpacked(
     if ending == "repeated.pt":
         torch.save(torch.zeros(1, dtype=torch.long).expand(2**40), path)
     else:
-        monkeypatch.setattr("rankscope.models.inputs.opening.LARGEST_BATCH", 2**20)
+        monkeypatch.setattr("rankscope.models.inputs.opening.LARGEST_UNPACKED", 2**16)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("archive/data/0.npy", bytes(2**20 + 1))
     assert path.stat().st_size < 2**12
     with pytest.raises(InputError, match="unpacks to"):
         rs.measure(Reader(), path)
+
+
+def test_more_tokens_than_can_be_counted_are_not_drawn() -> None:
+    with pytest.raises(InputError, match="at most"):
+        rs.measure("init:tiny-bert", rs.Inputs(sequences=10**18, random_tokens=True))
 
 
 def test_a_batch_in_a_file_is_the_batch(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_alarm_tells_first_layer_worst_layer_and_component() -> None:
     assert alarm.evidence["relative_residual"] == 0.05
     assert alarm.evidence["worst_layer"] == 2.0
     assert alarm.evidence["worst_relative_residual"] == 1e-4
-    for word in ("layer 1", "step 20", "0.05", "layer 2", "0.0001", "attention"):
+    for word in ("block 1", "step 20", "0.05", "block 2", "0.0001", "attention"):
         assert word in alarm.sentence
 
 

@@ -41,17 +41,11 @@ def test_weights_are_bit_equal(name: str) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("forward", [plain, forward_under_autocast])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_weights_are_bit_equal_when_reading_inside(checkpointing: bool, forward: Any) -> None:
+def test_weights_are_bit_equal_when_reading_in_the_graph(checkpointing: bool, forward: Any) -> None:
     bare = train(bert(checkpointing=checkpointing), forward=forward)
     model = bert(checkpointing=checkpointing)
-    gauge = Gauge(model, probe(), schedule=1, where="inside", strict=True)
-    steps = iter(range(6))
-
-    def inside(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        with gauge.inside(next(steps), batch):
-            return forward(model, batch)
-
-    watched = train(model, gauge, forward=inside)
+    gauge = Gauge(model, probe(), schedule=1, where="graph", strict=True)
+    watched = train(model, gauge, forward=forward)
     assert gauge.last is not None
     assert sorted(gauge.last.values("relative_residual")) == [0, 1]
     assert_bit_equal(bare, watched)

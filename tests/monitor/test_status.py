@@ -166,11 +166,6 @@ def test_probe_of_single_tokens_is_refused_by_name() -> None:
         Gauge(bert(), {"input_ids": torch.full((4, 1), 7)}, metrics=["mean_cosine"]).step(0)
 
 
-def test_inside_that_is_never_entered_is_refused() -> None:
-    with pytest.raises(ReadingError, match=r"with gauge\.inside"):
-        Gauge(bert(), probe(), where="inside").step(0)
-
-
 def row_of(reading: Reading | None) -> Any:
     assert reading is not None
     (row,) = [row for row in reading.table if row.metric == "layers_read"]

@@ -62,14 +62,24 @@ def test_page_fits_and_is_accessible(browser: Any, page: str, scheme: str, width
         assert serious_findings(seen.page, axe_file()) == []
 
 
-def test_the_figure_of_many_rows_can_be_read_on_a_phone(browser: Any) -> None:
-    with opened(browser, BUILT / "gallery/mechanisms.html", width=390, scheme="light") as seen:
-        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
-        shown = seen.page.evaluate(
-            "(() => { const p = document.querySelector('p.scrolling'); return [p.querySelector('img').clientWidth, "
-            "p.scrollWidth > p.clientWidth, p.getAttribute('tabindex')]; })()"
-        )
-        assert shown == [768, True, "0"]
+def test_the_figure_of_many_rows_has_a_portrait_form_on_a_phone(browser: Any) -> None:
+    shown = (
+        "[...document.querySelectorAll('article p img')].filter((one) => one.clientWidth).map((one) => one.className)"
+    )
+    for width, form in ((390, "only-narrow"), (1400, "only-wide")):
+        with opened(browser, BUILT / "gallery/mechanisms.html", width=width, scheme="light") as seen:
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert seen.page.evaluate(shown) == [form]
+
+
+def test_of_three_ways_to_ask_one_is_shown(browser: Any) -> None:
+    shown = "[...document.querySelectorAll('div.way')].map((way) => way.clientHeight > 0)"
+    with opened(browser, BUILT / "index.html") as seen:
+        for place, name in enumerate(("Python", "Command line", "In my loop")):
+            seen.page.get_by_label(name, exact=True).check(force=True)
+            assert seen.page.evaluate(shown) == [place == other for other in range(3)]
+        seen.page.keyboard.press("ArrowLeft")
+        assert seen.page.evaluate(shown) == [False, True, False]
 
 
 def test_no_table_or_code_is_cut(browser: Any) -> None:

@@ -43,7 +43,7 @@ def test_the_answer_comes_first_and_both_curves_are_drawn(tmp_path: Path) -> Non
         "have no skip connection &lt;script&gt;",
         "Change: return x + f(x)",
         "0.001 as it is, 0.9 with skips added",
-        "The same weights and inputs, after each block.",
+        "The same weights and inputs.",
         "All tokens share a vector.",
     )
     places = [html.index(one) for one in words]

@@ -11,7 +11,18 @@ import pytest
 
 import rankscope
 from rankscope.errors import ResultError
-from rankscope.monitor.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, SOON, Alarm, LayerValue, Reading, fact
+from rankscope.monitor.readings import (
+    FAULTS,
+    LAYERS,
+    LAYERS_READ,
+    LOSS,
+    RANKS_READ,
+    SOON,
+    Alarm,
+    LayerValue,
+    Reading,
+    fact,
+)
 from rankscope.monitor.record import Record, read_record
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.gauge_chapter import training_chapter
@@ -21,7 +32,7 @@ SCRIPT = "<script>alert('x')</script>"
 
 
 def alarm(step: int, state: Any = "raised", name: str = "token_collapse", layer: int = 1) -> Alarm:
-    sentence = f"Tokens collapse at layer {layer}, step {step}."
+    sentence = f"Tokens collapse at block {layer}, step {step}."
     return Alarm(name, state, step, None, layer, sentence, {"value": 0.01}, "skip")
 
 
@@ -56,17 +67,44 @@ def test_a_collapse_is_the_headline() -> None:
     assert ("cost", "1.50 s of 20.5 s") in chapter.tiles
 
 
-def test_notes_say_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
-    told = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
+def test_the_origin_says_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
+    missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
     scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
-    notes = training_chapter(Record({"ranks": 2, "status": told}, (Reading(0, scalars, ()),), 0)).notes
-    assert notes[:3] == [
-        "At the last reading, 11 of 12 blocks were read on 1 of 2 ranks.",
-        "Not read: attention entropy (fused).",
-        "Not watched for: data shift, padding only (?).",
+    origin = training_chapter(Record({"ranks": 2, "status": missed}, (Reading(0, scalars, ()),), 0)).origin
+    assert origin[-3:] == [
+        ("blocks read", "11 of 12 on 1 of 2 ranks"),
+        ("not read", "attention entropy (fused)"),
+        ("not watched", "data shift, padding only (?)"),
     ]
     for status in ("x", {"not_read": 3}, {"not_read": ["x"]}):
         training_chapter(Record({"status": status}, (), 0))
+
+
+def test_a_fault_is_told_as_it_is_and_alarms_are_bars_with_their_causes() -> None:
+    fault = replace(
+        alarm(0), name=FAULTS, layer=None, sentence="The model has a fault, step 0: No skips.\nHint: x + f(x)."
+    )
+    readings = (
+        reading(0, [0.9, 0.8], alarms=(fault,)),
+        reading(10, [0.8, 1e-6], alarms=(replace(alarm(10), component="skip"),), active=("token_collapse",)),
+        reading(20, [0.8, 0.9], alarms=(alarm(20, "cleared"),)),
+        reading(30, [0.8, 0.9], alarms=(replace(alarm(30, name="still_weights"), component="rate"),)),
+    )
+    found = record(*readings)
+    chapter = training_chapter(found)
+    assert chapter.headline == "No skips."
+    assert chapter.verdict == [
+        "Hint: x + f(x).",
+        "3 alarms, 2 causes over steps 0 to 30; standing at the end: the fault.",
+    ]
+    assert chapter.sections[-1].title == "3 alarms, 2 causes"
+    assert charts_of(found)["When each was raised"]["views"][0]["bars"] == [
+        ["shown faults", 0, None, "skip"],
+        ["token collapse", 10, 20, "skip"],
+        ["still weights", 30, None, "rate"],
+    ]
+    unknown = training_chapter(record(reading(0, [0.1], alarms=(replace(alarm(0), component="unknown"),))))
+    assert unknown.sections[-1].title == "1 alarm, cause not found"
 
 
 def test_a_run_without_an_alarm_says_so() -> None:
@@ -96,7 +134,7 @@ def test_an_alarm_that_is_over_asks_for_care() -> None:
     )
     chapter = training_chapter(over)
     assert chapter.state == "care"
-    assert chapter.verdict[-1] == "1 alarm over steps 0 to 1; none stands at the end."
+    assert chapter.verdict[-1] == "1 alarm, 1 cause over steps 0 to 1; none stands at the end."
 
 
 def test_the_map_has_blocks_upwards_and_rings_where_the_alarm_was_raised() -> None:

@@ -10,7 +10,11 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN", help="One or more folders or addresses written with --out or by a Gauge.")
+    list[str],
+    typer.Argument(
+        metavar="RUN",
+        help="One or more folders or addresses written with --out or by a Gauge, or a .jsonl file of block statistics.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Page = Annotated[

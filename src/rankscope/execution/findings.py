@@ -14,7 +14,7 @@ class Findings:
     Args:
         writer: collects the rows.
         readers: by a name that is the same on every rank and after a restart. ``seen()`` gives what a reader remembers
-            besides rows, as JSON, and ``learn(seen)`` adds what another one has seen.
+            other than rows, as JSON, and ``learn(seen)`` adds what another one has seen.
         rest: returns the further JSON of the verb.
         learn_rest: merges such JSON from another rank, or from a killed process, into what is known here; it must be
             idempotent.

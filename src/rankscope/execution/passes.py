@@ -138,7 +138,7 @@ class Execution(ABC):
 
         Args:
             prepared: the inputs.
-            identity: everything besides the model and its inputs that determines the values, so that a killed
+            identity: everything other than the model and its inputs that determines the values, so that a killed
                 offloaded run is resumed only by the same call.
             model: model to run instead of the loaded one (a randomly initialised copy); in memory only.
             variants: number of networks that run side by side.
@@ -362,7 +362,7 @@ def _cannot_be_cut(model: nn.Module, batch: Batch) -> InputError | None:
     batch.call(model)  # if this fails too, the model's own error is the right one
     try:
         small.call(model)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is told)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is reported)
         told = " ".join(str(error).split())[:300].rstrip(".")
         return InputError(
             f"{type(model).__name__} runs on these {batch.sequences} sequences, but not on {count} of them, on which "

@@ -13,7 +13,7 @@ PARALLEL_MODES: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class ExecutionSupport:
-    """How a verb can be executed besides in memory in one process: for each mode None, or why it cannot.
+    """How a verb can be executed other than in memory in one process: for each mode None, or why it cannot.
 
     Attributes:
         verb: name of the verb.

@@ -1,6 +1,6 @@
 """Copies many small tensors from a device at once: every copy makes the host wait for all work queued before it.
 
-A copy that was started early makes it wait for the copy only. On a device with streams (CUDA, XPU) it runs beside later
+A copy that was started early makes it wait for the copy only. On a device with streams (CUDA, XPU) it runs during later
 work, on a stream of its own and into pinned memory; on others (MPS) it is made when the result is asked for.
 """
 

@@ -1,7 +1,7 @@
 r"""A change of the residual stream, token by token: what a block or a branch adds to it.
 
 For a token x and its change u, with y = x + u, all metrics are functions of the lengths of x, u and y and of two
-cosines. Each token is scaled by powers of two of its own, so that a huge token beside a tiny one loses no digit.
+cosines. Each token is scaled by powers of two of its own, so that a tiny one loses no digit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How large a change is beside the stream it is added to."""
+"""How large a change is relative to the stream it is added to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Whether a model is still what it was when something was found out about it.
 
 What was proven about a model object need not be proven again, until somebody changes it: trains it, writes to its
-weights in whatever way, replaces a module, sets an attribute, a field of its configuration, or a global variable beside
-its classes. Only weak references are kept.
+weights in whatever way, replaces a module, sets an attribute, a field of its configuration or a global variable of
+the file of its classes. Only weak references are kept.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _facts(model: nn.Module, with_weights: bool) -> Iterator[tuple[nn.Module | T
 
 
 def _of_class(kind: type) -> object:
-    """The forward of a class, and the plain values beside it: of the class, and of the module that defines it."""
+    """The forward of a class, and the plain values of the class and of the module that defines it."""
     plain: list[object] = []
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         if base.__module__.partition(".")[0] not in _FIXED:

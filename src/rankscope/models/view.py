@@ -71,7 +71,7 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class Carry:
-    """An operation that carries the stream around blocks, besides the skips that surgery can edit; or an inline norm.
+    """An operation that carries the stream around blocks and is not a skip that surgery can edit; or an inline norm.
 
     Attributes:
         module: qualified name of the module that runs it; empty for the model itself.
@@ -111,10 +111,10 @@ class Stack:
         own_norms: norms of the stream that are written out instead of being a norm module or function.
         reads_earlier: blocks that take a combination of what several earlier blocks returned.
         sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
-            ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
+            ``"joined"`` if the stream is also concatenated with a branch: ``proj(cat([x, f(x)]))``.
         operators: operators the model called that are not PyTorch's own (``flash_attn::forward``).
-        second_streams: what blocks pass on besides the stream, with another number of tokens: slot and tokens.
-        idle: modules beside its blocks that did not run when the model was probed, as after an early exit.
+        second_streams: what blocks pass on in addition to the stream, with another number of tokens: slot and tokens.
+        idle: modules next to its blocks that did not run when the model was probed, as after an early exit.
         reach: to which tokens the first block passes on a change of one token; None if that was not seen.
         cuts_proven: whether it was tested that the known skips and ``carries`` are all there is.
     """

@@ -21,7 +21,7 @@ from rankscope.errors import InputError, UnsupportedConfigError
 
 Spread = Literal["fsdp", "tensor"]
 STANCES = "2.6"
-"""The first torch that can be told to run compiled functions as they were written."""
+"""The first torch that can run compiled functions as they were written."""
 T = TypeVar("T")
 
 
@@ -161,7 +161,7 @@ def once_more_uncompiled(run: Callable[[], T]) -> T:
     """Run passes under :func:`uncompiled`; if they fail and have imported the compiler, run them again.
 
     ``flex_attention`` and ``cond`` compile themselves when they are called, our hooks and modes included, unless they
-    are told not to. They can only be told once the compiler is there, and importing it for every model takes seconds.
+    are set not to. They can only be set once the compiler is imported, and importing it for every model takes seconds.
     """
     before = "torch._dynamo" in sys.modules
     try:

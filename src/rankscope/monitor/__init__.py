@@ -27,8 +27,6 @@ strict=False, where="probe", ...)``
 - ``step`` and ``after_backward`` are called on **every rank** with the same step numbers, also on a rank without a
   batch; sinks, record, log and warnings are used on rank 0 only; ``should_stop`` is set on every rank.
 - ``gauge.is_due(step)`` says, without side effects on the model, whether this step will be read.
-- ``where="inside"``: ``with gauge.inside(step, batch): loss = model(**batch).loss`` reads the training forward itself
-  instead of the probe; ``gauge.step(step)`` then returns what was read.
 - A metric or an alarm that was asked for by name and cannot be read raises ``ReadingError`` at the first reading.
   Nothing else in the gauge raises into the run, unless ``strict=True`` (then every error does) or the ``"raise"``
   action (then ``CollapseError`` does). After an error, ``gauge.disabled`` describes the cause and ``step`` returns

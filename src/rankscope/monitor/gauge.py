@@ -6,13 +6,12 @@ import math
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,6 +26,7 @@ from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
+from rankscope.monitor.block_statistics import GraphReader
 from rankscope.monitor.causes import (
     Cause,
     Scene,
@@ -40,7 +40,6 @@ from rankscope.monitor.causes import (
 )
 from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.clearing import Clearing
-from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import MetricsLike, Objective, ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
@@ -90,11 +89,10 @@ class Gauge:
         sinks: where scalars, heatmaps and alarms go in addition to the record.
         record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
-        where: ``"probe"``; ``"inside"`` to read training forwards wrapped in :meth:`inside`; or ``"graph"`` to read
-            two norms (``relative_residual``, ``stream_rms``) of every training forward inside the graph that
-            ``torch.compile`` builds: create the gauge before the first compiled step, and pass ``alarms=()`` to read
-            nothing else. With the latter two, every rank of a DDP training reads its own batches, so
-            :attr:`should_stop` may differ between ranks.
+        where: ``"probe"``, or ``"graph"`` to read two norms (``relative_residual``, ``stream_rms``) of every training
+            forward by :mod:`rankscope.blockstats`, inside the graph that ``torch.compile`` builds: create the gauge
+            before the first compiled step, and pass ``alarms=()`` to read nothing else. Every rank of a DDP training
+            then reads its own batches, so :attr:`should_stop` may differ between ranks.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
@@ -124,8 +122,8 @@ class Gauge:
         where: Where = "probe",
         patience: float = 60.0,
     ) -> None:
-        if where not in ("probe", "inside", "graph"):
-            raise InputError(f"where={where!r}: expected 'probe', 'inside' or 'graph'.")
+        if where not in ("probe", "graph"):
+            raise InputError(f"where={where!r}: expected 'probe' or 'graph'.")
         request = ReadingRequest(metrics, alarms, where)
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
@@ -147,7 +145,6 @@ class Gauge:
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         padding = given.padding if isinstance(given.padding, str) else None
-        self._inside = InsideReader(self._prober, policy, padding)
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
         self._optimizers: tuple[Optimizer, ...] = ()
@@ -185,8 +182,7 @@ class Gauge:
         self._graph: GraphReader | None = None
         if where == "graph":
             with self._guarded():
-                self._prober.look()  # the shapes of the random baseline
-                self._graph = GraphReader(self._prober)
+                self._graph = GraphReader(self._prober)  # it looks once, which gives the shapes of the random baseline
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -243,23 +239,6 @@ class Gauge:
                 self._look_at_start()
                 if not self._refused():
                     self._gradients = self._prober.look_at_gradients()
-
-    @contextmanager
-    def inside(self, step: int, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Read the training forward that runs in the ``with`` block, if this step is due (``where="inside"``).
-
-        Args:
-            step: the training step.
-            batch: keyword arguments of the forward, used to exclude padding; without it every token counts.
-        """
-        if self._where != "inside":
-            raise InputError("gauge.inside() reads the training forward: build the gauge with where='inside'.")
-        if not self.is_due(step):
-            yield
-            return
-        self._prober.battery.turn((self._raw or 0) + self._offset)
-        with self._inside.reading(self._guarded, self._timed, batch):
-            yield
 
     def step(self, step: int, *, loss: float | Tensor | None = None, batch: BatchData | None = None) -> Reading | None:
         """Take a reading, if one is due. Call it once per training step, outside forward and backward, on every rank.
@@ -442,14 +421,7 @@ class Gauge:
 
     def _values(self, step: int, loss: float | Tensor | None, batch: BatchData | None) -> tuple[LayerValue, ...]:
         gradients, self._gradients = self._gradients, ()
-        read = self._inside.take() if self._graph is None else self._graph.take()
-        if self._where == "inside" and not read:
-            if self._ranks.is_first and not self._status.is_checked:
-                raise ReadingError(
-                    f"where='inside' reads forward passes that run in 'with gauge.inside(step):', and there was none "
-                    f"before gauge.step({step}). Wrap the forward pass, or use where='probe'."
-                )
-            return ()
+        read = () if self._graph is None else self._graph.take()
         if not self._meets(step):
             return ()
         if self._where == "probe":

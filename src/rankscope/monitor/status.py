@@ -14,7 +14,7 @@ from rankscope.metrics import METRICS, SIDES, MetricSpec
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.inside import graph_metrics
+from rankscope.monitor.block_statistics import graph_metrics
 from rankscope.monitor.probing import RESIDUAL, MetricsLike, chosen_metrics, intervals_of
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.readings import LAYERS, LAYERS_READ, RANKS_READ, LayerValue
@@ -22,7 +22,7 @@ from rankscope.monitor.watching import chosen_alarms
 from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verdicts.states import LEAST_INPUTS
 
-Where = Literal["probe", "inside", "graph"]
+Where = Literal["probe", "graph"]
 ROW = "layers_read"
 PATIENT = 3
 """Readings after which a rank that never reported is named."""
@@ -80,7 +80,7 @@ class ReadingRequest:
     def __init__(self, metrics: MetricsLike, alarms: Sequence[str] | None, where: Where = "probe") -> None:
         self.every = intervals_of(metrics)
         if self.every and where == "graph":
-            raise InputError("metrics with intervals need where='probe' or 'inside': a graph reads every forward.")
+            raise InputError("metrics with intervals need where='probe': a graph reads every forward.")
         names = None if metrics is None else list(metrics)
         self.metrics = chosen_metrics(graph_metrics(names) if where == "graph" else names)
         self.alarms = chosen_alarms(alarms)
@@ -246,11 +246,6 @@ class StatusWatch:
         self._unmet: dict[str, dict[str, str]] | None = None
         self._warned: set[str] = set()
         self._recorded: dict[str, Any] = {}
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether a first reading was compared with what was asked for."""
-        return self._unmet is not None
 
     def check(self, values: Sequence[LayerValue], view: ModelView, notes: Sequence[str], *, has_batch: bool) -> None:
         """Compare the first reading with what was asked for; later ones are not compared.

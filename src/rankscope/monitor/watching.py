@@ -280,7 +280,7 @@ def _raised(
     known: Mapping[int | None, Judgement],
     cause: Cause,
 ) -> Alarm:
-    deepest = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
+    deepest = f", worst at block {worst}: {known[worst].words}" if worst != first else ""
     seen = f"{known[first].words}{deepest}."
     # An alarm without words of its own is said by its cause alone.
     sentence = f"{spec.title}{_place(stack, first)}, step {step}: {seen if known[first].words else ''}".rstrip()
@@ -305,4 +305,4 @@ def depth(layer: int | None) -> int:
 def _place(stack: str | None, layer: int | None) -> str:
     if layer is None:
         return ""
-    return f" at layer {layer}" if stack is None else f" at layer {layer} of the {stack}"
+    return f" at block {layer}" if stack is None else f" at block {layer} of the {stack}"

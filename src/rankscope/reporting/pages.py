@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope._types import path_of
 from rankscope.errors import InputError, ResultError
+from rankscope.monitor.block_log import read_block_log
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.reporting.page.chapters import chapter_of, is_plain, model_name
 from rankscope.reporting.page.charts import Chart, Views, line_view, metrics_in_order, sites_in_order
@@ -20,6 +21,7 @@ from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import Curve
 from rankscope.runs.places import write_page
 from rankscope.runs.presenting import showing
+from rankscope.runs.provenance import current_command
 from rankscope.runs.run import Run, load_run
 from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.measure.show import lines_by_stack
@@ -41,8 +43,8 @@ def report(
     """Write one self-contained HTML file about runs of any verb: it opens offline and fetches nothing.
 
     Args:
-        runs: one or several runs, or the folders they were saved in; also records of a gauge, or their folders, and
-            what :func:`rankscope.doctor` returns.
+        runs: one or several runs, or the folders they were saved in; also records of a gauge, or their folders, files
+            of block statistics (``.jsonl``, one flush a line), and what :func:`rankscope.doctor` returns.
         path: the file to write; an existing file is replaced.
         title: title of the page; by default the models and verbs.
         comparison: a comparison of two runs, shown first; from :func:`rankscope.compare`.
@@ -63,19 +65,15 @@ def report(
     given: list[Any] = [runs] if isinstance(runs, (str, bytes)) or not isinstance(runs, Iterable) else list(runs)
     if not given:
         raise InputError("There is nothing to report on: give at least one run, or a folder written by --out.")
-    read = [_read(run) for run in given]
+    read = [one for run in given for one in _read(run)]
     folders = [str(run) for run in given if not isinstance(run, (Run, Record, DoctorReport))]
     words = ["rankscope", "report", *(folders or ["RUN"]), "-o", Path(path).name]
     command = shlex.join(words)
-    if isinstance(first := read[0], DoctorReport):
-        # A module in memory has no command.
-        name = Path(path).name
-        is_spec = first.model != first.architecture
-        command = (
-            shlex.join(["rankscope", "doctor", first.model, "--page", name])
-            if is_spec
-            else (f"rs.report(rs.doctor(model, inputs), {name!r})")
-        )
+    if isinstance(read[0], DoctorReport):
+        # Asked for on the command line, the whole command; a module in memory has none.
+        asked = current_command()
+        is_asked = asked[:2] == ("rankscope", "doctor")
+        command = shlex.join(asked) if is_asked else f"rs.report(rs.doctor(model, inputs), {Path(path).name!r})"
     with showing(*(run for run in read if isinstance(run, Run))):
         page = _page(read, title or _title(read), command, comparison)
     target = Path(path)
@@ -107,11 +105,13 @@ def _chapter(run: Reported) -> Chapter:
     return training_chapter(run) if isinstance(run, Record) else chapter_of(run)
 
 
-def _read(given: Reported | str | os.PathLike[str]) -> Reported:
+def _read(given: Reported | str | os.PathLike[str]) -> tuple[Reported, ...]:
     if isinstance(given, (Run, Record, DoctorReport)):
-        return given
+        return (given,)
     path_of(given, "run", "a run, the record of a gauge, or the folder it was saved in")
-    return read_record(given) if holds_record(given) else load_run(given)
+    if os.fspath(given).endswith(".jsonl"):
+        return read_block_log(given)
+    return (read_record(given) if holds_record(given) else load_run(given),)
 
 
 def _title(runs: Sequence[Reported]) -> str:

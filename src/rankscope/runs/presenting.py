@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def showing(*runs: Any) -> Iterator[None]:
     """Inside this context, a run read from a file whose facts have an unexpected shape raises a ResultError.
 
-    What a verb keeps beside its rows has a shape of its own, which only the code that shows it knows. Errors about runs
+    What a verb stores with its rows has a shape of its own, which only the code that shows it knows. Errors about runs
     made in this process are ours and pass unchanged.
 
     Raises:

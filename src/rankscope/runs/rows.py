@@ -35,7 +35,7 @@ MOST_LISTED = 12
 """Values named in an error message."""
 
 AXES = ("metric", "site", "layer", "head", "sequence")
-"""Fixed columns that tell rows apart, besides the stack."""
+"""Fixed columns that identify a row, in addition to the stack."""
 
 BETWEEN_INPUTS = "inputs."
 """Sites whose values compare the inputs of a run, not the tokens of one sequence; their rows have sequence 0."""

@@ -53,7 +53,7 @@ class Run:
         kind: the verb that produced it, e.g. ``"measure"``.
         provenance: model, inputs, versions.
         floor: the float floor: ``{"dtype", "relative", "meaning"}``.
-        verdict: the state and its numbers, a line for each axis besides tokens; ``verdict.details`` explains it.
+        verdict: the state and its numbers, a line for each axis other than tokens; ``verdict.details`` explains it.
         evidence: the values the verdict is based on.
         table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those added by the verb.
         null: per metric the mean and spread over same-shape random tokens, or None if not requested.

@@ -64,7 +64,7 @@ class Verb:
         in_plans: whether a sweep can run it.
         under_variants: whether a sweep runs it under each variant of its plan.
         in_plans_always: arguments that every task of a sweep passes.
-        execution: how it can be executed besides in memory; None for a verb that runs no model.
+        execution: how it can be executed other than in memory; None for a verb that runs no model.
         is_float64: whether it keeps a float64 copy of the weights.
         call: ``(rankscope, {option: value}) -> result`` in place of calling ``run`` with the options given.
     """

@@ -223,7 +223,7 @@ def class_gap(vectors: Float[Tensor, "rows dim"], classes: Sequence[int]) -> flo
     r"""Relative residual of the means of the two closest classes, :math:`|a-b| / \sqrt{2(|a|^2 + |b|^2)}`.
 
     **Exact**; 0 if two classes have the same mean, :math:`1/\sqrt2` if they are all orthogonal and of one length. NaN
-    if there are fewer vectors than classes were told for, or a single class.
+    if there are fewer vectors than classes, or a single class.
 
     Example:
         >>> round(class_gap(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), [0, 0, 1]), 12)

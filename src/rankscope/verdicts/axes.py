@@ -1,4 +1,4 @@
-"""The axes along which a model can collapse, besides the tokens of one sequence, and how a verdict tells of several."""
+"""The axes along which a model can collapse, other than the tokens of one sequence, and how a verdict names several."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def inputs_findings(
         lengths: by stack, the number of tokens of each sequence.
         floor_relative: the float floor, to print.
         model: name of the model on the command line, for the next steps.
-        asked: whether the caller asked for it, and is told why there is no verdict.
+        asked: whether the caller asked for it; if so, a missing verdict is explained.
     """
     why = _not_judged(compared)
     if why:

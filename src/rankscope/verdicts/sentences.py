@@ -119,16 +119,6 @@ def short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 10 else f"{value:.3g}" if 0.995 <= value < 1 else f"{value:.2g}"
 
 
-def percent(share: float) -> str:
-    """A share as a percentage: ``63%``, ``0.39%``, ``99.6%``, ``>99.9%``."""
-    value = 100.0 * float(share)
-    if value < 0.01:
-        return f"{float(share):.1e}" if value > 0 else "0"
-    if 99.0 < value < 100.0:
-        return f"{value:.1f}%" if value < 99.95 else ">99.9%"
-    return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"
-
-
 def token_sentences(r: StackReading, floor: float | None = None, items: str = "tokens") -> list[str]:
     """The state, its numbers, and what else holds.
 

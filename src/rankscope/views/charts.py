@@ -95,7 +95,8 @@ class LineChart:
         log_x: whether the x axis is logarithmic beyond 10.
         x_range: ends of the x axis; None fits the lines.
         y_range: ends of the y axis; None fits the lines.
-        names: where to put the names of several lines.
+        names: whether there is a legend of several lines.
+        bars: whether lines are drawn as bars, side by side.
         empty: text to show if no line has a value.
     """
 
@@ -110,7 +111,8 @@ class LineChart:
     log_x: bool = False
     x_range: tuple[float, float] | None = None
     y_range: tuple[float | None, float | None] | None = None
-    names: Literal["legend", "ends", "none"] = "legend"
+    names: Literal["legend", "none"] = "legend"
+    bars: bool = False
     legend_title: str = ""
     empty: str = "undefined in every block"
 

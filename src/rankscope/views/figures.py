@@ -138,8 +138,11 @@ def _draw_lines(axes: Axes, chart: LineChart) -> None:
         return
     if chart.log:
         axes.set_yscale("log")
-    for line in lines:
-        _draw_line(axes, line)
+    for place, line in enumerate(lines):
+        if chart.bars:
+            _draw_columns(axes, line, 0.8 / len(lines), place - (len(lines) - 1) / 2)
+        else:
+            _draw_line(axes, line)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     _x_axis(axes, chart)
@@ -151,9 +154,7 @@ def _draw_lines(axes: Axes, chart: LineChart) -> None:
         axes.annotate(
             note.text, (note.x, note.y), xytext=(-8, 4), textcoords="offset points", ha="right", size=7.5, color=SOFT
         )
-    if chart.names == "ends" and len(lines) > 1:
-        _name_ends(axes, lines)
-    elif _legend_inches(chart):
+    if _legend_inches(chart):
         # Outside: a legend inside the axes covers a line sooner or later.
         axes.legend(
             frameon=False, fontsize=7.5, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.0),
@@ -192,6 +193,14 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(x, y, linestyle=style.dash, linewidth=style.width, zorder=3, label=line.name or "_unnamed", **marked)
     if marker and line.floor is not None and (hollow := np.asarray(line.floor, np.bool_)).any():
         axes.plot(x[hollow], y[hollow], linestyle="none", markerfacecolor="white", zorder=4, label="_floor", **marked)
+
+
+def _draw_columns(axes: Axes, line: Line, width: float, shift: float) -> None:
+    """Draw a line as bars, with its band as a stroke on each."""
+    y, colour = _floats(line.y), (line.style or Style(SERIES[0])).colour
+    ends = None if line.low is None or line.high is None else np.abs([y - _floats(line.low), _floats(line.high) - y])
+    x = _floats(line.x) + shift * width
+    axes.bar(x, y, width, yerr=ends, color=colour, ecolor=INK, label=line.name or "_unnamed", zorder=3)
 
 
 def _x_axis(axes: Axes, chart: LineChart) -> None:
@@ -262,35 +271,6 @@ def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
 def floor_words(dtype: object, floor: float) -> str:
     """Label for the float floor of a format."""
     return f"{dtype} cannot see below {number(floor)}"
-
-
-def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
-    """Write each line's name at its end, moved apart if they would overlap."""
-    ends = []
-    for line in lines:
-        x, y = _floats(line.x), _floats(line.y)
-        known = np.flatnonzero(np.isfinite(y))
-        if known.size and line.style is not None:
-            ends.append((float(y[known[-1]]), float(x[known[-1]]), line.name, line.style.colour))
-    low, high = axes.get_ylim()
-    position = np.log if axes.get_yscale() == "log" else (lambda value: value)
-    scale = float(position(high) - position(low)) or 1.0
-    # From the bottom up, each name at least a tenth of the height above the previous one.
-    taken = -math.inf
-    for value, x_end, name, colour in sorted(ends):
-        height = float(position(value) - position(low)) / scale
-        taken = max(height, taken + 0.1)
-        axes.annotate(
-            name,
-            xy=(x_end, value),
-            xytext=(1.01, min(taken, 1.0)),
-            textcoords=axes.transAxes,
-            va="center",
-            size=7.5,
-            weight="bold",
-            color=colour,
-            annotation_clip=False,
-        )
 
 
 def _title_axes(axes: Axes, title: str, aside: str = "") -> None:

@@ -21,6 +21,9 @@ OTHERS = "#bdbdbd"
 FLOOR_ZONE, UNKNOWN = "#f2f2f2", "#d9d9d9"
 """The zone below the float floor; a tile without a value."""
 
+APART_TO_ALIKE = ("#f1f4f8", "#bcd4e8", "#5fa2d0", "#1d6aa8", "#08305c")
+"""Tiles from tokens that are apart to tokens that are alike, as in ``shapes.js``."""
+
 TONES: Mapping[str, str] = {"good": "green", "care": "yellow", "bad": "red", "floor": "magenta", "plain": "white"}
 """How good something is, and its colour at a terminal; a word always says the same."""
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -32,7 +31,7 @@ MARK_STYLES: dict[Mark, str] = {
 def print_document(document: Document, console: Console, *, tone: str = "plain") -> None:
     """Print the parts, the verdict in a frame coloured by ``tone``, then notes; the end is what stays visible."""
     if document.title:
-        console.print(Text(document.title, style="bold"))
+        _print_words(document.title, console, style="bold")
     for part in document.parts:
         print_part(part, console)
     for words in document.explained:
@@ -51,7 +50,7 @@ def print_document(document: Document, console: Console, *, tone: str = "plain")
 def print_part(part: object, console: Console) -> None:
     """Print a paragraph, a table under its caption, or a section; charts are skipped."""
     if isinstance(part, str):
-        console.print(Text(part))
+        _print_words(part, console)
     elif isinstance(part, Remark):
         _print_remark(part, console)
     elif isinstance(part, Table):
@@ -61,7 +60,7 @@ def print_part(part: object, console: Console) -> None:
     elif isinstance(part, Section):
         console.print(Text(part.title, style="bold"))
         if part.lead:
-            console.print(Text(part.lead))
+            _print_words(part.lead, console)
         for inner in part.parts:
             print_part(inner, console)
         console.print()
@@ -70,15 +69,20 @@ def print_part(part: object, console: Console) -> None:
 def _print_remark(remark: Remark, console: Console) -> None:
     """The sentence, and its lines indented with a hanging indent."""
     if remark.sentence:
-        console.print(Text(remark.sentence))
-    lines = RichTable.grid(padding=(0, 1))
-    lines.add_column(no_wrap=True)
-    lines.add_column(overflow="fold")
+        _print_words(remark.sentence, console)
+    wide = max(len(label) for label, *_ in remark.lines) + 4
     for label, text, mark in remark.lines:
         style = MARK_STYLES.get(mark, "") if mark else ""
-        lines.add_row(Text(f"{label}:", style=style), Text(text, style=style))
-    console.print(Padding(lines, (0, 0, 0, 2), expand=False))
+        _print_words(text, console, style=style, head=f"  {label}:".ljust(wide))
     console.print()
+
+
+def _print_words(text: str, console: Console, *, style: str = "", head: str = "") -> None:
+    """Wrapped words, the first line after ``head`` and the others below its end; no line ends with blanks."""
+    for line in Text(text, style=style).wrap(console, max(20, console.width - len(head)), overflow="fold"):
+        line.rstrip()
+        console.print(Text(head, style=style) + line)
+        head = " " * len(head)
 
 
 def print_table(table: Table, console: Console) -> None:

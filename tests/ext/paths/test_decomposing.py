@@ -60,7 +60,7 @@ def test_saved_and_read_again(run: Run, tmp_path) -> None:
 def test_text_and_figure(run: Run) -> None:
     words = str(run)
     assert "length  paths" in words
-    assert "All lengths together equal the forward pass to" in words
+    assert "The sum over all lengths equals the forward pass to" in words
     assert len(run.plot().axes) == 2
 
 

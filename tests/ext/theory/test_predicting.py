@@ -94,7 +94,7 @@ def test_without_skips_order_three_and_a_depth() -> None:
     assert run.extra["agreement"]["block"] in (2, 3)
     logs = follow(strong(skip_gain=0.0), 0, 6).log10_relative
     assert (logs[6] - logs[5]) / (logs[5] - logs[4]) == pytest.approx(3, abs=0.02)
-    assert run.verdict.startswith("Collapsed within 6 blocks: after the last block (5) the relative residual is 10^-")
+    assert run.verdict.startswith("Collapsed within 6 blocks. Relative residual 10^-")
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_shorter_context_is_not_told_as_the_whole(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("rankscope.ext.theory.predict.sampled_design.MOST_WORK", 0.0)
     design = DESIGNS["complete, skips cut"]
     run = rankscope.predict(design, seeds=3, most_blocks=design.depth)
-    assert run.verdict.startswith("Collapsed within 3 blocks at a context of 64 tokens: ")
+    assert run.verdict.startswith("Collapsed within 3 blocks at a context of 64 tokens. ")
     assert run.extra["sampling"] == {"tokens": 64, "context": 512}
     assert run.provenance.lengths == (64, 64, 64)
     assert any("tokens=512 (--tokens 512) samples all" in note for note in run.notes)
@@ -221,10 +221,10 @@ def test_a_shorter_context_is_not_told_as_the_whole(monkeypatch: pytest.MonkeyPa
 def test_no_collapse_is_not_claimed_where_seeds_cannot_tell() -> None:
     agreement = agreement_of([follow(strong(depth=2), 0, 2)])
     undecided = predicted_sentence("a design", 2, "no collapse", 0.97, agreement, -0.4, (-0.6, -0.2))
-    assert "not seen to approach each other: late factor 0.97 per block, which these seeds cannot tell" in undecided
+    assert "approach each other: the factor per block is 0.97 in the end, which these seeds cannot tell" in undecided
     flat = rankscope.predict(strong(mlp="none"), {"value_std": 0.0}, seeds=1, most_blocks=6)
     assert flat.verdict.startswith("No collapse within")
-    assert "not seen to approach each other: late factor 1 per block;" in flat.verdict
+    assert "not seen to approach each other: the factor per block is 1 in the end." in flat.verdict
 
 
 def test_each_block_cubes_only_where_it_does() -> None:

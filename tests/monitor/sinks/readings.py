@@ -11,7 +11,7 @@ from typing import Any
 from rankscope.monitor import Alarm, Heatmap, Sink
 
 SCALARS = {"rankscope/relative_residual/least": 0.25, "rankscope/alarms": 1.0}
-SENTENCE = "Tokens collapse at layer 1, step 20: relative residual 0.01. Worth trying: pre_norm or stronger_skip."
+SENTENCE = "Tokens collapse at block 1, step 20: relative residual 0.01. Worth trying: pre_norm or stronger_skip."
 ALARM = Alarm("token_collapse", "raised", 20, None, 1, SENTENCE, {"severity": math.inf, "now": 0.01}, "skip")
 OVER = Alarm("token_collapse", "cleared", 30, None, 1, "Over since step 30: tokens collapse.", {}, "none")
 

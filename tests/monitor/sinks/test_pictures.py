@@ -56,3 +56,17 @@ def test_without_matplotlib_it_says_so_once(monkeypatch: pytest.MonkeyPatch, cap
         assert paint(heatmap()) is None
         assert paint(heatmap()) is None
     assert [record.getMessage().count("pip install 'rankscope[plot]'") for record in caplog.records] == [1]
+
+
+def test_alike_is_dark_and_a_value_has_the_same_colour_in_every_picture() -> None:
+    """On the declared range of a metric, whichever end of it is collapse."""
+
+    def colour(metric: str, *values: float) -> np.ndarray:
+        picture = Painter()(Heatmap(metric, None, (0,), tuple(range(len(values))), (values,)))
+        assert picture is not None
+        return picture[150, 150].astype(int)
+
+    assert colour("relative_residual", 0.1).sum() < colour("relative_residual", 0.9).sum()
+    assert colour("inputs_relative_residual", 0.1).sum() < colour("inputs_relative_residual", 0.9).sum()
+    assert colour("mean_cosine", 0.9).sum() < colour("mean_cosine", 0.1).sum()
+    assert (colour("relative_residual", 0.5, 0.6) == colour("relative_residual", 0.5, 0.9)).all()

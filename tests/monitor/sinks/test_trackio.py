@@ -36,7 +36,7 @@ def test_a_project_holds_scalars_images_and_alarms(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "media" / picture["file_path"]).read_bytes().startswith(b"\x89PNG")
     (run,) = trackio.Api().runs("p")
     alerts = {alert["title"]: (alert["step"], alert["text"]) for alert in run.alerts()}
-    assert alerts["rankscope: token collapse raised at layer 1"] == (20, SENTENCE)
+    assert alerts["rankscope: token collapse raised at block 1"] == (20, SENTENCE)
 
 
 def test_without_trackio_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def test_an_offline_run_holds_scalars_images_and_alarms(run: Any, tmp_path: Path
     assert picture.read_bytes().startswith(b"\x89PNG")
     alerts = [record.alert for record in wandb_records(tmp_path) if record.HasField("alert")]
     assert [(alert.title, alert.level) for alert in alerts] == [
-        ("rankscope: token collapse raised at layer 1", "WARN"),
-        ("rankscope: token collapse cleared at layer 1", "INFO"),
+        ("rankscope: token collapse raised at block 1", "WARN"),
+        ("rankscope: token collapse cleared at block 1", "INFO"),
     ]
 
 

@@ -239,7 +239,7 @@ def _only_stack(view: ModelView) -> Stack:
 
     Raises:
         UnsupportedConfigError: there are several stacks, blocks that are not separate modules, or a block that needs
-            the output of an earlier one besides that of the block before it.
+            the output of an earlier one, other than the block before it.
     """
     name = type(view.model).__name__
     if len(view.stacks) > 1:

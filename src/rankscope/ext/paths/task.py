@@ -21,7 +21,7 @@ from rankscope.models.view import ModelView
 class PathTask:
     """Decomposes one batch after another, each block as soon as it has run.
 
-    What it records besides rows is given by :meth:`seen` and merged by :meth:`learn`, for several ranks.
+    What it records in addition to rows is given by :meth:`seen` and merged by :meth:`learn`, for several ranks.
 
     Args:
         view: the model.
@@ -75,7 +75,7 @@ class PathTask:
                 self._read_marginals(stack, network)
 
     def seen(self) -> dict[str, Any]:
-        """What was recorded besides the rows, as JSON."""
+        """What was recorded in addition to the rows, as JSON."""
         lengths = [[stack, *item] for stack, own in self._reader.lengths.items() for item in own.items()]
         return {
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self._reader.dtypes),
@@ -94,7 +94,7 @@ class PathTask:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a run says besides its rows."""
+        """What a run says in addition to its rows."""
         return {"sum_error": self._reader.sum_error, "path_counts": self._counts}
 
     def _report(self, block: FrozenBlock, sums: LengthSums) -> None:

@@ -47,7 +47,7 @@ def sweep(
         serial: run one task after the other in this process, without Ray.
         address: address of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
         workers: number of cores of a cluster started here; None for all.
-        shard: run a share of the tasks in this process, beside other processes with the same plan and folder, without
+        shard: run a share of the tasks in this process, while other processes run the same plan and folder, without
             Ray: ``"0/8"`` for the first of eight, ``"auto"`` for the place in a Slurm job array or a Kubernetes indexed
             job. A process that has done its share does what the others have not finished yet.
         progress: show a progress bar.

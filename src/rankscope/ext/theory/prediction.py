@@ -64,29 +64,27 @@ def predicted_sentence(
     """
     cubing = final <= math.log10(agreement.level)
     words = {
-        "order 3": "Each block cubes what tokens differ by (order 3)"
+        "order 3": "Each block cubes the distance between tokens (order 3)"
         if cubing
-        else "Blocks cube what tokens differ by (order 3) once they nearly agree, which they do not within its blocks",
-        "order 1": f"Each block multiplies what tokens differ by (order 1), late by {factor:.4g}",
-        "slower than exponential": "Tokens approach each other more slowly than exponentially: the factor per block, "
-        f"{factor:.4g} at last, tends to 1",
-        "no collapse": f"Tokens are not seen to approach each other: late factor {factor:.4g} per block"
+        else "Blocks cube the distance between tokens (order 3) once they nearly agree, which they do not here",
+        "order 1": f"Each block multiplies the distance between tokens (order 1), in the end by {factor:.4g}",
+        "slower than exponential": "Tokens approach each other more slowly than exponentially: the factor per block "
+        f"is {factor:.4g} in the end and tends to 1",
+        "no collapse": f"Tokens are not seen to approach each other: the factor per block is {factor:.4g} in the end"
         + (", which these seeds cannot tell from 1" if factor < 1 else ""),
     }[kind]
     if agreement.depth is None:
         when = (
-            f"{agreement.reached} of {agreement.seeds} seeds agree to {agreement.level:g} within the "
-            f"{agreement.followed} blocks followed"
+            f"{agreement.reached} of {agreement.seeds} seeds agree to {agreement.level:g} within "
+            f"{agreement.followed} blocks"
         )
     else:
-        inside = "inside" if agreement.depth <= depth else "beyond"
+        place = "within" if agreement.depth <= depth else "beyond"
         spread = "" if agreement.spread is None or math.isnan(agreement.spread) else f" ± {agreement.spread:.1f}"
-        when = (
-            f"tokens agree to {agreement.level:g} at depth {agreement.depth:.1f}{spread}, {inside} its {depth} blocks"
-        )
+        when = f"Tokens agree to {agreement.level:g} at depth {agreement.depth:.1f}{spread}, {place} its {depth} blocks"
     low, high = interval
     within = "" if math.isnan(low) else f" ({_power(low)} to {_power(min(0.0, high))} in 95% of initialisations)"
-    return f"after the last block ({depth - 1}) the relative residual is {_power(final)}{within}. {words}; {when}."
+    return f"Relative residual {_power(final)} after block {depth - 1}{within}. {words}. {when}."
 
 
 def _power(log10: float) -> str:

@@ -1,6 +1,6 @@
 """Finds which of the first two axes of the inputs counts sequences and which counts tokens, by experiment.
 
-PyTorch's own encoder takes ``(tokens, batch)`` unless told otherwise, everybody else ``(batch, tokens)``, and nothing
+PyTorch's own encoder takes ``(tokens, batch)`` by default, others ``(batch, tokens)``, and nothing
 in a tensor of shape ``(35, 8)`` says which it is. The model does: tokens of one sequence act on each other, sequences
 never do. So parts of the input are replaced, and every tensor that the model computes is compared with what it was.
 Where its entries are does not matter, only which of them change, so that any layout inside the model will do.

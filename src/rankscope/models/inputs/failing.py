@@ -32,7 +32,7 @@ def why_it_fails(model: nn.Module, batch: Any) -> InputError | None:
             _disable_current_modes(),
         ):
             batch.call(model)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is told)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is reported)
         # Two of ours call the model: this function and the batch. More are hooks or modes inside it.
         names = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
         roots = [name.partition(".")[0] for name in names]

@@ -114,7 +114,7 @@ def need_same_inputs(digests: Sequence[bytes]) -> None:
 
 
 def digest_of(given: Any) -> bytes:
-    """A hash of all tensors in what was given, and of the names, numbers and words beside them."""
+    """A hash of all tensors in what was given, and of the names, numbers and words given with them."""
     digest = hashlib.sha256(f"{type(given).__name__} ".encode())
     if isinstance(given, torch.Tensor):
         bits = given.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -235,7 +235,7 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int, axis: int = 0) ->
 
 
 def _axis_beside(name: str, value: torch.Tensor, sequences: int, axis: int) -> int:
-    """Along which axis a tensor counts sequences, beside ids of shape (tokens, batch): masks often are (batch, tokens).
+    """Along which axis a tensor counts sequences, for ids of shape (tokens, batch): masks often are (batch, tokens).
 
     Raises:
         InputError: a mask with as many sequences as tokens, which could be either, or between tokens.

@@ -10,8 +10,12 @@ from typing import Any, TypeAlias
 import torch
 
 from rankscope._printing import brief
+from rankscope.errors import InputError
 from rankscope.models.inputs.record import Axes, InputPlan, Padding, TokensPolicy
 from rankscope.options import INPUTS_FIELDS, checked_fields
+
+MOST_TOKENS = 2**40
+"""More than any file holds."""
 
 Given: TypeAlias = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
 """What a user may pass: texts, a file, ids, tensors, nothing."""
@@ -75,8 +79,12 @@ class Inputs:
             object.__setattr__(self, name, value)
 
     def plan(self, *, sequences: int = 8, tokens: int = 128, batch: int = 8, seed: int = 0) -> InputPlan:
-        """What to prepare, with the defaults of a verb where nothing was said."""
-        return InputPlan(
+        """What to prepare, with the defaults of a verb where nothing was said.
+
+        Raises:
+            InputError: more tokens are asked for than could be counted.
+        """
+        plan = InputPlan(
             self.sequences,
             tokens if self.tokens is None else self.tokens,
             batch if self.batch is None else self.batch,
@@ -89,6 +97,12 @@ class Inputs:
             axes=self.axes,
             labels=self.labels,
         )
+        if plan.wanted * plan.tokens > MOST_TOKENS:
+            raise InputError(
+                f"{plan.wanted:,} sequences of {plan.tokens:,} tokens were asked for; at most {MOST_TOKENS:,} tokens "
+                "are read. Ask for fewer."
+            )
+        return plan
 
 
 InputsLike: TypeAlias = Inputs | Given

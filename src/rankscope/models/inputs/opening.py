@@ -17,6 +17,8 @@ from rankscope.models.loading.named import named_object
 
 TENSOR_FILES = (".pt", ".pth", ".npy", ".npz", ".safetensors")
 LARGEST_BATCH = 2**32
+LARGEST_UNPACKED, MOST_PER_BYTE = 2**28, 16
+"""An archive may unpack to so many bytes, or if it is larger, to so many times its size."""
 """Bytes that a file of tensors may unpack to: few bytes can stand for many, compressed or as one number repeated."""
 
 
@@ -59,7 +61,8 @@ def tensors_in(path: Path) -> Any:
 def _read(path: Path) -> Any:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            _check_size(path, (member.file_size for member in archive.infolist()))
+            limit = max(LARGEST_UNPACKED, MOST_PER_BYTE * path.stat().st_size)
+            _check_size(path, (member.file_size for member in archive.infolist()), min(limit, LARGEST_BATCH))
     if path.suffix in (".pt", ".pth"):
         content = torch.load(path, map_location="cpu", weights_only=True)
     elif path.suffix == ".safetensors":
@@ -77,9 +80,10 @@ def _read(path: Path) -> Any:
     return content
 
 
-def _check_size(path: Path, sizes: Iterable[int]) -> None:
+def _check_size(path: Path, sizes: Iterable[int], limit: int = LARGEST_BATCH) -> None:
     size = sum(sizes)
-    if size > LARGEST_BATCH:
+    if size > limit:
         raise InputError(
-            f"{path} unpacks to {size:,} bytes, and a file of tensors may hold {LARGEST_BATCH:,}. Save fewer sequences."
+            f"{path} unpacks to {size:,} bytes, and a file of tensors of its size may hold {limit:,}. Save fewer "
+            "sequences."
         )

@@ -123,8 +123,8 @@ def seed_generators(seed: int) -> None:
 
 
 def current_accelerator() -> torch.device | None:
-    """The accelerator of this torch, which before 2.6 has to be found by trying."""
-    if torch.__version__ >= "2.6":
+    """The accelerator of this torch, which before 2.7 has to be found by trying: 2.6 raises if there is none."""
+    if torch.__version__ >= "2.7":
         return torch.accelerator.current_accelerator()
     is_there = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available()}
     is_there["mps"] = torch.backends.mps.is_available()

@@ -119,7 +119,7 @@ def _module(place: str, text: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # what lies beside a script can be imported from it
+    sys.path.insert(0, str(path.resolve().parent))  # a script can import what is in its folder
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -1,18 +1,20 @@
-"""Heatmaps as images: layers upward, readings to the right, alarms marked."""
+"""Heatmaps as images: blocks upward, readings to the right, alarms marked."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope.errors import MissingExtraError
+from rankscope.metrics import METRICS
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.readings import Alarm, Heatmap, scalar_name
 from rankscope.views import Table, spans_decades
 from rankscope.views.figures import drawing_style
-from rankscope.views.palette import FAINT, INK, UNKNOWN, VERMILION
+from rankscope.views.palette import APART_TO_ALIKE, FAINT, INK, UNKNOWN, VERMILION
 from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Painter:
 
 
 def draw(heatmap: Heatmap) -> Figure:
-    """One column per reading and one row per layer; the colour scale is logarithmic if values span decades."""
+    """One column per reading and one row per block, in the colours of the report: dark where tokens are alike."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH)
@@ -55,7 +57,16 @@ def draw(heatmap: Heatmap) -> Figure:
     if known.size == 0:
         axes.text(0.5, 0.5, "undefined at every reading", transform=axes.transAxes, ha="center", color=FAINT)
     else:
-        image = axes.imshow(np.ma.masked_invalid(values), norm=_norm(known), **_placed(len(heatmap.steps), values))
+        extent = (-0.5, len(heatmap.steps) - 0.5, -0.5, len(values) - 0.5)
+        shown = np.ma.masked_invalid(values)
+        image = axes.imshow(
+            shown,
+            aspect="auto",
+            origin="lower",
+            interpolation="nearest",
+            extent=extent,
+            **_shades(heatmap.metric, known),
+        )
         _colour_bar(figure, image)
     _mark_alarms(axes, heatmap)
     _dress(axes, heatmap)
@@ -78,23 +89,22 @@ def _colour_bar(figure: Figure, image: Any) -> None:
     bar.ax.tick_params(labelsize=10, length=3)
 
 
-def _placed(columns: int, values: npt.NDArray[np.float64]) -> dict[str, Any]:
-    from matplotlib import colormaps
+def _shades(metric: str, known: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Colours over the declared range of the metric; over whole decades of what was read if it spans some."""
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
-    colours = colormaps["viridis"].with_extremes(bad=UNKNOWN)
-    extent = (-0.5, columns - 0.5, -0.5, len(values) - 0.5)
-    return {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "cmap": colours, "extent": extent}
-
-
-def _norm(known: npt.NDArray[np.float64]) -> Any:
-    from matplotlib.colors import LogNorm, Normalize
-
+    spec = METRICS.get(metric.removeprefix("inputs_"))
     least, most = float(known.min()), float(known.max())
-    if least > 0.0 and spans_decades((least, most)):
-        return LogNorm(least, most)
-    if least >= 0.0 and most <= 1.0:
-        return Normalize(0.0, 1.0)
-    return Normalize(least, most if most > least else least + max(abs(least), 1.0))
+    is_log = least > 0.0 and spans_decades((least, most))
+    low, high = (-math.inf, math.inf) if spec is None else spec.range
+    low = 10.0 ** math.floor(math.log10(least)) if is_log else low if math.isfinite(low) else least
+    high = high if math.isfinite(high) else most
+    high = high if high > low else low + max(abs(low), 1.0)
+    alike = None if spec is None else spec.at_collapse
+    is_low_alike = alike is not None and alike - low <= high - alike
+    colours = LinearSegmentedColormap.from_list("alike", APART_TO_ALIKE[:: -1 if is_low_alike else 1])
+    norm = LogNorm(low, high) if is_log else Normalize(low, high)
+    return {"norm": norm, "cmap": colours.with_extremes(bad=UNKNOWN)}
 
 
 def _mark_alarms(axes: Axes, heatmap: Heatmap) -> None:
@@ -125,7 +135,7 @@ def _dress(axes: Axes, heatmap: Heatmap) -> None:
     axes.set_ylim(-0.5, rows - 0.5)
     axes.tick_params(length=3, width=0.7, colors=INK, labelsize=10)
     axes.set_xlabel("step (one column per reading)", size=11, color=INK)
-    axes.set_ylabel("layer", size=11, color=INK)
+    axes.set_ylabel("block", size=11, color=INK)
     title = heatmap.metric.replace("_", " ") + ("" if heatmap.stack is None else f", {heatmap.stack}")
     axes.set_title(title, loc="left", size=12.5, weight="bold", color=INK)
     if heatmap.alarms:
@@ -141,9 +151,9 @@ def title(alarm: Alarm) -> str:
 
     Example:
         >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention"))
-        'rankscope: token collapse raised at layer 7'
+        'rankscope: token collapse raised at block 7'
     """
-    where = "" if alarm.layer is None else f" at layer {alarm.layer}"
+    where = "" if alarm.layer is None else f" at block {alarm.layer}"
     of = "" if alarm.stack is None else f" of the {alarm.stack}"
     return f"rankscope: {alarm.name.replace('_', ' ')} {alarm.state}{where}{of}"
 

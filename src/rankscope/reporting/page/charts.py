@@ -22,7 +22,7 @@ from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import Guide, Style, spans_decades
 from rankscope.views.palette import ON_PAGE
 
-ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples"]
+ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples", "timeline"]
 DIGITS = 5
 MOST_SERIES = 24
 
@@ -46,6 +46,7 @@ class Chart:
         views: the data to draw, for each existing combination of options.
         slider: the choice shown as a slider instead of a list.
         cards: whether the first choice is also offered as cards with a small curve.
+        folded: whether the page shows it collapsed.
     """
 
     kind: ChartKind
@@ -55,6 +56,7 @@ class Chart:
     views: Mapping[tuple[str, ...], Mapping[str, Any]]
     slider: str | None = None
     cards: bool = False
+    folded: bool = False
 
     def payload(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -168,7 +170,7 @@ def heat_view(
         names: what a row and a column are.
         marks: row, column and words of each ring.
     """
-    fact = FACTS.metrics.get(metric)
+    fact = FACTS.metrics.get(metric.removeprefix("inputs_"))
     return {
         "metric": metric,
         "columns": [int(column) for column in columns],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from rankscope.reporting.page.charts import Chart, Views, plain_list
@@ -45,15 +46,17 @@ def _told(one: AnyFinding) -> list[str]:
 def _sections(report: DoctorReport) -> Iterator[Section]:
     drawn = [one for one in report.faults if one.curves[0]]
     numbered = [one for one in report.faults if one.after is not None and not one.curves[0]]
-    if drawn:
-        lead = "The same weights and inputs, after each block."
-        yield Section("As it is, and with the change", lead, (_chart(drawn),))
-    if numbered:
-        yield Section("As it is, and otherwise", "", (_bars(numbered),))
+    charts = [make(found) for make, found in ((_chart, drawn), (_bars, numbered)) if found]
+    if charts:
+        yield Section("As it is, and with the change", "The same weights and inputs.", tuple(charts))
     others = [one for one in report.findings if one not in report.faults[:1]]
     if others:
         yield Section("What else was found", "", (_others(others),))
-    yield Section("Can the numbers be trusted?", visible(trust(report)), tuple(check_tables(report)))
+    tables = [
+        replace(table, caption=caption, folded=True)
+        for table, caption in zip(check_tables(report), ("Checks", "Claims, and what proves them"), strict=False)
+    ]
+    yield Section("Can the numbers be trusted?", visible(trust(report)), tuple(tables))
 
 
 def _others(findings: list[AnyFinding]) -> Table:
@@ -80,8 +83,8 @@ def _chart(drawn: list[AnyFinding]) -> Chart:
         log = spans_decades(value for line in series for value in line["y"])
         measured = clipped(one.measured.replace("after the last block", "after each block"), 100)
         views[one.code,] = {"metric": measured, "series": series, "guides": [], "log": log, "form": "number"}
-    changes = "; ".join(f"{one.code}: {one.intervention}" for one in drawn)
-    return Chart("lines", "Two curves", f"Changed: {visible(changes)}.", ("cause",), views)
+    changes = "; ".join(one.intervention for one in drawn)
+    return Chart("lines", "Before and after", f"Changed: {visible(changes)}.", ("cause",), views)
 
 
 def _bars(numbered: list[AnyFinding]) -> Chart:
@@ -99,5 +102,5 @@ def _bars(numbered: list[AnyFinding]) -> Chart:
             "counts": [],
         }
     return Chart(
-        "bars", "Two numbers", "As the model is, and what is expected or found with the change.", ("cause",), views
+        "bars", "Before and after", "The model as it is, and with the change (or as expected).", ("cause",), views
     )

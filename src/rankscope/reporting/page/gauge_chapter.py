@@ -30,6 +30,7 @@ from rankscope.views import Cell, Column, Row, Section, Table, number, spans_dec
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
 MOST_LINES = 6
 MOST_ALARMS = 60
+MOST_BARS = 12
 MOST_REASONS = 12
 LONGEST_TEXT = 2000
 
@@ -41,7 +42,7 @@ def training_chapter(record: Record) -> Chapter:
     for reading in record.readings:
         history.take(reading)
     maps = sorted(history.heatmaps(), key=lambda one: (_place(one.metric), one.metric, one.stack or ""))
-    sections = [_loss(record, raised), _layers(maps, raised), _alarms(record.alarms)]
+    sections = [_loss(record, raised), _layers(maps, raised), _alarms(record, raised)]
     headline, verdict = _verdict(record, raised)
     return Chapter(
         title=f"monitor · {clipped(record.name or record.facts.get('model', 'a run'))}",
@@ -51,11 +52,14 @@ def training_chapter(record: Record) -> Chapter:
         verdict=verdict,
         tiles=_tiles(record),
         sections=tuple(section for section in sections if section is not None),
-        notes=_notes(record),
+        notes=_torn(record),
         origin=[
-            (str(key).replace("_", " "), clipped(_words(value), 400))
-            for key, value in record.facts.items()
-            if key not in ("structure", "status")
+            *(
+                (str(key).replace("_", " "), clipped(_words(value), 400))
+                for key, value in record.facts.items()
+                if key not in ("structure", "status")
+            ),
+            *_status(record),
         ],
     )
 
@@ -85,12 +89,19 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
     standing = [*faults, *map(spoken, record.readings[-1].active)]
     after = f"standing at the end: {', '.join(standing)}" if standing else "none stands at the end"
     place = "" if first.layer is None else f", block {first.layer}"
-    count = f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}"
     headline = f"{spoken(first.name).capitalize()} at step {first.step}{place}"
     lines = [_ended(readable(line)) for line in first.sentence.split("\n")]
     if first.name == FAULTS:
-        headline = lines.pop(0)
-    return headline, [*lines, f"{count} over {steps}; {after}."]
+        # The finding itself; what comes before it says that the model has one, and since which step.
+        headline = lines.pop(0).partition(f"step {first.step}: ")[2] or headline
+    return headline, [*lines, f"{_counted(raised)} over {steps}; {after}."]
+
+
+def _counted(raised: Sequence[Alarm]) -> str:
+    """How many alarms there are, and how many causes they name."""
+    causes = len({alarm.component for alarm in raised} - {"unknown"})
+    named = f"{causes} cause{'s' if causes > 1 else ''}" if causes else "cause not found"
+    return f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}, {named}"
 
 
 def _ended(text: str) -> str:
@@ -109,33 +120,30 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     return tiles
 
 
-def _notes(record: Record) -> list[str]:
-    notes = []
-    if record.torn:
-        lines = "line was" if record.torn == 1 else "lines were"
-        notes.append(f"{record.torn} {lines} cut off while being written (the process was killed) and left out.")
-    notes += _status(record)
-    if record.readings:
-        last = datetime.fromtimestamp(record.readings[-1].time, timezone.utc)
-        notes.append(f"Last reading {last:%Y-%m-%d %H:%M} UTC.")
-    return notes
+def _torn(record: Record) -> list[str]:
+    lines = "line was" if record.torn == 1 else "lines were"
+    cut = f"{record.torn} {lines} cut off while being written (the process was killed) and left out."
+    return [cut] * bool(record.torn)
 
 
-def _status(record: Record) -> Iterator[str]:
-    """Which blocks were read on how many ranks, and what was not read."""
-    scalars = record.readings[-1].scalars if record.readings else {}
-    read, layers, ranks = (f"{scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
-    if LAYERS in scalars:
+def _status(record: Record) -> Iterator[tuple[str, str]]:
+    """When the last reading was, which blocks it read on how many ranks, and what was not read."""
+    if not record.readings:
+        return
+    last = record.readings[-1]
+    yield "last reading", f"{datetime.fromtimestamp(last.time, timezone.utc):%Y-%m-%d %H:%M} UTC"
+    read, layers, ranks = (f"{last.scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
+    if LAYERS in last.scalars:
         of = f" on {ranks} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
-        yield f"At the last reading, {read} of {layers} blocks were read{of}."
+        yield "blocks read", f"{read} of {layers}{of}"
     status = record.facts.get("status")
-    for key, words in (("not_read", "Not read"), ("not_watched", "Not watched for")):
-        told = status.get(key) if isinstance(status, Mapping) else None
+    for key in ("not_read", "not_watched"):
+        missed = status.get(key) if isinstance(status, Mapping) else None
         reasons: dict[str, list[str]] = {}
-        for name, reason in told.items() if isinstance(told, Mapping) else ():
+        for name, reason in missed.items() if isinstance(missed, Mapping) else ():
             reasons.setdefault(str(reason), []).append(spoken(str(name)))
         for reason, names in list(reasons.items())[:MOST_REASONS]:
-            yield f"{words}: {clipped(', '.join(names), 200)} ({_ended(readable(reason))})."
+            yield spoken(key), f"{clipped(', '.join(names), 200)} ({_ended(readable(reason))})"
 
 
 def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
@@ -157,6 +165,7 @@ def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
         "A few blocks over the steps of training.",
         choices,
         {key[: len(choices)]: _line_view(one, raised) for key, one in zip(keys, maps, strict=True)},
+        folded=True,
     )
     return Section("Layer by layer over training", "The gauge's readings, by step.", (heat, lines))
 
@@ -214,9 +223,17 @@ def _when(raised: Sequence[Alarm], stack: str | None, *, anywhere: bool = False)
     return [[step, clipped(spoken(name), 40)] for name, step in first.items()]
 
 
-def _alarms(alarms: Sequence[Alarm]) -> Section | None:
-    if not alarms:
+def _alarms(record: Record, raised: Sequence[Alarm]) -> Section | None:
+    """Each alarm as a bar over the steps at which it stood; the sentences, folded."""
+    if not record.alarms:
         return None
+    bars = [
+        [clipped(spoken(alarm.name), 40), alarm.step, _end(alarm, record), clipped(alarm.component, 40)]
+        for alarm in raised[:MOST_BARS]
+    ]
+    steps = sorted({reading.step for reading in record.readings} | {alarm.step for alarm in raised})
+    view = {"metric": "alarms", "bars": bars, "steps": steps}
+    chart = Chart("timeline", "When each was raised", "A bar ends where its alarm was over.", (), {("alarms",): view})
     rows: list[Row] = [
         [
             str(alarm.step),
@@ -225,12 +242,19 @@ def _alarms(alarms: Sequence[Alarm]) -> Section | None:
             alarm.state,
             _ended(readable(alarm.sentence)),
         ]
-        for alarm in alarms[:MOST_ALARMS]
+        for alarm in record.alarms[:MOST_ALARMS]
     ]
     sentence = Column("what was seen, and what to try", width="wide")
     columns = [*map(Column, ("step", "block", "alarm", "state")), sentence]
-    table = Table(columns, rows, "Every alarm, in order", left_out=max(0, len(alarms) - MOST_ALARMS))
-    return Section("Alarms", "Alarms that were raised or cleared.", (table,))
+    cut = max(0, len(record.alarms) - MOST_ALARMS)
+    table = Table(columns, rows, "Every alarm, in order", folded=True, left_out=cut)
+    return Section(_counted(raised), "", (chart, table)) if raised else Section("Alarms that ended", "", (table,))
+
+
+def _end(alarm: Alarm, record: Record) -> int | None:
+    """The step at which it was over; None if it stood at the last reading."""
+    over = (one for one in record.alarms if one.state == "cleared" and one.step >= alarm.step)
+    return next((one.step for one in over if (one.name, one.stack) == (alarm.name, alarm.stack)), None)
 
 
 def _place(metric: str) -> int:

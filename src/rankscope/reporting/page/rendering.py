@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -19,6 +20,7 @@ from rankscope.stream.sites import POOLED_SITES, SITES
 from rankscope.views import Column, Section, Table
 from rankscope.views.palette import DARK, LIGHT, css_variables
 
+CHANGE = re.compile(r"^Change: .*?write `([^`]+)` instead of `([^`]+)`")
 SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
 
 
@@ -81,6 +83,7 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
     environment.globals["charts_json"] = lambda: Markup(_json(charts))
     environment.tests["chart"] = lambda part: isinstance(part, Chart)
     environment.filters["visible"] = visible
+    environment.filters["changes"] = CHANGE.findall
     environment.filters["heading"] = _heading
     environment.filters["classes"] = lambda cell, column: " ".join(filter(None, (column.width, *cell.marks)))
     script = "\n".join(_asset(name) for name in SCRIPTS)

@@ -36,7 +36,7 @@ from rankscope.verbs.reader import SiteReader
 
 @dataclass(frozen=True)
 class BatteryChoice:
-    """The arguments of ``measure`` that decide its values besides the model and the inputs.
+    """The arguments of ``measure`` that decide its values, other than the model and the inputs.
 
     Attributes:
         specs: the metrics.
@@ -46,7 +46,7 @@ class BatteryChoice:
         similarity: whether cosines between tokens are stored.
         poolings: how inputs are pooled to be compared; empty if they are not.
         of_inputs: the metrics that compare them.
-        classes: the class of each input, numbered; None if nobody told.
+        classes: the class of each input, numbered; None if not given.
         spectra: ``"exact"`` or ``"estimated"``, as the user wrote it; None for a choice by size.
     """
 
@@ -91,7 +91,7 @@ class BatteryChoice:
         return replace(self, poolings=poolings, of_inputs=of_inputs, classes=classes_of(labels, prepared.sequences))
 
     def identity(self) -> tuple[Any, ...]:
-        """Everything that decides the values besides the model and its inputs."""
+        """Everything that decides the values, other than the model and its inputs."""
         names = [spec.name for spec in self.specs]
         inputs = ([str(pooling) for pooling in self.poolings], [spec.name for spec in self.of_inputs])
         return (names, self.selection, self.policy, self.similarity, self.attention, inputs, self.spectra)

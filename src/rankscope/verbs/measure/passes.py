@@ -1,4 +1,4 @@
-"""The passes of ``measure``: all batches through the model, observed by the reader and by what stands beside it."""
+"""The passes of ``measure``: all batches through the model, observed by the reader and by further observers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankscope.verbs.reader import SiteReader
 
 
 class Observers:
-    """The reader, and the observers beside it that keep something else of what they see.
+    """The reader, and further observers that keep something else.
 
     Args:
         choice: what is measured.
@@ -107,7 +107,7 @@ class ObservedPasses:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """Further entries of the run, besides the rows."""
+        """Further entries of the run, in addition to the rows."""
         return self._observers.extra(self.prepared.sequences)
 
     def classes(self) -> dict[str, Any]:

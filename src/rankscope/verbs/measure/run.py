@@ -144,12 +144,12 @@ def judge(
             or any library that speaks DLPack, such as JAX. A file or dictionary holds either one array per layer,
             ``tokens dim`` or ``batch tokens dim``, named after its site (``"block.in@0"``) or numbered
             (``"layers.0"``), or one array with all layers, as vLLM writes it. ``token_ids`` and ``attention_mask`` may
-            be beside them.
+            be among them.
         inputs: :class:`rankscope.Inputs` without data: ``sequences`` to measure (None for all), ``tokens_policy``
             (``"content"`` or ``"no-first"``) and the ``seed`` of the random baseline.
         layout: the order of the axes, out of ``batch``, ``layers``, ``tokens`` and ``dim``, e.g.
             ``"tokens layers dim"``. Needed for an array with all layers, unless ``token_ids`` leave only one reading,
-            and for a matrix with nothing beside it: ``"tokens dim"`` for the tokens of one sequence, ``"batch dim"``
+            and for a single matrix: ``"tokens dim"`` for the tokens of one sequence, ``"batch dim"``
             for inputs of one vector each, such as embeddings.
         at: the site of each layer, in order, e.g. ``["block.in@0", "block.out@0-10", "final@11"]``; by default
             ``block.out`` with the numbers in the names, or from 0.
@@ -212,7 +212,7 @@ def from_options(api: Any, values: Mapping[str, Any]) -> Run:
 
 @dataclass(frozen=True)
 class AboutRun:
-    """What a run records about the model and the inputs, besides the values.
+    """What a run records about the model and the inputs, in addition to the values.
 
     Attributes:
         loaded: the model, or what is known about it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,6 +127,7 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     if metrics is None and site is None and (run.provenance.sequences or 0) >= FEW_INPUTS:
         compared = only(run.table, metric=chosen[0]) if chosen else run.table
         panels += [depth_chart(run, chosen[0], pooled) for pooled in pooled_sites(compared)]
+    panels[1:] = [replace(panel, names="none") for panel in panels[1:]]  # the legend of the first is that of all
     settings = f"{facts_line(run)}. Line: mean over sequences; band: 10% to 90%."
     columns = 2 if len(panels) == len(PANELS) else max(1, min(len(panels), MOST_COLUMNS))
     return Plot(run.verdict.partition("\n")[0], settings, tuple(panels), columns=columns)
@@ -142,7 +144,6 @@ def depth_chart(run: Run, metric: str, site: str) -> LineChart:
         guides=guides(run, metric, site),
         log=log,
         y_range=None if log else _y_range(lines),
-        names="ends",
     )
 
 

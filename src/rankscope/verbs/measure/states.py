@@ -573,7 +573,7 @@ class StatePasses(ObservedPasses):
         held: the states.
         reader: reads them.
         writer: collects its rows.
-        observers: the reader, and what stands beside it.
+        observers: the reader and further observers.
     """
 
     def __init__(self, held: HeldStates, reader: SiteReader, writer: RowWriter, observers: Observers) -> None:

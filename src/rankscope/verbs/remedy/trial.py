@@ -166,7 +166,7 @@ class RemedyArm:
     refused: bool = False
 
     def facts(self, seen: Mapping[str, Evidence]) -> dict[str, Any]:
-        """The results besides the rows, and what was seen of the remedy in training, at its default strength."""
+        """The results other than rows, and what was seen of the remedy in training, at its default strength."""
         added = 0 if self.treatment is None else sum(p.numel() for p in self.treatment.parameters())
         gradients = [vars(norm) for norm in self.norms]
         known: dict[str, Any] = {"name": self.name, "parameters": added, "gradients": gradients}

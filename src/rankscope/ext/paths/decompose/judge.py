@@ -14,7 +14,6 @@ from rankscope.runs.curves import USABLE
 from rankscope.runs.rows import only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts import Verdict
-from rankscope.verdicts.sentences import percent
 from rankscope.views import number
 
 SHARE = "projection_share"
@@ -83,21 +82,20 @@ def judge_decomposition(table: pa.Table, sum_error: float) -> Verdict:
             {"metric": SHARE, "stack": stack, "length": int(length), "value": float(value)}
             for length, value in zip(shares.lengths, shares.mean, strict=True)
         ]
-    words = f"{' '.join(sentences)} All lengths together equal the forward pass to {number(sum_error)}."
+    words = f"{' '.join(sentences)} The sum over all lengths equals the forward pass to {number(sum_error)}."
     return Verdict(words, tuple(evidence), None)
 
 
 def _sentence(shares: ByLength) -> str:
     reached = np.cumsum(shares.mean)
-    half = int(shares.lengths[int(np.argmax(reached >= HALF))]) if (reached >= HALF).any() else int(shares.lengths[-1])
+    half = int(np.argmax(reached >= HALF)) if (reached >= HALF).any() else len(reached) - 1
     top = int(np.argmax(shares.mean))
-    deepest = int(shares.lengths[-1])
-    share = percent(float(reached[list(shares.lengths).index(half)]))
-    reach = f"{half} or less" if half else "0 (past all attention)"
-    words = f"Paths of length {reach} make up {share} of the output (the longest is {deepest})"
+    length = int(shares.lengths[half])
+    paths = f"Paths of length {length} or less" if length else "Paths past all attention (length 0)"
+    words = f"{paths} carry {number(float(reached[half]))} of the output."
     if top == half == 0:
-        return f"{words}."
-    return f"{words}; length {int(shares.lengths[top])} carries most, {percent(float(shares.mean[top]))}."
+        return words
+    return f"{words} Length {int(shares.lengths[top])} carries most: {number(float(shares.mean[top]))}."
 
 
 def columns_shown(table: pa.Table) -> Iterator[str]:

@@ -75,7 +75,7 @@ def decompose(
 
     Raises:
         UnsupportedConfigError: a model without head weights, or with a branch its heads do not make up.
-        UnsupportedOperationError: the stream gets around blocks beside their skips, so that paths would be missing.
+        UnsupportedOperationError: paths around blocks other than their skips would be missing.
 
     Example:
         >>> from rankscope import Inputs

@@ -64,7 +64,7 @@ def _heads(run: Run, stack: str | None) -> Table | None:
 
 
 def plot(run: Run) -> Plot:
-    """Share of the output and relative residual by length: a line per stack, bands over sequences."""
+    """Share of the output and relative residual by length: a bar per stack, with the band over sequences."""
     shares: list[Line] = []
     residuals: list[Line] = []
     for number, stack in enumerate(stacks_of(run.table)):
@@ -80,6 +80,7 @@ def plot(run: Run) -> Plot:
             x_label="length of the paths",
             names="legend" if lines is shares else "none",
             empty="nothing by length",
+            bars=True,
         )
         for title, lines in charts.items()
     )

@@ -142,7 +142,7 @@ def alarm(violations: Sequence[Violation]) -> str:
     more = f" and {len(violations) - 1} more" if len(violations) > 1 else ""
     return (
         f"Violated: a bound is broken with every hypothesis met, {violations[0].words}{more}. Either the statement or "
-        "the way this model was read is wrong: trust none of these bounds here, and please report it with this run."
+        "the way this model was read is wrong: do not trust these bounds, and please report this run."
     )
 
 
@@ -154,10 +154,9 @@ def judge_bounds(
     A violation comes first.
     """
     holding = [name for name, holds in applies.items() if holds]
-    apply = f"{len(holding)} of {len(applies)} theorems apply to this network with every hypothesis met" + (
-        f" ({', '.join(holding)})" if holding else ""
-    )
-    said = [alarm(violations), f"{apply}."] if violations else [f"No violation: {apply}."]
+    apply = f"All hypotheses are met for {len(holding)} of {len(applies)} theorems"
+    apply += f" ({', '.join(holding)})." if holding else "."
+    said = [alarm(violations) if violations else "No bound is violated.", apply]
     evidence: list[Mapping[str, Any]] = [asdict(violation) for violation in violations]
     for name in (PUBLISHED, OURS):
         grids = [grid_of(table, name, stack=stack) for stack in stacks_of(table)] if name in applies else []
@@ -175,18 +174,18 @@ def _ours(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:
     above = _pooled(grids, "log10_measured") + rounding >= _pooled(grids, "log10_lower_bound")
     inside = (slack >= -rounding) & above
     width = _pooled(grids, "log10_width")
-    open_ended = f", with a lower end of zero in {int(np.isinf(width).sum())}" if np.isinf(width).any() else ""
+    open_ended = f" (its lower end is zero in {int(np.isinf(width).sum())})" if np.isinf(width).any() else ""
     return (
-        f"The interval of {OURS}, from the layer's own attention and values, contains the measured factor in "
-        f"{int(inside.sum())} of {inside.size} cases (layers x sequences); its upper end is {spread(slack)} times that "
-        f"factor and {spread(width)} times its lower end{open_ended}."
+        f"The interval of {OURS} contains the measured factor in {int(inside.sum())} of {inside.size} cases (layers x "
+        f"sequences). Its upper end is {spread(slack)} times the measured factor and {spread(width)} times its lower "
+        f"end{open_ended}."
     )
 
 
 def _published(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:
     met, layers = (sum(numbers) for numbers in zip(*((_met(grid), grid.layers.size) for grid in grids), strict=True))
     return (
-        f"The published bound ({PUBLISHED}) is {spread(slack)} times what tokens really differ by after a layer; "
+        f"The published bound ({PUBLISHED}) is {spread(slack)} times the measured distance between tokens. "
         f"{met} of {layers} layers meet its hypotheses."
     )
 

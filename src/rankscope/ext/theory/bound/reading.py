@@ -57,7 +57,7 @@ class StepFacts:
         attends: it adds attention.
         bare: attention reads the stream itself, and its output is added unchanged.
         has_skip: there is a skip.
-        has_source: something besides attention is added.
+        has_source: something other than attention is added.
         is_mlp: an MLP is added.
         is_nothing: the stream passes unchanged, as after surgery that removed the branch.
     """

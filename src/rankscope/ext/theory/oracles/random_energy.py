@@ -88,7 +88,7 @@ def _range_of_largest(keys: int) -> tuple[float, float]:
 
 
 def random_energy(design: Design, tokens: int) -> OracleAnswer:
-    """The score size at which attention over n keys turns from an average into a choice, beside that of a design.
+    """The score size at which attention over n keys turns from an average into a choice, and that of a design.
 
     Scores of one query vary over keys with the part of the tokens that they do not share.
     """

@@ -31,7 +31,7 @@ def with_state(run: Run, depth: int) -> Run:
         state = f"no collapse, {state},"
     sampling = run.extra["sampling"]
     shorter = f" at a context of {sampling['tokens']} tokens" if sampling["tokens"] < sampling["context"] else ""
-    words = f"{state[0].upper()}{state[1:]} within {depth} blocks{shorter}: {run.verdict}"
+    words = f"{state[0].upper()}{state[1:]} within {depth} blocks{shorter}. {run.verdict}"
     return replace(run, verdict=words, code=reading.state.code, next_steps=steps)
 
 

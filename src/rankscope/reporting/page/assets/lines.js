@@ -77,8 +77,10 @@ function drawMoments(box, view, x) {
   (view.when || []).forEach(([at, words], i) => {
     const left = x(at);
     const turned = left > (box.margin.left + box.right) / 2;
+    // Beside all lines that are close, so that none crosses the words.
+    const beside = view.when.map(([step]) => x(step)).filter((other) => Math.abs(other - left) < 40);
     draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
-    draw(box.svg, "text", { x: left + (turned ? -5 : 5), y: box.margin.top + 12 + 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
+    draw(box.svg, "text", { x: turned ? Math.min(...beside) - 5 : Math.max(...beside) + 5, y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
   });
 }
 

@@ -7,6 +7,7 @@ const KINDS = {
   heat: { draw: drawHeat, table: heatTable },
   matrix: { draw: drawMatrix, table: matrixTable },
   multiples: { draw: drawMultiples, table: multipleTable },
+  timeline: { draw: drawTimeline, table: timelineTable },
 };
 const MOST_ROWS = 400;
 const MOST_CARDS = 8;

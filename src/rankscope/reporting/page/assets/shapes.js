@@ -14,7 +14,8 @@ function drawBars(plot, view) {
   const marks = view.y.map((value, i) => {
     if (!known(value)) return null;
     const bar = draw(box.svg, "rect", { x: x(i) - thick / 2, width: thick, y: Math.min(y.at(value), y.at(0)), height: Math.max(1, Math.abs(y.at(value) - y.at(0))), rx: Math.min(3, thick / 4), fill: "var(--c0)" });
-    if (known(view.low[i]) && thick > 4) draw(box.svg, "line", { x1: x(i), x2: x(i), y1: y.at(view.low[i]), y2: y.at(view.high[i]), stroke: "var(--ink)", "stroke-width": 1.4 });
+    if (step > 60) draw(box.svg, "text", { x: x(i), y: y.at(Math.max(0, value)) - 6, "text-anchor": "middle", class: "strong" }, number(value));
+    if (view.low[i] !== view.high[i] && known(view.low[i]) && thick > 4) draw(box.svg, "line", { x1: x(i), x2: x(i), y1: y.at(view.low[i]), y2: y.at(view.high[i]), stroke: "var(--ink)", "stroke-width": 1.4 });
     return bar;
   });
   draw(box.svg, "line", { class: "axis", x1: box.margin.left, x2: box.right, y1: y.at(0), y2: y.at(0) });
@@ -201,7 +202,7 @@ function decoded(view) {
   return view.cells;
 }
 
-function drawMatrix(plot, view, state, legend, chart) {
+function drawMatrix(plot, view, state, legend) {
   const cells = decoded(view);
   const n = view.size;
   const side = Math.min(plot.clientWidth, 460);
@@ -216,7 +217,6 @@ function drawMatrix(plot, view, state, legend, chart) {
     pen.fillRect(j * size, i * size, Math.ceil(size) + 0.3, Math.ceil(size) + 0.3);
   }
   legend.replaceChildren(...scaleBar(-1, 1, stops, `mean of pairs ${number(view.mean)}`));
-  drawMeans(plot, view, chart, side + 40);
   const hint = readout(plot);
   const name = (i) => `${view.positions[i]}${view.labels[i] ? ` ${view.labels[i]}` : ""}`;
   walk(plot, n * n, (left, top) => (left < side && top < side && left >= 0 && top >= 0 ? Math.floor(top / size) * n + Math.floor(left / size) : -1), (index) => {
@@ -224,28 +224,6 @@ function drawMatrix(plot, view, state, legend, chart) {
     const level = cells[index];
     hint.show((j + 0.5) * size, (i + 0.5) * size, `tokens ${view.positions[i]} and ${view.positions[j]}`, [["", view.labels.length ? `“${view.labels[i]}” and “${view.labels[j]}”` : name(i)], ["", level === -128 ? "undefined" : `cosine ${(level / 127).toFixed(2)}`]]);
   }, () => hint.hide());
-}
-
-/* Beside the matrix, where there is room: the mean of pairs over all blocks, the one shown marked. */
-function drawMeans(plot, view, chart, left) {
-  const views = chart.views.filter((one) => one.key[0] === view.key[0]);
-  const width = plot.clientWidth - left;
-  const range = extent([0, 1, ...views.map((one) => one.mean)]);
-  if (width < 220 || views.length < 2) return;
-  const holder = el("div", {});
-  holder.style.cssText = `position:absolute;left:${left}px;top:0`;
-  plot.append(holder);
-  const box = frame(holder, width, 250, { left: 46, right: 12, top: 30, bottom: 42 }, "Mean cosine of pairs by block");
-  const y = linearScale(range[0], range[1], box.bottom, box.margin.top, 5);
-  const x = (i) => box.margin.left + 8 + (i / (views.length - 1)) * (box.right - box.margin.left - 16);
-  draw(box.svg, "text", { x: box.margin.left, y: 14, class: "strong" }, "mean of pairs");
-  yAxis(box, y);
-  const blocks = views.map((one) => Number(one.key[1]));
-  xAxis(box, blocks, (block) => x(blocks.indexOf(block)), "block");
-  const points = views.map((one, i) => (known(one.mean) ? `${x(i).toFixed(1)},${y.at(one.mean).toFixed(1)}` : null)).filter(Boolean);
-  draw(box.svg, "polyline", { points: points.join(" "), fill: "none", stroke: "var(--c1)", "stroke-width": 2.2, "stroke-linejoin": "round" });
-  const here = views.indexOf(view);
-  if (known(view.mean)) draw(box.svg, "circle", { cx: x(here), cy: y.at(view.mean), r: 5, fill: "var(--c1)", stroke: "var(--card)", "stroke-width": 1.5 });
 }
 
 const matrixTable = (view) => ({ head: ["token", ...view.positions], rows: view.positions.map((p, i) => [p, ...view.positions.map((_, j) => { const level = decoded(view)[i * view.size + j]; return level === -128 ? "undefined" : (level / 127).toFixed(2); })]) });
