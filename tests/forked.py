@@ -32,11 +32,11 @@ def run_program(place: str, folder: Path, patience: float = 400, scenarios: Iter
     return folder
 
 
-def run_scenarios(scenarios: Mapping[str, tuple[int, Scenario]], words: list[str]) -> None:
+def run_scenarios(scenarios: Mapping[str, tuple[int, Scenario]], words: list[str], patience: float = 60) -> None:
     """What such a program does: every scenario, or those named, each in a folder of its own below ``words[0]``."""
     for name in words[1:] or list(scenarios):
         world, scenario = scenarios[name]
-        run_forked(world, scenario, Path(words[0]) / name)
+        run_forked(world, scenario, Path(words[0]) / name, patience)
 
 
 def free_port() -> int:

@@ -40,8 +40,7 @@ it is traced, so switching does not recompile; on a captured CUDA graph, a tenso
 since its last flush; resumed, it starts at zero and counts nothing twice.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: older torch takes the schema of an operator from annotations, not their text.
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping

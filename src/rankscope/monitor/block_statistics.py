@@ -87,11 +87,8 @@ class GraphReader:
 
 
 def _flushed(stats: blockstats.BlockStats) -> Mapping[str, float]:
-    """What one block added up on this rank; empty if it did not run."""
-    try:
-        return stats.flush(group=False)
-    except RuntimeError:  # raised for blocks without tokens alone: the caller names them
-        return {}
+    """What one block added up on this rank; empty if it did not run, for which `flush` would raise."""
+    return stats.flush(group=False) if stats.taps[0].totals.any() else {}
 
 
 def _rows(stack: str | None, layer: int, values: Mapping[str, float]) -> Iterator[LayerValue]:
