@@ -100,7 +100,7 @@ function drawSeries(box, one, index, x, y, domain, log) {
     } else {
       const upper = run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.high[i]).toFixed(1)}`);
       const lower = run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.low[i]).toFixed(1)}`).reverse();
-      draw(box.svg, "polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 });
+      if (one.low.length) draw(box.svg, "polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 });
       draw(box.svg, "polyline", { points: run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.y[i]).toFixed(1)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 2.2, "stroke-linejoin": "round", "stroke-dasharray": dashOf(index) });
     }
   }
@@ -160,12 +160,13 @@ const powerWords = (exponent) => (known(exponent) ? (exponent > -3 && exponent <
 
 function lineTable(view) {
   const blocks = [...new Set(view.series.flatMap((one) => one.x))].sort((a, b) => a - b);
-  const head = [view.xlabel || "block", ...view.series.flatMap((one) => [one.name || view.metric.replaceAll("_", " "), ...(view.band || ["10%", "90%"])])];
+  const isBanded = view.series.some((one) => one.low.length);
+  const head = [view.xlabel || "block", ...view.series.flatMap((one) => [one.name || view.metric.replaceAll("_", " "), ...(isBanded ? view.band || ["10%", "90%"] : [])])];
+  const words = view.form === "power" ? (v) => (known(v) ? v.toFixed(3) : "undefined") : number;
   const rows = blocks.map((block) => [block, ...view.series.flatMap((one) => {
     const at = one.x.indexOf(block);
-    if (at < 0) return ["", "", ""];
-    const words = view.form === "power" ? (v) => (known(v) ? v.toFixed(3) : "undefined") : number;
-    return [words(one.y[at]) + (one.floor.includes(at) ? "*" : ""), words(one.low[at]), words(one.high[at])];
+    const shown = at < 0 ? ["", "", ""] : [words(one.y[at]) + (one.floor.includes(at) ? "*" : ""), words(one.low[at]), words(one.high[at])];
+    return isBanded ? shown : shown.slice(0, 1);
   })]);
   return { head, rows };
 }
