@@ -90,7 +90,7 @@ class Gauge:
         record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         where: ``"probe"``, or ``"graph"`` to read two norms (``relative_residual``, ``stream_rms``) of every training
-            forward by :mod:`rankscope.blockstats`, inside the graph that ``torch.compile`` builds: create the gauge
+            forward by ``rankscope.blockstats``, inside the graph that ``torch.compile`` builds: create the gauge
             before the first compiled step, and pass ``alarms=()`` to read nothing else. Every rank of a DDP training
             then reads its own batches, so :attr:`should_stop` may differ between ranks.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
