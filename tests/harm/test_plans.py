@@ -110,11 +110,9 @@ def test_no_string_of_a_plan_runs_code(place: Place, trap: Path, tmp_path: Path)
     [
         ("models", 0),
         ("models", 0, "model"),
-        ("models", 0, "states"),
         ("models", 0, "revisions", 0),
         ("models", 0, "checkpoints", 0),
         ("models", 0, "checkpoints", 0, "path"),
-        ("models", 0, "checkpoints", 0, "states"),
         ("models", 0, "checkpoints", 0, "revision"),
         ("inputs", "text"),
         ("inputs", "tokenizer"),

@@ -27,6 +27,7 @@ from tests.healthy.parts import (
     ids,
     next_id,
     per_token,
+    programs,
 )
 
 # Tokens and positions
@@ -624,8 +625,4 @@ def noise_in_training() -> Case:
     return Case(Noisy(), ids(), classes())
 
 
-PROGRAMS = [
-    make
-    for name, make in list(globals().items())
-    if callable(make) and getattr(make, "__module__", "") == __name__ and name[0] != "_" and name != "mixing_case"
-]
+PROGRAMS = programs(globals())

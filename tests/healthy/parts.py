@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,22 +31,33 @@ class Case:
         output = self.model(**given) if isinstance(given, dict) else self.model(given)
         return self.loss(output) if self.labels is None else self.loss(output, self.labels)
 
-    def held(self) -> list[nn.Parameter]:
-        """What the optimizer trains."""
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+    def made(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer, of what is trained in the model or a copy of it."""
+        return self.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
 
     def train(self) -> tuple[float, float]:
         """The loss before and after the steps, in evaluation mode."""
-        optimizer = self.optimizer(self.held())
+        optimizer = self.made(self.model)
         self.model.eval()
         before = self.loss_now().item()
         self.model.train()
-        for _ in range(self.steps):
+
+        def closure() -> Tensor:
             optimizer.zero_grad()
-            self.loss_now().backward()
-            optimizer.step()
+            loss = self.loss_now()
+            loss.backward()
+            return loss
+
+        for _ in range(self.steps):
+            optimizer.step(closure)
         self.model.eval()
         return before, self.loss_now().item()
+
+
+def programs(module: dict[str, Any]) -> list[Callable[[], Case]]:
+    """The functions of a module that take nothing and return a case."""
+    functions = [one for one in module.values() if inspect.isfunction(one) and one.__module__ == module["__name__"]]
+    return [one for one in functions if one.__annotations__ == {"return": "Case"}]
 
 
 def ids(sequences: int = SEQUENCES, tokens: int = TOKENS) -> Tensor:
@@ -86,6 +98,14 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))
+
+
+def perceptron(*widths: int, act: type[nn.Module] = nn.GELU) -> nn.Sequential:
+    """Linear modules of these widths, with an activation between them."""
+    parts: list[nn.Module] = []
+    for i in range(len(widths) - 1):
+        parts += [nn.Linear(widths[i], widths[i + 1]), act()]
+    return nn.Sequential(*parts[:-1])
 
 
 class Block(nn.Module):

@@ -22,6 +22,7 @@ from tests.healthy.parts import (
     counting,
     ids,
     next_id,
+    programs,
 )
 
 # What is frozen or added
@@ -422,9 +423,4 @@ def two_rates() -> Case:
     return Case(Net(), ids(), classes(), optimizer=groups)
 
 
-HELPERS = {"trained", "fast", "LowRank"}
-PROGRAMS = [
-    make
-    for name, make in list(globals().items())
-    if callable(make) and getattr(make, "__module__", "") == __name__ and name not in HELPERS
-]
+PROGRAMS = programs(globals())

@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
 import rankscope as rs
-from rankscope.errors import InputError
 from rankscope.ext.sweeps import working
 from rankscope.ext.sweeps.plan import plan_of
 from rankscope.ext.sweeps.results import Chunk, Results
@@ -96,7 +94,6 @@ def test_surgery_is_around_the_verb() -> None:
 
 
 def list_of_ids() -> Any:
-    import torch
 
     return torch.ones(1, 8, dtype=torch.long)
 
@@ -196,48 +193,3 @@ def test_other_weights_on_the_worker_are_refused(tmp_path: Path) -> None:
     outcome = do(task)
     assert outcome.table is None
     assert "other files here" in outcome.facts["reason"]
-
-
-def test_stored_states_are_models_of_a_sweep(tmp_path: Path) -> None:
-    """Rows and verdict of ``judge``: every sequence, no variant, one seed, a step per checkpoint."""
-    for step in (10, 20):
-        x = torch.randn(6, 3, 9, 5, generator=torch.Generator().manual_seed(step))
-        np.savez(tmp_path / f"step-{step}.npz", x=x.numpy())
-    described = {"layout": "batch layers tokens dim", "verbs": ["measure"]}
-    plan = plan_of({
-        "models": [
-            {"states": str(tmp_path / "step-20.npz"), **described},
-            {"name": "run", "checkpoints": [{"states": str(tmp_path / f"step-{n}.npz")} for n in (10, 20)],
-             **described},
-            "init:tiny-bert",
-        ],
-        "verbs": [{"measure": {"null": True}}, "exact"],
-        "variants": ["full", "pure"],
-        "seeds": [3, 4],
-    })  # fmt: skip
-    tasks = [task for task in tasks_of(plan) if "states" in task.facts]
-    named = [(task.facts["model"], task.facts["checkpoint"], task.facts["step"]) for task in tasks]
-    assert named == [("step-20.npz", None, None), ("run", "step-10.npz", 10), ("run", "step-20.npz", 20)]
-    outcome = do(tasks[2])
-    run = rs.judge(tmp_path / "step-20.npz", rs.Inputs(seed=3), layout="batch layers tokens dim", null=True)
-    assert outcome.facts["verdict"] == run.verdict
-    assert set(outcome.table["sequence"].to_pylist()) == set(range(6))
-    assert set(outcome.table["step"].to_pylist()) == {20}
-    assert outcome.table["value"].to_pylist() == pytest.approx(run.table["value"].to_pylist(), rel=0, nan_ok=True)
-    np.savez(tmp_path / "step-20.npz", x=x[:2].numpy())
-    assert "other files here" in do(tasks[2]).facts["reason"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "why"),
-    [
-        ({"states": "a.npz"}, "a.npz is hidden states, and exact needs a model"),
-        ({"states": "a.npz", "model": "init:tiny-bert"}, "leave out model"),
-        ({"name": "a", "checkpoints": [{"states": "a.npz"}, "folder"]}, "leave out its checkpoints"),
-        ({"model": "init:tiny-bert", "layout": "tokens dim"}, "layout and at describe states"),
-        ({"name": "a", "checkpoints": [{"states": "a.npz", "path": "b"}]}, "a path, a revision or states"),
-    ],
-)
-def test_states_in_a_plan_are_refused_in_words(entry: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        plan_of({"models": [entry], "verbs": ["measure", "exact"]})

@@ -127,25 +127,23 @@ class PlanInputs(Part):
 
 
 class Checkpoint(Part):
-    """One checkpoint of a training run: a folder, a revision of a hub repository, or hidden states computed there."""
+    """One checkpoint of a training run: a folder, or a revision of a hub repository."""
 
     short_form = "path"
     path: Place | None = None
     revision: Place | None = None
-    states: Place | None = None
     step: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _one_place(self) -> Checkpoint:
-        if [self.path, self.revision, self.states].count(None) != 2:
-            raise ValueError("a checkpoint has a path, a revision or states, and only one of them")
+        if (self.path is None) == (self.revision is None):
+            raise ValueError("a checkpoint has a path or a revision, and only one of them")
         return self
 
     @property
     def label(self) -> str:
         """How it is called in the rows."""
-        place = self.path or self.states
-        return Path(place).name if place is not None else str(self.revision)
+        return Path(self.path).name if self.path is not None else str(self.revision)
 
     @property
     def number(self) -> int | None:
@@ -155,13 +153,10 @@ class Checkpoint(Part):
 
 
 class PlanModel(Part):
-    """One model, one training run with its checkpoints in order, or hidden states of either in files."""
+    """One model, or one training run with its checkpoints in order."""
 
     short_form = "model"
     model: Place | None = None
-    states: Place | None = None
-    layout: str | None = None
-    at: tuple[Name, ...] | None = None
     name: Name | None = None
     model_class: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$")] | None = None
     blocks: str | None = None
@@ -175,35 +170,21 @@ class PlanModel(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> PlanModel:
-        if self.model is None and self.states is None:
+        if self.model is None:
             if not self.checkpoints:
-                raise ValueError("give a model (a spec), its checkpoints (folders), or states (a file or folder)")
+                raise ValueError("give a model (a spec), or its checkpoints (folders)")
             if self.name is None:
                 raise ValueError("a run given by its checkpoints needs a name")
-        if self.model is not None and any(one.path is not None for one in self.checkpoints):
+        elif any(one.path is not None for one in self.checkpoints):
             raise ValueError("model and checkpoint folders exclude each other; name the run with name instead")
         if self.revisions and self.checkpoints:
             raise ValueError("revisions and checkpoints exclude each other")
-        if self.has_states:
-            others = ["model", "model_class", "blocks", "revisions", *(["checkpoints"] if self.states else [])]
-            given = [name for name in others if getattr(self, name)]
-            if given or any(one.states is None for one in self.checkpoints):
-                raise ValueError(
-                    f"states are measured without a model: leave out {', '.join(given) or 'its checkpoints'}"
-                )
-        elif self.layout is not None or self.at is not None:
-            raise ValueError("layout and at describe states; give states, or leave them out")
         return self
-
-    @property
-    def has_states(self) -> bool:
-        """Whether hidden states are measured, and no model is run."""
-        return self.states is not None or any(one.states is not None for one in self.checkpoints)
 
     @property
     def label(self) -> str:
         """How it is called in the rows."""
-        return self.name or self.model or Path(str(self.states)).name
+        return self.name or str(self.model)
 
     @property
     def moments(self) -> tuple[Checkpoint | None, ...]:
@@ -304,10 +285,6 @@ class Plan(Part):
             for name in model.verbs or ():
                 if name not in sweep_verbs():
                     raise ValueError(_no_verb(name))
-            wrong = sorted({*(model.verbs or groups["verbs"])} - {"measure"})
-            if model.has_states and wrong:
-                words = f"{model.label} is hidden states, and {', '.join(wrong)} needs a model"
-                raise ValueError(f"{words}: give it verbs: [measure]")
         return self
 
 

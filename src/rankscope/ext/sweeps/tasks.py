@@ -22,7 +22,6 @@ from rankscope.options import OFFLOAD
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
 OTHERS = ("config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
           "tokenizer_config.json")  # fmt: skip
-STATES = ("*.safetensors", "*.npz")
 KEY_LENGTH = 24
 RECORD = "record"
 COORDINATES: Mapping[str, pa.DataType] = {
@@ -118,22 +117,6 @@ def _identity_of_initialisation(name: str) -> dict[str, Any]:
     return {"kind": "preset", "name": name, "sha256": hash_of(facts)}
 
 
-def identity_of_states(place: str) -> dict[str, Any]:
-    """What identifies stored hidden states: name, size and modification time of their files.
-
-    Raises:
-        LoadError: there are none.
-    """
-    path = Path(place).expanduser()
-    files = [path] if path.is_file() else sorted(one for pattern in STATES for one in path.glob(pattern))
-    if not files:
-        raise LoadError(
-            f"There are no hidden states at {place!r}; expected a .safetensors or .npz file, or a folder of them. "
-            "Paths in a plan are relative to the current folder."
-        )
-    return {"kind": "states", "files": _stamps(files)}
-
-
 def _stamps(files: list[Path]) -> list[list[Any]]:
     found = [(file.name, file.stat()) for file in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]
@@ -166,9 +149,6 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
     identified, described = lru_cache(maxsize=None)(identity_of), lru_cache(maxsize=64)(_described)
     for model in plan.models:
         uses = [use for use in plan.verbs if model.verbs is None or use.verb in model.verbs]
-        if model.has_states:
-            yield from _tasks_of_states(plan, model, uses)
-            continue
         inputs = model.inputs or plan.inputs
         text = None if inputs.text is None else _absolute(inputs.text)
         options = {use.verb: _options(use) for use in uses}
@@ -200,30 +180,6 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
                     for name, operation in operations.items() if verb.under_variants else [(None, None)]:
                         facts = {**common, **asked, "variant": name, "operation": operation}
                         yield Task(facts, spec, text, model.memory or plan.memory)
-
-
-def _tasks_of_states(plan: Plan, model: PlanModel, uses: list[VerbUse]) -> Iterator[Task]:
-    """One task per file: there is no model to operate on, and the seed is only that of a random baseline."""
-    inputs = model.inputs or plan.inputs
-    # All sequences of a file, unless the plan says how many of these states to take.
-    asked = set() if model.inputs is None else model.inputs.model_fields_set & {"sequences"}
-    for use in uses:
-        for moment in model.moments:
-            place = str(model.states if moment is None else moment.states)
-            facts = {
-                **_coordinates(model, moment),
-                "spec": place,
-                "verb": use.verb,
-                "options": _options(use),
-                "inputs": inputs.model_dump(mode="json", include={"tokens_policy", *asked}),
-                "dtype": model.dtype or plan.dtype,
-                "weights": identity_of_states(place),
-                "states": {"layout": model.layout, "at": model.at and list(model.at)},
-                "variant": WHOLE,
-                "operation": None,
-                "seed": (model.seeds or plan.seeds)[0],
-            }
-            yield Task(facts, str(Path(place).expanduser().resolve()), None, model.memory or plan.memory)
 
 
 def _coordinates(model: PlanModel, moment: Checkpoint | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from rankscope._files import sha256_of
 from rankscope.errors import RankscopeError
 from rankscope.ext.sweeps.results import Chunk, Results
-from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of, identity_of_states
+from rankscope.ext.sweeps.tasks import COORDINATES, RECORD, Task, differs, identity_of
 from rankscope.models.loading.named import no_named_code
 from rankscope.options import OFFLOAD
 from rankscope.runs._frozen import thaw
@@ -145,8 +145,7 @@ def do(task: Task, models: dict[Any, Any]) -> tuple[pa.Table, dict[str, Any]]:
     """
     started = time.perf_counter()
     facts = task.facts
-    here = identity_of_states(task.spec) if "states" in facts else identity_of(task.spec, facts["revision"])
-    if differs(facts["weights"], here):
+    if differs(facts["weights"], identity_of(task.spec, facts["revision"])):
         raise RankscopeError(
             f"{facts['spec']} has other files here than where the sweep was started. Every machine must see the same "
             "weights at the same path."
@@ -177,12 +176,6 @@ def _run(task: Task, models: dict[Any, Any]) -> Run:
     verb = VERBS[facts["verb"]]
     function: Callable[..., Run] = verb.run()
     options = {**verb.in_plans_always, **facts["options"]}
-    if "states" in facts:
-        from rankscope.verbs.measure.run import judge
-
-        options.pop(OFFLOAD.name, None)
-        inputs = Inputs(**settings, seed=facts["seed"])
-        return judge(task.spec, inputs, computed_in=facts["dtype"], **facts["states"], **options)
     taken = {name: value for name, value in settings.items() if name != "texts" and verb.takes(name)}
     if verb.subject == "design":
         return function(task.spec, seed=facts["seed"], **{**taken, **options})

@@ -65,7 +65,8 @@ def training_chapter(record: Record) -> Chapter:
 
 
 def _state(record: Record, raised: Sequence[Alarm]) -> str:
-    if record.readings and record.readings[-1].active:
+    # A fault of the model is not over while training goes on.
+    if any(alarm.name == FAULTS for alarm in raised) or (record.readings and record.readings[-1].active):
         return "bad"
     is_good = len(record.readings) >= ENOUGH and not record.readings[-1].is_stuck
     return "care" if raised else "good" if is_good else "plain"
@@ -84,7 +85,6 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
     if not raised:
         return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
     first = raised[0]
-    # A fault of the model is not over while training goes on.
     faults = ["the fault"] if any(alarm.name == FAULTS for alarm in raised) else []
     standing = [*faults, *map(spoken, record.readings[-1].active)]
     after = f"standing at the end: {', '.join(standing)}" if standing else "none stands at the end"
@@ -100,8 +100,9 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
 def _counted(raised: Sequence[Alarm]) -> str:
     """How many alarms there are, and how many causes they name."""
     causes = len({alarm.component for alarm in raised} - {"unknown"})
-    named = f"{causes} cause{'s' if causes > 1 else ''}" if causes else "cause not found"
-    return f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}, {named}"
+    unknown = sum(alarm.component == "unknown" for alarm in raised)
+    named = [f"{causes} cause{'s' if causes > 1 else ''}"] * bool(causes) + [f"{unknown} not explained"] * bool(unknown)
+    return ", ".join([f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}", *named])
 
 
 def _ended(text: str) -> str:
@@ -205,8 +206,7 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
 
 
 def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
-    points = plain_list(values)
-    return {"name": name, "x": list(steps), "y": points, "low": points, "high": points, "floor": []}
+    return {"name": name, "x": list(steps), "y": plain_list(values), "low": [], "high": [], "floor": []}
 
 
 def _steps_view(metric: str, series: list[dict[str, Any]]) -> dict[str, Any]:

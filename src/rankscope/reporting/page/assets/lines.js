@@ -74,13 +74,13 @@ function drawGuides(box, view, y, log, domain) {
 
 /* Moments on the axis that somebody should see: a line with words beside it. */
 function drawMoments(box, view, x) {
-  (view.when || []).forEach(([at, words], i) => {
-    const left = x(at);
+  const moments = (view.when || []).map(([at, words]) => [x(at), `${words}, ${view.xlabel || "block"} ${at}`]);
+  for (const [left] of moments) draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
+  moments.forEach(([left, words], i) => {
     const turned = left > (box.margin.left + box.right) / 2;
     // Beside all lines that are close, so that none crosses the words.
-    const beside = view.when.map(([step]) => x(step)).filter((other) => Math.abs(other - left) < 40);
-    draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
-    draw(box.svg, "text", { x: turned ? Math.min(...beside) - 5 : Math.max(...beside) + 5, y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
+    const close = moments.map(([other]) => other).filter((other) => Math.abs(other - left) < 60);
+    draw(box.svg, "text", { x: turned ? Math.min(...close) - 5 : Math.max(...close) + 5, y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, words);
   });
 }
 
@@ -100,7 +100,7 @@ function drawSeries(box, one, index, x, y, domain, log) {
     } else {
       const upper = run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.high[i]).toFixed(1)}`);
       const lower = run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.low[i]).toFixed(1)}`).reverse();
-      draw(box.svg, "polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 });
+      if (one.low.length) draw(box.svg, "polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 });
       draw(box.svg, "polyline", { points: run.map((i) => `${x(one.x[i]).toFixed(1)},${height(one.y[i]).toFixed(1)}`).join(" "), fill: "none", stroke: colour, "stroke-width": 2.2, "stroke-linejoin": "round", "stroke-dasharray": dashOf(index) });
     }
   }
@@ -160,12 +160,13 @@ const powerWords = (exponent) => (known(exponent) ? (exponent > -3 && exponent <
 
 function lineTable(view) {
   const blocks = [...new Set(view.series.flatMap((one) => one.x))].sort((a, b) => a - b);
-  const head = [view.xlabel || "block", ...view.series.flatMap((one) => [one.name || view.metric.replaceAll("_", " "), ...(view.band || ["10%", "90%"])])];
+  const isBanded = view.series.some((one) => one.low.length);
+  const head = [view.xlabel || "block", ...view.series.flatMap((one) => [one.name || view.metric.replaceAll("_", " "), ...(isBanded ? view.band || ["10%", "90%"] : [])])];
+  const words = view.form === "power" ? (v) => (known(v) ? v.toFixed(3) : "undefined") : number;
   const rows = blocks.map((block) => [block, ...view.series.flatMap((one) => {
     const at = one.x.indexOf(block);
-    if (at < 0) return ["", "", ""];
-    const words = view.form === "power" ? (v) => (known(v) ? v.toFixed(3) : "undefined") : number;
-    return [words(one.y[at]) + (one.floor.includes(at) ? "*" : ""), words(one.low[at]), words(one.high[at])];
+    const shown = at < 0 ? ["", "", ""] : [words(one.y[at]) + (one.floor.includes(at) ? "*" : ""), words(one.low[at]), words(one.high[at])];
+    return isBanded ? shown : shown.slice(0, 1);
   })]);
   return { head, rows };
 }

@@ -1,4 +1,4 @@
-/* Small multiples: one panel per model, all on one scale, each from its first block to its last. */
+/* Many models: small multiples, one panel per model on one scale, from its first block to its last; sortable tables. */
 
 const PANEL = { wide: 172, narrow: 120, tall: 138, left: 44, top: 26, bottom: 22, gap: 16 };
 
@@ -99,25 +99,5 @@ function sortables() {
   }
 }
 
-/* One bar per alarm, from the step at which it was raised to the one at which it was over. */
-function drawTimeline(plot, view) {
-  const tall = 34;
-  const box = frame(plot, plot.clientWidth, tall * view.bars.length + 46, { left: 14, right: 14, top: 4, bottom: 42 }, "Alarms by step");
-  const [first, last] = [view.steps[0], view.steps[view.steps.length - 1]];
-  const x = (step) => box.margin.left + ((step - first) / (last - first || 1)) * (box.right - box.margin.left);
-  xAxis(box, view.steps, x, "step");
-  const words = ([, from, to, cause]) => `step ${from}${to === null ? " on" : ` to ${to}`}, cause: ${cause === "unknown" ? "not found" : cause}`;
-  view.bars.forEach((bar, i) => {
-    const [name, from, to] = bar;
-    const left = Math.min(x(from), box.right - 4);
-    const label = draw(box.svg, "text", { x: box.margin.left, y: box.margin.top + tall * i + 13 });
-    draw(label, "tspan", { class: "strong" }, name);
-    label.append(` ${words(bar)}`);
-    draw(box.svg, "rect", { x: left, y: box.margin.top + tall * i + 18, width: Math.max(4, x(to === null ? last : to) - left), height: 8, rx: 2, fill: to === null ? "var(--down)" : "var(--faint)" });
-  });
-  const hint = readout(plot);
-  const at = (left, top) => Math.max(0, Math.min(view.bars.length - 1, Math.floor((top - box.margin.top) / tall)));
-  walk(plot, view.bars.length, at, (i) => hint.show(x(view.bars[i][1]), box.margin.top + tall * i, view.bars[i][0], [["", words(view.bars[i])]]), () => hint.hide());
-}
-
-const timelineTable = (view) => ({ head: ["alarm", "from step", "to step", "cause"], rows: view.bars.map(([name, from, to, cause]) => [name, from, to === null ? "" : to, cause]) });
+KINDS.multiples = { draw: drawMultiples, table: multipleTable };
+sortables();

@@ -1,14 +1,13 @@
 /* The page: switches, cards, sliders, explanations, light and dark. */
 
-const KINDS = {
+Object.assign(KINDS, {
   lines: { draw: drawLines, table: lineTable, legend: lineLegend },
   bars: { draw: drawBars, table: barTable },
   waterfall: { draw: drawWaterfall, table: waterfallTable, legend: waterfallLegend },
   heat: { draw: drawHeat, table: heatTable },
   matrix: { draw: drawMatrix, table: matrixTable },
-  multiples: { draw: drawMultiples, table: multipleTable },
   timeline: { draw: drawTimeline, table: timelineTable },
-};
+});
 const MOST_ROWS = 400;
 const MOST_CARDS = 8;
 const redraws = [];
@@ -200,7 +199,6 @@ function copies() {
 
 const charts = JSON.parse(document.getElementById("charts").textContent);
 for (const figure of document.querySelectorAll("figure[data-chart]")) setUp(figure, charts[Number(figure.dataset.chart)]);
-sortables();
 explanations();
 themes();
 copies();

@@ -1,6 +1,8 @@
 "use strict";
 /* Numbers, scales and the few drawing words that every chart shares. Text always goes through textContent. */
 
+/* How each kind of chart is drawn; scripts add theirs. */
+const KINDS = {};
 const SVG = "http://www.w3.org/2000/svg";
 
 function el(name, attributes, ...children) {

@@ -19,7 +19,13 @@ function drawBars(plot, view) {
     return bar;
   });
   draw(box.svg, "line", { class: "axis", x1: box.margin.left, x2: box.right, y1: y.at(0), y2: y.at(0) });
-  xAxis(box, view.x, (value) => x(view.x.indexOf(value)), view.xlabel);
+  const isNamed = typeof view.x[0] === "string";
+  xAxis(box, isNamed ? [] : view.x, (value) => x(view.x.indexOf(value)), view.xlabel);
+  if (isNamed) view.x.forEach((name, i) => {
+    // A name that is wider than its place is in two lines.
+    const middle = name.length * 7 < step ? -1 : name.indexOf(" ", name.length / 2 - 4);
+    (middle < 0 ? [name] : [name.slice(0, middle), name.slice(middle + 1)]).forEach((part, row) => draw(box.svg, "text", { x: x(i), y: box.bottom + 16 + 14 * row, "text-anchor": "middle" }, part));
+  });
   const hint = readout(plot);
   const dim = (chosen) => marks.forEach((bar, i) => bar && bar.setAttribute("opacity", chosen < 0 || i === chosen ? 1 : 0.45));
   walk(plot, view.x.length, (left) => Math.max(0, Math.min(view.x.length - 1, Math.floor((left - box.margin.left) / step))), (i) => {
@@ -227,3 +233,26 @@ function drawMatrix(plot, view, state, legend) {
 }
 
 const matrixTable = (view) => ({ head: ["token", ...view.positions], rows: view.positions.map((p, i) => [p, ...view.positions.map((_, j) => { const level = decoded(view)[i * view.size + j]; return level === -128 ? "undefined" : (level / 127).toFixed(2); })]) });
+
+/* One bar per alarm, from the step at which it was raised to the one at which it was over. */
+function drawTimeline(plot, view) {
+  const tall = 34;
+  const box = frame(plot, plot.clientWidth, tall * view.bars.length + 46, { left: 14, right: 14, top: 4, bottom: 42 }, "Alarms by step");
+  const [first, last] = [view.steps[0], view.steps[view.steps.length - 1]];
+  const x = (step) => box.margin.left + ((step - first) / (last - first || 1)) * (box.right - box.margin.left);
+  xAxis(box, view.steps, x, "step");
+  const words = ([, from, to, cause]) => `step ${from}${to === null ? " on" : ` to ${to}`}, cause: ${cause === "unknown" ? "not found" : cause}`;
+  view.bars.forEach((bar, i) => {
+    const [name, from, to] = bar;
+    const left = Math.min(x(from), box.right - 4);
+    const label = draw(box.svg, "text", { x: box.margin.left, y: box.margin.top + tall * i + 13 });
+    draw(label, "tspan", { class: "strong" }, name);
+    label.append(` ${words(bar)}`);
+    draw(box.svg, "rect", { x: left, y: box.margin.top + tall * i + 18, width: Math.max(4, x(to === null ? last : to) - left), height: 8, rx: 2, fill: to === null ? "var(--down)" : "var(--faint)" });
+  });
+  const hint = readout(plot);
+  const at = (left, top) => Math.max(0, Math.min(view.bars.length - 1, Math.floor((top - box.margin.top) / tall)));
+  walk(plot, view.bars.length, at, (i) => hint.show(x(view.bars[i][1]), box.margin.top + tall * i, view.bars[i][0], [["", words(view.bars[i])]]), () => hint.hide());
+}
+
+const timelineTable = (view) => ({ head: ["alarm", "from step", "to step", "cause"], rows: view.bars.map(([name, from, to, cause]) => [name, from, to === null ? "" : to, cause]) });
