@@ -94,7 +94,7 @@ def _shades(metric: str, known: npt.NDArray[np.float64]) -> dict[str, Any]:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
     name = metric.removeprefix("inputs_")
-    spec = METRICS[name] if name in METRICS else None  # a norm of the weights is none
+    spec = METRICS[name] if name in METRICS else None  # noqa: SIM401 - a registry raises an error of its own
     least, most = float(known.min()), float(known.max())
     is_log = least > 0.0 and spans_decades((least, most))
     low, high = (-math.inf, math.inf) if spec is None else spec.range
