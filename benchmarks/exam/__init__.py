@@ -7,9 +7,11 @@ it, and was marked as decidable or not from the model, a batch, the loss and the
     from benchmarks.exam import CASES
 
     faulty, healthy = CASES[0].make(True), CASES[0].make(False)
+
+:mod:`.runs` has trainings that go wrong, for a recorder.
 """
 
-from benchmarks.exam import attention, network
+from benchmarks.exam import attention, network, runs
 from benchmarks.exam.parts import CASES, NOT_WRITTEN, Case, Program
 
-__all__ = ["CASES", "NOT_WRITTEN", "Case", "Program", "attention", "network"]
+__all__ = ["CASES", "NOT_WRITTEN", "Case", "Program", "attention", "network", "runs"]
