@@ -101,6 +101,11 @@ class Alarm:
         return {name: thaw(getattr(self, name)) for name in _names(Alarm)}
 
 
+def noted(name: str, step: int, words: str, component: str, **evidence: float) -> Alarm:
+    """An event: what changed at a step, which may be planned. ``declared=1`` if it is."""
+    return Alarm(name, "noted", step, None, None, f"Step {step}: {words}.", evidence, component)
+
+
 @dataclass(frozen=True, repr=False)
 class Reading:
     """The metrics and alarms at one training step.

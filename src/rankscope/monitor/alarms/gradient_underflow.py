@@ -19,4 +19,4 @@ def gradient_underflow(layer: LayerState) -> Judgement | None:
         return None
     share = layer.now["gradient_underflow"]
     words = f"{share:.0%} of the entries of the gradients are rounded to zero"
-    return Judgement(share / LOST, {"gradient_underflow": share}, words)
+    return Judgement(share / LOST, {"gradient_underflow": share}, words, "gradients")
