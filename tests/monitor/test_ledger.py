@@ -206,7 +206,7 @@ def test_what_something_else_writes_is_an_event_with_its_size(
 def test_what_is_written_after_every_step_is_told_once() -> None:
     assert len(written(events_of(unit_rows))) <= 2
     undone = written(events_of(Restored()))
-    assert "back to where they were, not for the first time" in undone[-1].sentence
+    assert sum("back to where they were, not for the first time" in one.sentence for one in undone) == 1
 
 
 def test_what_is_declared_is_the_event_that_was_declared() -> None:
@@ -297,7 +297,7 @@ def test_a_step_that_does_something_else_is_an_event() -> None:
                 optimizer.zero_grad()
         told = [one.sentence for one in watch.notes if one.name == "step_differs"]
         assert len(told) == is_hooked
-        assert all(one.startswith("Step 16: a step of AdamW moved transformer.wte.weight by") for one in told)
+        assert all(one.startswith("Step 16: a step of AdamW moved ") for one in told)
 
 
 def test_an_error_while_weights_are_compared_never_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,8 +63,8 @@ def entering(name: str, change: Callable[[Tensor], Tensor]) -> Change:
         (hooked("transformer.h.0.attn.c_proj", lambda out: 1.1 * out), "now mul of"),
         (hooked("transformer.h.0.attn.c_attn", lambda out: out.roll(1, 1)), "now roll of"),
         (hooked("transformer.wpe", lambda out: out[:, :1].expand_as(out)), "now slice of"),
-        (entering("transformer.wte", lambda ids: ids.clamp(max=20)), "now clamp of input (20"),
-        (hooked("lm_head", lambda out: 2.0 * out), "mul of mm"),
+        (entering("transformer.wte", lambda ids: ids.clamp(max=20)), "now clamp of view (None; 20"),
+        (hooked("lm_head", lambda out: 2.0 * out), "mul of _unsafe_view"),
     ],
 )  # fmt: skip
 def test_code_that_changes_is_found_at_its_first_operation_with_file_and_line(change: Change, said: str) -> None:

@@ -54,7 +54,7 @@ def test_short_run_is_not_called_healthy(caplog: pytest.LogCaptureFixture) -> No
     assert "Too few readings to judge" in caplog.text
     _, long = loop(gpt2(), steps=ENOUGH)
     assert repr(long).endswith("no alarm")
-    assert "no collapse seen" in repr(long)
+    assert "no fault seen (8 readings)" in repr(long)
 
 
 def test_everything_prints_in_one_line_and_as_a_small_picture() -> None:
@@ -63,7 +63,7 @@ def test_everything_prints_in_one_line_and_as_a_small_picture() -> None:
     for thing in (watch, gauge, gauge.last):
         assert len(str(thing)) < 200
         assert "\n" not in str(thing)
-    assert one_line(gauge.last).startswith("step 5: no collapse seen, residual ")
+    assert one_line(gauge.last).startswith("step 5: no fault seen, residual ")
     assert "<svg" in watch._repr_html_()
     assert len(watch._repr_html_()) < 20_000
     assert set(watch.postfix) == {"residual", "alarms"}
@@ -259,7 +259,7 @@ def test_hooks_are_gone_afterwards_and_silence_works() -> None:
     model = gpt2()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with rs.watch(model, optimizer) as watch:
-        watch.silence("sudden_change", "token_collapse")
+        watch.silence("still_weights", "token_collapse")
         with pytest.raises(UnknownNameError):
             watch.silence("sudden_chang")
     assert not optimizer._optimizer_step_pre_hooks

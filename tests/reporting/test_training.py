@@ -68,7 +68,7 @@ def test_a_collapse_is_the_headline() -> None:
 
 
 def test_the_origin_says_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
-    missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
+    missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"still_weights": "?", "padding_only": "?"}}
     scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
     origin = training_chapter(Record({"ranks": 2, "status": missed}, (Reading(0, scalars, ()),), 0)).origin
     assert origin[-3:] == [

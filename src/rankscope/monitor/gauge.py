@@ -23,6 +23,7 @@ from rankscope.models.loading import need_module
 from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec, Judgement
+from rankscope.monitor.alarms.kept_gradients import CARRIED
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.block_statistics import GraphReader
@@ -51,7 +52,7 @@ from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
 from rankscope.monitor.watching import AlarmWatch, References
-from rankscope.monitor.why import Line, Why, explained, fastest, follows
+from rankscope.monitor.why import SYMPTOMS, Line, Why, explained, fastest, follows
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
@@ -222,7 +223,9 @@ class Gauge:
 
     def hear_objective(self, loss: Tensor) -> None:
         """Compare the operations of a loss, before ``backward``, with those of the losses before."""
-        if words := self._objective_watch.take(loss):
+        if not self._objective_watch.follows:
+            self._objective_watch.follow(self._prober.model)
+        elif words := self._objective_watch.take(loss):
             self._events.append(noted("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective"))
             self._loss_level.forget()
 
@@ -391,7 +394,8 @@ class Gauge:
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
             if 0 < count < ENOUGH and not self._closed and self._ranks.is_first:
-                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), self.summary.rstrip("."))
+                last = self.summary.replace(f", {too_few(count)}", "").rstrip(".")
+                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), last)
             self._closed = True
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
@@ -434,8 +438,6 @@ class Gauge:
     def _look_at_start(self) -> None:
         """Once, before the first step of the optimizer if gradients are read: what the doctor says about the model."""
         if self._findings is None:
-            if self._where == "probe":
-                self._objective_watch.follow(self._prober.model)
             examined = self._where == "probe" and FAULTS in self._watch.names
             self._findings = self._prober.examined(self.objective, self.optimizers) if examined else ()
 
@@ -502,7 +504,8 @@ class Gauge:
                 yield fact(name, "loss", number)
         if math.isfinite(carried := self._clearing.take()):
             yield fact("gradient_carried", "gradients", carried)
-        self._events += self._changed_gradient(step)
+        if not carried >= CARRIED:  # a gradient that was kept is another alarm
+            self._events += self._changed_gradient(step)
         self._clearing.after_step()
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
@@ -567,10 +570,14 @@ class Gauge:
         component, words = judgement.component, ""
         if spec.name == "not_finite":
             component, words = self._not_finite_at(step, values)
+        if spec.name == "not_finite_gradients":
+            words = f"First: {self._prober.not_finite['gradients']}."
         as_if = Alarm(spec.name, "raised", step, None, None, "", {"since": _since(values, step)}, component)
         cause = self._explained([*(one for one in self._alarms if one.state == "raised"), as_if]).cause
-        if cause is None or cause.name == spec.name or judgement.component == "data":
+        if cause is None or cause.name == spec.name or component == "data":
             return component, words
+        if component != "unknown" and spec.name not in SYMPTOMS:  # what the fact itself says
+            return component, follows(cause) if cause.how == "shown" else words
         return cause.component, " ".join(part for part in (words, follows(cause)) if part)
 
     def _compare_code(self, step: int) -> None:

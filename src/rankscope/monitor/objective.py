@@ -24,6 +24,9 @@ class ObjectiveWatch:
 
     **Exact** for operations that gradients pass, and for settings such as a reduction. What is done to labels, and
     factors, are not seen. The outputs are those of the last forward in training.
+
+    Attributes:
+        follows: whether it hears the outputs of a model.
     """
 
     def __init__(self) -> None:
@@ -31,10 +34,11 @@ class ObjectiveWatch:
         self._before: tuple[str, ...] = ()
         self._calm, self._calls = 0, 0
         self._handle: Any = None
+        self.follows = False
 
     def follow(self, model: nn.Module) -> None:
         """Hear the outputs of a model."""
-        self.close()
+        self.follows = True
         if not is_compiled(model):  # a hook inside compiled code would have it compiled again
             self._handle = model.register_forward_hook(self._see)
 

@@ -28,6 +28,7 @@ FAST, FAST_EARLY = 0.015, 0.05
 steps, with which a learning rate that was set or raised is the cause. In training that works it is about 0.001."""
 RAISED = 4.0
 """Factor by which a rate is raised at once, to be the cause with a third of that motion."""
+_OWN = ("gradients", "weights", "loss", "data")
 _FIRST = ("data", "weights", "structure", "objective", "optimizer", "gradients", "rate")
 
 
@@ -124,6 +125,8 @@ def explained(
     since = min((int(one.evidence.get("since", one.step)) for one in facts), default=None)
     own = [one for one in facts if one.component != "unknown" and not one.sentence.count(" Follows ")]
     rate, seen = _rate(events, motions)
+    if rate is not None and rate.step == 0 and any(one.name in SYMPTOMS and one.component in _OWN for one in own):
+        rate = None  # where the first bad number is says more than a rate that was the same from the start
     cause = None
     if since is not None:
         sudden = [one for one in events if not one.evidence.get("declared") and since - WITHIN <= one.step <= since]

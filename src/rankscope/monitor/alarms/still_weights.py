@@ -30,6 +30,6 @@ def still_weights(layer: LayerState) -> Judgement | None:
     component = "numbers" if moved > 0.0 else "optimizer"
     if rate == 0.0:
         words, component = f"{words}; the learning rate is 0", "rate"
-    elif layer.now.get("gradient_norm", layer.now.get("blocks_with_gradient")) == 0.0:
-        words, component = f"{words}; no gradient reaches them", "gradients"
+    elif layer.now.get("gradient_norm", layer.now.get("blocks_with_gradient", 0.0)) == 0.0:
+        words, component = f"{words}; they have no gradient", "gradients"
     return Judgement(steps / STEPS, {"still_steps": steps, "weights_moved": moved}, words, component)
