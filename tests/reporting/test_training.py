@@ -74,7 +74,7 @@ def test_the_origin_says_which_blocks_were_read_on_how_many_ranks_and_what_was_n
     assert origin[-3:] == [
         ("blocks read", "11 of 12 on 1 of 2 ranks"),
         ("not read", "attention entropy (fused)"),
-        ("not watched", "data shift, padding only (?)"),
+        ("not watched", "still weights, padding only (?)"),
     ]
     for status in ("x", {"not_read": 3}, {"not_read": ["x"]}):
         training_chapter(Record({"status": status}, (), 0))

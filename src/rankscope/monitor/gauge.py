@@ -52,7 +52,7 @@ from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
 from rankscope.monitor.watching import AlarmWatch, References
-from rankscope.monitor.why import SYMPTOMS, Line, Why, explained, fastest, follows
+from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follows
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
@@ -254,21 +254,21 @@ class Gauge:
             >>> from rankscope import Inputs, load
             >>> with Gauge(load("init:tiny-bert"), Inputs(sequences=2, tokens=8)) as gauge:
             ...     reading = gauge.step(0)
-            ...     print(gauge.why())
-            No fault seen (1 reading).
+            ...     str(gauge.why())
+            'No fault seen (1 reading).'
         """
         raised = [one for one in self._alarms if one.state == "raised"]
-        found: list[Line] = []
+        found: list[Clue] = []
         if self.last is not None and self._where == "probe" and self.disabled is None:
             with self._guarded():
                 found = [
-                    Line("shown", self.last.step, "structure", shown(one), FAULTS)
+                    Clue("shown", self.last.step, "structure", shown(one), FAULTS)
                     for one in self._prober.diagnosed()
                     if is_shown(one)
                 ]
         return self._explained(raised, found)
 
-    def _explained(self, raised: Sequence[Alarm], found: Sequence[Line] = ()) -> Why:
+    def _explained(self, raised: Sequence[Alarm], found: Sequence[Clue] = ()) -> Why:
         count = self._outlets.count + self._before
         return explained(raised, [*self._notes, *self._events], list(self._motions), count, found)
 

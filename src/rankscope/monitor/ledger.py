@@ -6,7 +6,7 @@ an event, with the step and its size. ``with ledger.planned("merge adapters"):``
     ledger = Ledger([optimizer])
     ledger.model = model
     ...  # steps of the training
-    print(*ledger.take(view), sep=" ")
+    ledger.take(view)  # the events
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ OFTEN = 8
 """Such writes in a row before that is said."""
 DOUBLED = 2.0
 """Factor by which a learning rate changes before it is an event again: a schedule changes it at every step."""
+RAISED = 4.0
+"""Factor by which a rate is raised at once, without a scheduler, to be more than a warm-up."""
 SAME_STEP = 0.02
 """Share of a step that rounding may change."""
 MOST_OPTIMIZERS = 4
@@ -137,7 +139,7 @@ class Ledger:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.model: nn.Module | None = None
-        self.step = -1
+        self.step, self._at = -1, 0
         self._groups: list[_Samples] = []
         self._followed: dict[str, Tensor] | None = None
         self._learn: dict[str, bool] | None = None
@@ -170,6 +172,7 @@ class Ledger:
         if torch.compiler.is_compiling() or self.model is None:
             return
         with self._guarded():
+            self._at = self.step + 1
             self._compare_settings(optimizer)
             self._compare_learning(self.model)
             for group in self._groups:
@@ -201,6 +204,7 @@ class Ledger:
         """The settings that the coming step uses, with those that were told last."""
         # A scheduler wraps the step of its optimizer to count it.
         has_schedule = hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
+        by = ", by its schedule" if has_schedule else ""
         told: dict[tuple[str, str, float, float, bool], int] = {}
         for number, group in enumerate(optimizer.param_groups):
             now, key = settings_of(group), (id(optimizer), number)
@@ -213,7 +217,8 @@ class Ledger:
                     before[name] = value
                     kind = "learning_rate" if name == "lr" else "optimizer_settings"
                     if kind == "learning_rate" or not math.isnan(old):
-                        sudden = (kind, name, old, value, has_schedule and name == "lr")
+                        gradual = name == "lr" and not 0.0 < RAISED * old <= value
+                        sudden = (kind, name, old, value, name == "lr" and (has_schedule or gradual))
                         told[sudden] = told.get(sudden, 0) + 1
         for (kind, name, old, value, declared), count in told.items():
             of = f" of {count} of {len(optimizer.param_groups)} groups" if count < len(optimizer.param_groups) else ""
@@ -222,16 +227,18 @@ class Ledger:
                 words = f"{type(optimizer).__name__}, {named} {value:.3g}"
             else:
                 factor = f" (x {value / old:.3g})" if old else ""
-                words = f"{named} {value:.3g} instead of {old:.3g}{factor}{', by its schedule' if declared else ''}"
+                words = f"{named} {value:.3g} instead of {old:.3g}{factor}{by if name == 'lr' else ''}"
             component = "rate" if name == "lr" else "objective" if name == "maximize" else "optimizer"
-            facts = {"now": value, "before": old, "declared": float(declared or math.isnan(old))}
+            facts = {"now": value, "before": old, "declared": float(declared)}
             self._events.append(noted(kind, self.step + 1, words, component, **facts))
 
     def _compare_learning(self, model: nn.Module) -> None:
         """Which parameters require gradients: those that code switches are declared."""
         now = {name: one.requires_grad for name, one in model.named_parameters()}
         before, self._learn = self._learn, now
-        for learn, what in ((True, "set free"), (False, "frozen")) if before is not None else ():
+        if before is None:
+            return
+        for learn, what in ((True, "set free"), (False, "frozen")):
             names = [name for name, one in now.items() if one is learn and before.get(name, learn) is not learn]
             if names:
                 more = f" ({names[0]} and {len(names) - 1} more)" if len(names) > 1 else f" ({names[0]})"
@@ -255,7 +262,7 @@ class Ledger:
                 name = next((name for name, one in (self._followed or {}).items() if one is parameter), "a parameter")
                 words = f"a step of {type(optimizer).__name__} moved {name} by {float((now - weight).norm()):.3g} in a"
                 words = f"{words} sample of its entries, and settings and gradient say {moved:.3g}, {apart:.3g} away"
-                self._events.append(noted("step_differs", self.step + 1, words, "optimizer", apart=apart, moved=moved))
+                self._events.append(noted("step_differs", self._at, words, "optimizer", apart=apart, moved=moved))
                 return
 
     def _follow(self, model: nn.Module) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ LARGEST_DIGEST = 2**22
 
 
 @dataclass(frozen=True)
-class Operation:
+class PassOperation:
     """One operation of a pass.
 
     Attributes:
@@ -60,12 +60,12 @@ class Operation:
         return self.name, self.reads, self.given, self.digests
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operations of a pass."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.operations: list[Operation] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[PassOperation] = []
         # Tensors are held until the pass is over, so that no number is given twice.
         self._known: dict[int, tuple[Tensor, int | str]] = {id(one): (one, "input") for one in inputs}
         for named in (model.named_parameters(), model.named_buffers()):
@@ -84,7 +84,7 @@ class _Recorder(TorchDispatchMode):
         shapes = [f"{tuple(one.shape)} {one.dtype}" for one in results]
         number = len(self.operations)
         self.operations.append(
-            Operation(str(func), reads, "; ".join([*others, *shapes]), tuple(digests), _place(sys._getframe(1)))
+            PassOperation(str(func), reads, "; ".join([*others, *shapes]), tuple(digests), _place(sys._getframe(1)))
         )
         for one in results:
             if id(one) not in self._known or not isinstance(self._known[id(one)][1], str):
@@ -106,7 +106,7 @@ def _place(frame: FrameType | None) -> str:
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def operations_of(model: nn.Module, batch: Batch) -> tuple[Operation, ...]:
+def operations_of(model: nn.Module, batch: Batch) -> tuple[PassOperation, ...]:
     """Run a batch in evaluation mode beside the training, and write down the operations."""
     inputs = [one for one in pytree.tree_leaves((dict(batch.inputs), batch.arguments)) if isinstance(one, Tensor)]
     with beside_training(model), _Recorder(model, inputs) as recorder:
@@ -122,7 +122,7 @@ class SameCode:
     """
 
     def __init__(self) -> None:
-        self._before: tuple[Operation, ...] = ()
+        self._before: tuple[PassOperation, ...] = ()
         self._calm, self._step, self._varies = 0, 0, set[int]()
         self.digest = ""
 
@@ -148,7 +148,7 @@ class SameCode:
         self._varies = set() if found else self._varies
         return f"{found} (step {since})" if is_new else ""
 
-    def _differences(self, before: Sequence[Operation], now: Sequence[Operation]) -> Iterator[str]:
+    def _differences(self, before: Sequence[PassOperation], now: Sequence[PassOperation]) -> Iterator[str]:
         """Digests that change in the first looks, as statistics do, are left out from then on."""
         for number, (old, new) in enumerate(zip(before, now, strict=False)):
             if old.key == new.key or (old.key[:3] == new.key[:3] and number in self._varies):
@@ -163,7 +163,7 @@ class SameCode:
             yield f"{first.where}: {_said(first, longer)} {words}"
 
 
-def _said(one: Operation, of: Sequence[Operation]) -> str:
+def _said(one: PassOperation, of: Sequence[PassOperation]) -> str:
     """An operation in words: its name, what it reads, and the numbers it is given."""
     reads = [read if isinstance(read, str) else _short(of[read].name) for read in one.reads[:3]]
     digests = f", values {'/'.join(one.digests)}" if any(one.digests) else ""

@@ -73,4 +73,5 @@ def predicted(
     mean = first * state.get("exp_avg", 0.0) + (1.0 - first) * gradient
     square = second * state.get("exp_avg_sq", 0.0) + (1.0 - second) * gradient.square()
     root = (square / (1.0 - second**count)).sqrt() + float(group["eps"])
-    return weight - rate / (1.0 - first**count) * mean / root
+    after: Tensor = weight - rate / (1.0 - first**count) * mean / root
+    return after

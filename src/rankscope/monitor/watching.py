@@ -11,7 +11,7 @@ from statistics import median
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.monitor.alarms._spec import CONVERGED, SETTLED, TRANSIENT, TRANSIENT_STEPS
-from rankscope.monitor.readings import Alarm, LayerValue
+from rankscope.monitor.readings import Alarm, AlarmState, LayerValue
 
 START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""
@@ -185,7 +185,7 @@ def _raised(
     if worst is not None:
         evidence["worst_layer"] = float(worst)
         evidence |= {f"worst_{name}": value for name, value in known[worst].evidence.items()}
-    state = "noted" if spec.is_note else "raised"
+    state: AlarmState = "noted" if spec.is_note else "raised"
     return Alarm(spec.name, state, step, stack, first, sentence, evidence, component)
 
 

@@ -1,7 +1,7 @@
 """Why a run went bad: what experiments showed, what was recorded, and what was seen, in order. Does not import torch.
 
-    print(watch.why())            # of a run that is watched
-    print(why(read_record("runs/plain")))
+    watch.why()                       # of a run that is watched
+    why(read_record("runs/plain"))    # of its record
 
 A cause is shown (an experiment), or recorded (an event or a fact); what is only seen, as a curve is, is never one.
 """
@@ -33,7 +33,7 @@ _FIRST = ("data", "weights", "structure", "objective", "optimizer", "gradients",
 
 
 @dataclass(frozen=True)
-class Line:
+class Clue:
     """One thing that is known about a run.
 
     Attributes:
@@ -63,8 +63,8 @@ class Why:
     """
 
     since: int | None
-    cause: Line | None
-    lines: tuple[Line, ...]
+    cause: Clue | None
+    lines: tuple[Clue, ...]
     readings: int
 
     __repr__ = brief
@@ -82,7 +82,7 @@ class Why:
         return "\n".join([head, *rows])
 
 
-def _unnumbered(line: Line) -> str:
+def _unnumbered(line: Clue) -> str:
     return line.words.removeprefix(f"Step {line.step}: ").replace("\n", "\n" + 11 * " ")
 
 
@@ -104,7 +104,7 @@ def explained(
     notes: Iterable[Alarm],
     motions: Sequence[tuple[int, float]],
     readings: int,
-    found: Sequence[Line] = (),
+    found: Sequence[Clue] = (),
 ) -> Why:
     """Put the evidence in order, and find what leads.
 
@@ -119,7 +119,7 @@ def explained(
         found: what experiments show now.
     """
     events = [one for one in notes if one.name != FAULTS and one.component != "none"]
-    shown = [*(Line("shown", one.step, one.component, one.sentence, one.name) for one in raised if one.name == FAULTS)]
+    shown = [*(Clue("shown", one.step, one.component, one.sentence, one.name) for one in raised if one.name == FAULTS)]
     shown += [line for line in found if all(line.words not in one.words for one in shown)]
     facts = [one for one in raised if one.name != FAULTS]
     since = min((int(one.evidence.get("since", one.step)) for one in facts), default=None)
@@ -129,33 +129,39 @@ def explained(
         rate = None  # where the first bad number is says more than a rate that was the same from the start
     cause = None
     if since is not None:
-        sudden = [one for one in events if not one.evidence.get("declared") and since - WITHIN <= one.step <= since]
+        sudden = [
+            one
+            for one in events
+            if since - WITHIN <= one.step <= since and one.name != "learning_rate" and not one.evidence.get("declared")
+        ]
         candidates = [
             *sorted((_recorded(one) for one in sudden), key=_order),
-            *shown[:1],
+            *(line for line in shown if line.step <= since),
             *(_recorded(one) for one in own if one.name not in SYMPTOMS),
             *(rate,),
             *(_recorded(one) for one in own if one.name in SYMPTOMS and one.name != "loss_rises"),
+            *(line for line in shown if line.step > since),
         ]
-        if rate is not None and candidates[0] is not None and candidates[0].component not in ("data", "structure"):
+        known = [one for one in candidates if one is not None]
+        if rate is not None and known[0].component not in ("data", "structure"):
             # What moves weights fast from the start on, or just before, is earlier than what follows.
-            candidates = sorted(filter(None, [rate, candidates[0]]), key=_order)
-        cause = next(filter(None, candidates), None)
+            known = sorted([rate, known[0]], key=_order)
+        cause = next(iter(known), None)
     else:
         cause = next(iter(shown), None)
     lines = [*shown, *(_recorded(one) for one in (*events, *facts)), *seen]
     return Why(since, cause, tuple(sorted(lines, key=_order)), readings)
 
 
-def _recorded(one: Alarm) -> Line:
-    return Line("recorded", one.step, one.component, one.sentence, one.name)
+def _recorded(one: Alarm) -> Clue:
+    return Clue("recorded", one.step, one.component, one.sentence, one.name)
 
 
-def _order(line: Line) -> tuple[int, int]:
+def _order(line: Clue) -> tuple[int, int]:
     return line.step, _FIRST.index(line.component) if line.component in _FIRST else len(_FIRST)
 
 
-def _rate(events: Sequence[Alarm], motions: Sequence[tuple[int, float]]) -> tuple[Line | None, list[Line]]:
+def _rate(events: Sequence[Alarm], motions: Sequence[tuple[int, float]]) -> tuple[Clue | None, list[Clue]]:
     """The learning rate that was set or raised before weights began to move fast, and what was seen of that."""
     known = [(step, motion) for step, motion in motions if math.isfinite(motion)]
     if not known:
@@ -182,11 +188,11 @@ def _fell(evidence: Mapping[str, float]) -> bool:
     return evidence["now"] < evidence.get("before", math.nan)
 
 
-def _fast(step: int, motion: float) -> Line:
-    return Line("seen", step, "rate", f"weights move by up to {motion:.2g} of their norm per step, from here on")
+def _fast(step: int, motion: float) -> Clue:
+    return Clue("seen", step, "rate", f"weights move by up to {motion:.2g} of their norm per step, from here on")
 
 
-def follows(cause: Line | None) -> str:
+def follows(cause: Clue | None) -> str:
     """What an alarm says about a cause that is older than itself."""
     if cause is None:
         return ""

@@ -17,5 +17,6 @@ def loss_rises(layer: LayerState) -> Judgement | None:
     if not layer.has("loss_risen", "loss_before", "loss_after"):
         return None
     severity, before, after = (layer.now[name] for name in ("loss_risen", "loss_before", "loss_after"))
-    evidence = {"loss_risen": severity, "loss_before": before, "loss_after": after}
+    since = layer.now.get("loss_since", 0.0)
+    evidence = {"loss_risen": severity, "loss_before": before, "loss_after": after, "since": since}
     return Judgement(0.0 if layer.converged else severity, evidence, f"{after:.3g}, and {before:.3g} before")
