@@ -236,8 +236,8 @@ def test_rates_settings_and_switches_are_events_with_both_numbers() -> None:
             model.transformer.h[1].requires_grad_(False)
 
     found = {one.name: one for one in alarms_raised(plain(), change, steps=10) if one.state == "noted"}
-    assert found["learning_rate"].sentence == "Step 5: learning rate 1 instead of 0.001 (x 1e+03)."
-    assert found["optimizer_settings"].sentence == "Step 7: weight_decay 100 instead of 0.01 (x 1e+04)."
+    assert found["learning_rate"].sentence == "Step 5: learning rate 1 instead of 0.001 (x 1,000)."
+    assert found["optimizer_settings"].sentence == "Step 7: weight_decay 100 instead of 0.01 (x 10,000)."
     assert "12 of 28 parameters frozen" in found["requires_grad"].sentence
     assert found["requires_grad"].evidence["declared"] == 1.0
 

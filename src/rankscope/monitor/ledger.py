@@ -226,7 +226,8 @@ class Ledger:
             if math.isnan(old):
                 words = f"{type(optimizer).__name__}, {named} {value:.3g}"
             else:
-                factor = f" (x {value / old:.3g})" if old else ""
+                times = value / old if old else math.nan
+                factor = f" (x {times:,.0f})" if times >= 10.0 else f" (x {times:.3g})" if old else ""
                 words = f"{named} {value:.3g} instead of {old:.3g}{factor}{by if name == 'lr' else ''}"
             component = "rate" if name == "lr" else "objective" if name == "maximize" else "optimizer"
             facts = {"now": value, "before": old, "declared": float(declared)}
