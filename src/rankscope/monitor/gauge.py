@@ -183,7 +183,7 @@ class Gauge:
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """The optimizers of the run, once they are set: their settings, and writes between their steps, are events."""
+        """The optimizers of the run, once they are set. Their settings and writes between steps are events."""
         return self._optimizers
 
     @optimizers.setter
