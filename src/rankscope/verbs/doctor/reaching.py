@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope._types import kind_of
-from rankscope.causes._examination import Loss
+from rankscope.examination._examination import Loss
 from rankscope.errors import IgnoredInputError, InputError
 from rankscope.models.inputs import Batch, InputPlan, Inputs, prepare_planned
 from rankscope.models.inputs.given import on_device
@@ -109,11 +109,6 @@ def loss_for(loss: Any) -> Loss | None:
     if not callable(loss):
         raise InputError(f"loss is {kind_of(loss)}; expected a function of the output and the labels, or 'own'.")
     return cast("Loss", loss)
-
-
-def bound(loss: Loss, labels: Any) -> Loss:
-    """The loss of an output, with labels that only the loss can read."""
-    return lambda output: loss(output, labels)
 
 
 def optimizer_for(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer | None:

@@ -15,7 +15,7 @@ from benchmarks.threads.patterns import PATTERNS, experts, seeded
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope.causes import CAUSES, Diagnosis, examine, find
+from rankscope.examination import CAUSES, Diagnosis, examine, find
 from rankscope.models.inputs import Inputs
 from rankscope.models.model import as_model
 from rankscope.verbs.doctor.reaching import batch_for

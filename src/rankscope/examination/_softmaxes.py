@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rankscope.causes import _source
-from rankscope.causes._source import SourcePlace
+from rankscope.examination import _source
+from rankscope.examination._source import SourcePlace
 from rankscope.stream.operators import PRODUCTS, SOFTMAXES
 
 _FOLLOWED = 8

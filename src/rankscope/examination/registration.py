@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._source import path, place_of
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few
-from rankscope.causes.training import as_trained, in_training
+from rankscope.examination._examination import Examination
+from rankscope.examination._source import path, place_of
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few
+from rankscope.examination.training import as_trained, in_training
 
 _TRIED = 8
 """Parts that are moved one by one."""

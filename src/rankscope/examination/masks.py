@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import change_between, changed_entries, main_output
-from rankscope.causes.axes import attention_softmax
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import change_between, changed_entries, main_output
+from rankscope.examination.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
 from rankscope.stream.attention_calls import AttentionCall
 

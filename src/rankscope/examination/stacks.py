@@ -10,10 +10,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from rankscope._citations import Cite
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import cloned, is_trained, norm_gains, shuffled
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import cloned, is_trained, norm_gains, shuffled
 from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
 from rankscope.stream.viewing import undisturbed, with_proven_cuts

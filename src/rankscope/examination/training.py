@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._following import Following, named
-from rankscope.causes._innermost import ModuleFollower
-from rankscope.causes._source import for_each
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import main_output
+from rankscope.examination._examination import Examination
+from rankscope.examination._following import Following, named
+from rankscope.examination._innermost import ModuleFollower
+from rankscope.examination._source import for_each
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import main_output
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.wrapping import same_buffers, with_parameters
 

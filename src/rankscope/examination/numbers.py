@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few, is_trained, norm_gains
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few, is_trained, norm_gains
 
 
 def _first_broken(x: Examination) -> ModuleCall | None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._source import SourcePlace
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, changed_entries
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._softmaxes import Softmaxes
+from rankscope.examination._source import SourcePlace
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import apart, change_between, changed_entries
 from rankscope.stream.viewing import undisturbed
 
 

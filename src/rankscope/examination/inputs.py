@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._spec import Finding, cause
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._spec import Finding, cause
 
 CONSTANT = 0.98
 

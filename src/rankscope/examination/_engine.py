@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes._examination import Examination, Loss
-from rankscope.causes._spec import CAUSES, Finding
+from rankscope.examination._examination import Examination, Loss
+from rankscope.examination._spec import CAUSES, Finding
 from rankscope.errors import RankscopeError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few
 
 
 @cause(
