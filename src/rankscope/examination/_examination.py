@@ -32,6 +32,8 @@ from rankscope.stream.viewing import undisturbed
 
 _ROOM = 1 << 28
 """Bytes of the outputs of modules that one pass keeps."""
+_SEGMENTS = 3
+"""Different ids up to which an input counts segments or types of tokens, as those of BERT and of packed texts do."""
 Loss = Callable[..., Tensor]
 
 _Look = Callable[["Examination"], Iterator[Any]]
@@ -281,9 +283,13 @@ class Examination:
         axis = self.sequence_axis(states)
         return None if axis is None or not bool(torch.isfinite(states).all()) else apart(states, axis)
 
-    def changed(self, where: Callable[[Tensor], object]) -> Batch:
-        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``."""
-        mains = {id(value) for value in self.mains}
+    def changed(self, where: Callable[[Tensor], object], only: Tensor | None = None) -> Batch:
+        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``.
+
+        Ids of segments and of types of tokens are left as they are, unless they are all that there is.
+        """
+        several = [value for value in self.mains if value.is_floating_point() or len(torch.unique(value)) > _SEGMENTS]
+        mains = {id(value) for value in ((only,) if only is not None else several or self.mains)}
 
         def change(value: Any) -> Any:
             if id(value) not in mains:

@@ -65,6 +65,18 @@ class Held:
             seed_generators(0)
             return self._x.loss_of(pytree.tree_unflatten(leaves, self._spec), compared)
 
+    @property
+    def reads_others(self) -> bool:
+        """Whether the loss also depends on something else that the model returned."""
+        free = [leaf.detach().clone().requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+                for leaf in self.leaves]  # fmt: skip
+        others = [leaf for at, leaf in enumerate(free) if at != self.main and isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not others:
+            return False
+        with torch.enable_grad():
+            total = self._x.loss_of(pytree.tree_unflatten(free, self._spec))
+        return any(one is not None for one in torch.autograd.grad(total, others, allow_unused=True))
+
     def value(self, output: Tensor, compared: Any = None) -> float:
         """The same as a number."""
         with torch.no_grad():
@@ -126,7 +138,7 @@ def _by_place(moved: Tensor, target: Tensor) -> Tensor | None:
     """The size of a change of the gradient for each place that the labels have: sequences, or sequences and tokens."""
     moved = moved.abs()
     if target.ndim == 1:
-        return moved.flatten(1).amax(1) if moved.ndim > 1 and len(moved) == len(target) else None
+        return moved.reshape(len(moved), -1).amax(1) if len(moved) == len(target) else None
     if moved.ndim == 2 and moved.shape[0] == target.numel() != moved.shape[1]:  # the model flattens its outputs
         return moved.amax(-1).view(target.shape)
     if moved.ndim != 3 or len(moved) != len(target):
@@ -253,7 +265,11 @@ def other_places(x: Examination) -> Outcome:
 
 @experiment
 def labels_unread(x: Examination) -> Outcome:
-    """Whether the gradient is the same for any labels; the control is a gradient that is zero or random."""
+    """Whether the gradient is the same for any labels.
+
+    The control is a gradient that is zero or random, or a loss that compares sequences with each other, which needs no
+    labels.
+    """
     known = held(x)
     before = known.gradient()
     if x.labels is None and x.targets is None:
@@ -273,7 +289,10 @@ def labels_unread(x: Examination) -> Outcome:
                 return Outcome(False, False)
     if not several:
         return NOT_READ
-    unusable = not bool(before.any()) or not torch.equal(before, known.gradient())
+    swapped = known.output.clone()
+    swapped[0] = known.output[1]
+    compares = not torch.allclose(known.gradient(output=swapped)[2:], before[2:])
+    unusable = compares or not bool(before.any()) or not torch.equal(before, known.gradient())
     now = known.value(known.output)
     return Outcome(True, unusable or not math.isfinite(now), {"loss": now})
 
@@ -401,3 +420,14 @@ def broadcast(x: Examination) -> Outcome:
             "after": known.value(known.output.reshape(labels.shape)),
         },
     )
+
+
+@experiment
+def labels_alike(x: Examination) -> Outcome:
+    """Whether all labels are one class; the control is a batch of few sequences, or one class in the whole loss."""
+    labels = x.labels
+    if labels is None or labels.ndim != 1 or classes_axis(held(x).output, labels) is None:
+        return NOT_READ
+    alike = bool((labels == labels[0]).all())
+    classes = held(x).output.shape[-1]
+    return Outcome(alike, len(labels) < 8, {"count": len(labels), "label": int(labels[0]), "classes": classes})

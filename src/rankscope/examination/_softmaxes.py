@@ -85,7 +85,8 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
             elif known_inputs and isinstance(out, Tensor):
                 place, (weights, made, call) = known_inputs[0]
                 if func in PRODUCTS:
-                    self._weigh(func, args, place, weights, made, call)
+                    if not any(isinstance(one, torch.nn.Parameter) for one in given):  # heads are mixed by parameters
+                        self._weigh(func, args, place, weights, made, call)
                 elif out.shape == made.shape and out.is_floating_point():
                     self._known.append((out, made, call))
             if func in _FILLS and len(given) > 1:

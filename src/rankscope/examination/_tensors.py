@@ -36,7 +36,7 @@ def main_output(value: Any) -> Tensor | None:
 
 def apart(states: Tensor, axis: int = 0) -> float:
     """How much the entries along an axis differ from their mean, relative to their size; 0 if all are zero."""
-    flat = states.detach().double().movedim(axis, 0).flatten(1)
+    flat = states.detach().double().movedim(axis, 0).reshape(states.shape[axis], -1)
     size = float(flat.norm())
     return float((flat - flat.mean(0)).norm()) / size if size > 0 else 0.0
 

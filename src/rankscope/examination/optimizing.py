@@ -95,11 +95,13 @@ def learning_rate_zero(x: Examination) -> Iterator[Finding]:
     """A learning rate of zero."""
     assert x.optimizer is not None
     rates = [float(group.get("lr", 1.0)) for group in x.optimizer.param_groups]
+    begun = max((float(group.get("initial_lr", 0.0)) for group in x.optimizer.param_groups), default=0.0)
     if rates and max(rates) == 0.0:
         yield Finding(
             "learning_rate_zero",
             "The learning rate of every group is 0: no step moves anything.",
             "Look at the scheduler: it may end at 0, or begin there",
+            kind="note" if begun > 0 else "fault",  # a warm-up begins at 0
             measured="largest learning rate",
             before=0.0,
         )

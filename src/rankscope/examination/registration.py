@@ -198,7 +198,19 @@ def _is_dropped(x: Examination, place: str, names: Sequence[str]) -> bool:
     return not _any_difference(returned[:half], returned[half:])
 
 
+def _to_be_trained(x: Examination, names: Sequence[str]) -> list[str]:
+    """Those that the optimizer holds, if there is one: others are left out on purpose."""
+    if x.optimizer is None:
+        return list(names)
+    held = {id(one) for group in x.optimizer.param_groups for one in group["params"]}
+    named = dict(x.model.named_parameters())
+    return [name for name in names if id(named[name]) in held]
+
+
 def _detached(x: Examination, names: Sequence[str]) -> Iterator[Finding]:
+    names = _to_be_trained(x, names)
+    if not names:
+        return
     owners = _owners(names)
     yield Finding(
         "detached",
@@ -242,6 +254,7 @@ def detached(x: Examination) -> Iterator[Finding]:
         return name in trained.seen.ran
 
     lost = [n for n, g in x.gradients.items() if g is not None and trained.gradients.get(n) is None and ran(n)]
+    lost = _to_be_trained(x, lost)
     if not lost:
         return
     arrive = in_training(x, gradients=True, entering=True).gradients or {}

@@ -75,7 +75,7 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
         except IgnoredInputError as ignored:  # a cause says why; which axis counts sequences makes no difference then
             batch, unclear = _prepared(subject, given, replace(plan, axes="batch tokens"))[0], str(ignored)
     except (InputError, RuntimeError, IndexError, ValueError, TypeError) as error:
-        batch, unclear = _whole(subject, data, error), ""
+        return Reached(_whole(subject, data, error), labels if told is None else told, "")  # one input, all its labels
     if told is None:
         given_count = _counts(given.data, batch.axis) or batch.sequences
 

@@ -1,0 +1,176 @@
+"""Experiments on the optimizer: one step on a copy, with the gradients that were read before; no pass is run for it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.examination._examination import Examination
+from rankscope.examination._outcomes import NOT_READ, Outcome, experiment
+
+STILL = 0.05
+"""Share of the entries of a matrix that a step must change."""
+UPHILL = 0.3
+"""Cosine of a step and the gradient above which the step goes up; that of a plain step is below zero."""
+WORN = 0.02
+"""Share of a weight that decay alone takes away in one step: half of it is gone after 35 steps."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Parameters before and after one step of the optimizer, and the gradients that it was given, by name."""
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+
+
+def _step(x: Examination, dtype: torch.dtype | None = None, rate: float | None = None) -> _Step | None:
+    """One step of the optimizer on a copy of it and of the parameters that it holds; None if it holds none with a gradient.
+
+    The copies share one memory, so that they belong to each other. With ``dtype`` all parameters have that one, and
+    with ``rate`` all groups that learning rate.
+    """
+    assert x.optimizer is not None
+    named = {name: one for name, one in x.model.named_parameters() if x.gradients.get(name) is not None}
+    held = {id(one) for group in x.optimizer.param_groups for one in group["params"]}
+    named = {name: one for name, one in named.items() if id(one) in held}
+    if not named:
+        return None
+    memo: dict[int, object] = {}
+    for group in x.optimizer.param_groups:
+        for one in group["params"]:
+            memo[id(one)] = nn.Parameter(one.detach().to(dtype or one.dtype, copy=True))
+    optimizer = copy.deepcopy(x.optimizer, memo)
+    own = {name: memo[id(one)] for name, one in named.items()}
+    gradients: dict[str, Tensor] = {}
+    for name, one in own.items():
+        assert isinstance(one, nn.Parameter)
+        gradient = x.gradients[name]
+        assert gradient is not None
+        one.grad = gradients[name] = gradient.detach().to(one.dtype, copy=True)
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] if rate is None else rate
+    type(optimizer).step(optimizer)  # a scheduler replaces the attribute, and would step the user's own
+    after = {name: one.detach() for name, one in own.items() if isinstance(one, nn.Parameter)}
+    before = {name: named[name].detach().to(after[name].dtype) for name in after}
+    return _Step(before, after, {name: one.detach() for name, one in gradients.items()})
+
+
+def _taken(x: Examination) -> _Step | None:
+    """The step as the optimizer takes it, which several experiments read."""
+    if "_taken_step" not in vars(x):
+        vars(x)["_taken_step"] = None if x.optimizer is None else _step(x)
+    step: _Step | None = vars(x)["_taken_step"]
+    return step
+
+
+def _broken(step: _Step) -> list[str]:
+    return [name for name, one in step.after.items() if not bool(torch.isfinite(one).all())]
+
+
+@experiment
+def step_breaks_weights(x: Examination) -> Outcome:
+    """Whether weights are not finite after a step with finite gradients; the control is the same step in float32."""
+    step = _taken(x)
+    if step is None or not all(bool(torch.isfinite(one).all()) for one in step.gradients.values()):
+        return NOT_READ
+    broken = _broken(step)
+    if not broken:
+        return Outcome(False, False)
+    wide = _step(x, torch.float32)
+    dtype = str(step.after[broken[0]].dtype).removeprefix("torch.")
+    return Outcome(
+        True,
+        wide is None or bool(_broken(wide)),
+        {"names": broken, "count": len(step.after), "dtype": dtype},
+    )
+
+
+def _rates(x: Examination) -> tuple[list[float], list[float]]:
+    """The learning rates of the groups, and those that a scheduler began with."""
+    assert x.optimizer is not None
+    groups = x.optimizer.param_groups
+    return [float(one.get("lr", 1.0)) for one in groups], [float(one.get("initial_lr", one.get("lr", 1.0))) for one in groups]
+
+
+@experiment
+def step_changes_nothing(x: Examination) -> Outcome:
+    """Whether a step is below the resolution of the weights; the control is the same step at a rate of 0.001."""
+    step = _taken(x)
+    if step is None or _broken(step):
+        return NOT_READ
+    share, (rates, begun) = _share_changed(step), _rates(x)
+    if not max(rates) > 0 or share >= STILL:
+        return Outcome(False, False)
+    usual = _step(x, rate=1e-3)
+    dtype = str(next(iter(step.after.values())).dtype).removeprefix("torch.")
+    numbers = {"share": share, "rate": max(rates), "begun": max(begun), "dtype": dtype}
+    return Outcome(True, usual is None or _share_changed(usual) < STILL, numbers)
+
+
+def _share_changed(step: _Step) -> float:
+    """The share of the entries with a gradient that a step changes, in the median matrix."""
+    shares = sorted(
+        float((step.before[name] != after)[step.gradients[name] != 0].double().mean())
+        for name, after in step.after.items()
+        if after.ndim > 1 and bool(step.gradients[name].any()) and bool(step.before[name].any())
+    )
+    return shares[len(shares) // 2] if shares else 1.0
+
+
+@experiment
+def step_goes_up(x: Examination) -> Outcome:
+    """Whether a step goes along the gradient and not against it; the control is an optimizer that has stepped before."""
+    step = _taken(x)
+    if step is None or x.loss is None or _broken(step):
+        return NOT_READ
+    moved = torch.cat([(one - step.before[name]).double().flatten() for name, one in step.after.items()])
+    slope = torch.cat([one.double().flatten() for one in step.gradients.values()])
+    along = float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
+    assert x.optimizer is not None
+    return Outcome(along > UPHILL, bool(x.optimizer.state), {"along": along})
+
+
+@experiment
+def decay_wears_weights(x: Examination) -> Outcome:
+    """Whether weight decay alone takes a large share of the weights in a step; the control is a step without it."""
+    if x.optimizer is None:
+        return NOT_READ
+    shares = [float(one.get("lr", 0.0)) * float(one.get("weight_decay") or 0.0) for one in x.optimizer.param_groups]
+    return Outcome(max(shares, default=0.0) > WORN, False, {"share": max(shares, default=0.0)})
+
+
+@experiment
+def one_memory(x: Examination) -> Outcome:
+    """Whether two parameters are the same numbers in memory; the control is one parameter under two names."""
+    places: dict[tuple[int, int, torch.Size], list[str]] = {}
+    for name, one in x.model.named_parameters():  # one parameter under two names is listed once
+        if one.numel() > 1 and one.requires_grad:
+            places.setdefault((one.untyped_storage().data_ptr(), one.storage_offset(), one.shape), []).append(name)
+    same = [names for names in places.values() if len(names) > 1]
+    return Outcome(bool(same), False, {"names": same[0] if same else []})
+
+
+@experiment
+def equal_units(x: Examination) -> Outcome:
+    """Whether all units of a layer have equal weights and equal gradients, so that they stay equal.
+
+    The control: units that are equal and get different gradients, as in a layer that begins at zero.
+    """
+    named = dict(x.model.named_parameters())
+    same = []
+    for name, gradient in x.gradients.items():
+        if gradient is None or gradient.ndim != 2 or min(gradient.shape) < 4 or not bool(gradient.any()):
+            continue
+        for axis in (0, 1):
+            weight = named[name].detach().movedim(axis, 0)
+            moved = gradient.movedim(axis, 0)
+            alike = bool((weight == weight[:1]).all()) and bool(weight.any())
+            if alike and torch.allclose(moved, moved[:1].expand_as(moved), rtol=1e-3, atol=1e-6 * float(moved.abs().max())):
+                same.append(name)
+                break
+    return Outcome(bool(same), False, {"names": same})
