@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rankscope.errors import RankscopeError, UnsupportedOperationError
 from rankscope.examination._examination import Examination, Loss
 from rankscope.examination._spec import CAUSES, Finding
-from rankscope.errors import RankscopeError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView

@@ -353,22 +353,17 @@ class Examination:
         """An edit of the source as a sentence, if the model runs with it and the cause is no longer found; or empty."""
         return tried(place, changes, lambda: self.mends(look)) if self.edits else ""
 
-    def after_line(self, line: str) -> tuple[nn.Module, dict[str, Any]] | None:
-        """A copy of the model on which a line of Python ran, and the names it made; None if it does not run."""
+    def runs(self, look: _Look, line: str) -> bool:
+        """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
         if not self.edits:
-            return None
+            return False
         try:
-            names: dict[str, Any] = {"torch": torch, "nn": nn, "copy": copy, "model": copy.deepcopy(self.model)}
+            names: dict[str, Any] = {"torch": torch, "nn": nn, "model": copy.deepcopy(self.model)}
             with torch.random.fork_rng(devices=[]):
                 exec(compile(line, "<printed line>", "exec"), names)
         except (SyntaxError, RuntimeError, ValueError, TypeError, LookupError, NameError, AttributeError):
-            return None
-        return names["model"], names
-
-    def runs(self, look: _Look, line: str) -> bool:
-        """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
-        after = self.after_line(line)
-        return after is not None and self.mends(look, after[0])
+            return False
+        return self.mends(look, names["model"])
 
     # Blocks.
 

@@ -70,7 +70,9 @@ class Held:
         """Whether the loss also depends on something else that the model returned."""
         free = [leaf.detach().clone().requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
                 for leaf in self.leaves]  # fmt: skip
-        others = [leaf for at, leaf in enumerate(free) if at != self.main and isinstance(leaf, Tensor) and leaf.requires_grad]
+        others = [
+            leaf for at, leaf in enumerate(free) if at != self.main and isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
         if not others:
             return False
         with torch.enable_grad():
@@ -281,7 +283,9 @@ def labels_unread(x: Examination) -> Outcome:
         if torch.equal(first, target):
             continue
         # Half of them alike, because classes that are all different may be pairs of a contrastive loss in any order.
-        alike = torch.where((torch.arange(len(target)) % 2 == 0).view(-1, *[1] * (target.ndim - 1)), first.cpu(), target.cpu())
+        alike = torch.where(
+            (torch.arange(len(target)) % 2 == 0).view(-1, *[1] * (target.ndim - 1)), first.cpu(), target.cpu()
+        )
         mixed = target[torch.randperm(len(target), generator=drawn).to(target.device)]
         for other in (target.roll(1, 0), target.flip(0), mixed, alike.to(target)):
             several = several or not torch.equal(other, target)
@@ -389,7 +393,9 @@ def bounded_output(x: Examination) -> Outcome:
     first = known.value(bound(start))
     least, free = known.value(known.optimised(start, bound)), known.value(known.optimised(start))
     finite = all(map(math.isfinite, (first, least, free)))
-    return Outcome(finite and least > 0.3 * first > 0, not free < 0.1 * least, {"name": name, "least": least, "free": free})
+    return Outcome(
+        finite and least > 0.3 * first > 0, not free < 0.1 * least, {"name": name, "least": least, "free": free}
+    )
 
 
 @experiment

@@ -94,7 +94,9 @@ def _rates(x: Examination) -> tuple[list[float], list[float]]:
     """The learning rates of the groups, and those that a scheduler began with."""
     assert x.optimizer is not None
     groups = x.optimizer.param_groups
-    return [float(one.get("lr", 1.0)) for one in groups], [float(one.get("initial_lr", one.get("lr", 1.0))) for one in groups]
+    return [float(one.get("lr", 1.0)) for one in groups], [
+        float(one.get("initial_lr", one.get("lr", 1.0))) for one in groups
+    ]
 
 
 @experiment
@@ -170,7 +172,9 @@ def equal_units(x: Examination) -> Outcome:
             weight = named[name].detach().movedim(axis, 0)
             moved = gradient.movedim(axis, 0)
             alike = bool((weight == weight[:1]).all()) and bool(weight.any())
-            if alike and torch.allclose(moved, moved[:1].expand_as(moved), rtol=1e-3, atol=1e-6 * float(moved.abs().max())):
+            if alike and torch.allclose(
+                moved, moved[:1].expand_as(moved), rtol=1e-3, atol=1e-6 * float(moved.abs().max())
+            ):
                 same.append(name)
                 break
     return Outcome(bool(same), False, {"names": same})

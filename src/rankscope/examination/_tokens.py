@@ -44,6 +44,16 @@ def order_unseen(x: Examination) -> Outcome:
     return NOT_READ if gap is None else Outcome(not bool(gap.any()), False, {"share": share})
 
 
+@experiment
+def causal_corner(x: Examination) -> Outcome:
+    """Whether a causal mask of fewer queries than keys hides the last keys from all; the control is as many of both."""
+    corners = x.softmaxes.corners
+    if not corners:
+        return Outcome(False, False)
+    queries, keys, place = corners[0]
+    return Outcome(True, queries == keys, {"queries": queries, "keys": keys, "place": place})
+
+
 def _is_idle(call: ModuleCall) -> bool:
     """Whether a module returned what it was given, as dropout does in evaluation mode."""
     given, out = call.given, call.output

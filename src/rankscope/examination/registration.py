@@ -325,14 +325,11 @@ def shared_teacher(x: Examination) -> Iterator[Finding]:
         if len(same) != 2 or numbered or len(parents) != 1 or calls[id(module)] < 2:
             continue
         count = sum(1 for _ in module.parameters())
-        line = f"{path(x.model, same[1])} = copy.deepcopy({path(x.model, same[0])})"
-        helps = x.runs(shared_teacher, line)
         yield Finding(
             "shared_teacher",
             f"self.{same[0]} and self.{same[1]} are the same object: every step of one is a step of the other, so a "
             "loss that compares them compares a network with itself.",
-            f"Run `{line}`, or write it so in __init__" if helps else "Make one of them a copy",
-            tried=helps,
+            "Make one of them a copy in __init__, with copy.deepcopy, before the optimizer is made",
             measured=f"parameters of {same[1]} that move when {same[0]} moves",
             before=float(count),
             after=0.0,

@@ -54,7 +54,9 @@ def tiny_rate() -> Program:
     return program
 
 
-@row(reads=("step_changes_nothing",), order=23, needs={"loss", "optimizer"}, level="note", bad=tiny_rate, good=classified)
+@row(
+    reads=("step_changes_nothing",), order=23, needs={"loss", "optimizer"}, level="note", bad=tiny_rate, good=classified
+)
 def step_too_small(x: Examination, small: Outcome) -> Finding:
     """Steps that are below the resolution of the weights."""
     begun = small["begun"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope._types import kind_of
-from rankscope.examination._examination import Loss
 from rankscope.errors import IgnoredInputError, InputError
+from rankscope.examination._examination import Loss
 from rankscope.models.inputs import Batch, InputPlan, Inputs, prepare_planned
 from rankscope.models.inputs.given import on_device
 from rankscope.models.inputs.opening import opened

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.examination import CAUSES, Examination, find
-from rankscope.examination._examination import Loss
 from rankscope.errors import (
     DiscoveryError,
     LayoutError,
@@ -21,6 +19,8 @@ from rankscope.errors import (
     SiteError,
     UnsupportedOperationError,
 )
+from rankscope.examination import CAUSES, Examination, find
+from rankscope.examination._examination import Loss
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, InputsLike, as_inputs
 from rankscope.models.inputs.record import passes_counted
