@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import rankscope as rs
+import rankscope.examination
 from rankscope.examination import CAUSES, CauseSpec
 from rankscope.examination._examples import Program
 from rankscope.examination._outcomes import EXPERIMENTS, Outcome
@@ -22,7 +25,8 @@ def asked(program: Program) -> DoctorReport:
 
 @pytest.mark.parametrize("spec", ROWS, ids=lambda spec: spec.code)
 def test_a_row_tells_its_bad_program_from_its_good_one(spec: CauseSpec) -> None:
-    assert spec.bad is not None and spec.good is not None
+    assert spec.bad is not None
+    assert spec.good is not None
     torch.manual_seed(0)
     found = next(one for one in asked(spec.bad()).findings if one.code == spec.code)
     assert found.kind == spec.level
@@ -38,4 +42,5 @@ def test_what_was_not_read_supports_no_claim() -> None:
 
 
 def test_every_experiment_is_read() -> None:
-    assert EXPERIMENTS
+    source = "".join(path.read_text() for path in Path(rankscope.examination.__file__).parent.glob("*.py"))
+    assert [name for name in EXPERIMENTS if f'"{name}"' not in source] == []

@@ -23,6 +23,8 @@ from rankscope.models.loading.devices import seed_generators
 
 STEPS = 150
 """Steps of Adam that optimise outputs; both of two outputs that are compared take them."""
+OUT_OF_REACH = 0.3
+"""Share of the first loss that is left, after the outputs were optimised, if targets are out of their reach."""
 _MOVED = 0.1
 """Share of the largest change of a gradient from which on a place counts."""
 AGREE = 0.95
@@ -68,10 +70,12 @@ class Held:
     @property
     def reads_others(self) -> bool:
         """Whether the loss also depends on something else that the model returned."""
-        free = [leaf.detach().clone().requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-                for leaf in self.leaves]  # fmt: skip
+        free = list(self.leaves)
+        for at, leaf in enumerate(free):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                free[at] = leaf.detach().clone().requires_grad_()
         others = [
-            leaf for at, leaf in enumerate(free) if at != self.main and isinstance(leaf, Tensor) and leaf.requires_grad
+            leaf for leaf in (*free[: self.main], *free[self.main + 1 :]) if getattr(leaf, "requires_grad", False)
         ]
         if not others:
             return False
@@ -283,11 +287,10 @@ def labels_unread(x: Examination) -> Outcome:
         if torch.equal(first, target):
             continue
         # Half of them alike, because classes that are all different may be pairs of a contrastive loss in any order.
-        alike = torch.where(
-            (torch.arange(len(target)) % 2 == 0).view(-1, *[1] * (target.ndim - 1)), first.cpu(), target.cpu()
-        )
+        alike = target.clone()
+        alike[::2] = first[::2]
         mixed = target[torch.randperm(len(target), generator=drawn).to(target.device)]
-        for other in (target.roll(1, 0), target.flip(0), mixed, alike.to(target)):
+        for other in (target.roll(1, 0), target.flip(0), mixed, alike):
             several = several or not torch.equal(other, target)
             if not torch.equal(known.gradient(given(other)), before):
                 return Outcome(False, False)
@@ -394,7 +397,9 @@ def bounded_output(x: Examination) -> Outcome:
     least, free = known.value(known.optimised(start, bound)), known.value(known.optimised(start))
     finite = all(map(math.isfinite, (first, least, free)))
     return Outcome(
-        finite and least > 0.3 * first > 0, not free < 0.1 * least, {"name": name, "least": least, "free": free}
+        finite and least > OUT_OF_REACH * first > 0,
+        not free < 0.1 * least,
+        {"name": name, "least": least, "free": free},
     )
 
 

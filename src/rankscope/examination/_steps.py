@@ -29,7 +29,7 @@ class _Step:
 
 
 def _step(x: Examination, dtype: torch.dtype | None = None, rate: float | None = None) -> _Step | None:
-    """One step of the optimizer on a copy of it and of the parameters that it holds; None if it holds none with a gradient.
+    """One step of a copy of the optimizer, on copies of its parameters; None if none of them has a gradient.
 
     The copies share one memory, so that they belong to each other. With ``dtype`` all parameters have that one, and
     with ``rate`` all groups that learning rate.
@@ -126,7 +126,7 @@ def _share_changed(step: _Step) -> float:
 
 @experiment
 def step_goes_up(x: Examination) -> Outcome:
-    """Whether a step goes along the gradient and not against it; the control is an optimizer that has stepped before."""
+    """Whether a step goes along the gradient and not against it; the control is an optimizer with a state."""
     step = _taken(x)
     if step is None or x.loss is None or _broken(step):
         return NOT_READ

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -65,7 +67,7 @@ def maps_follow(x: Examination) -> Outcome:
     """Whether one linear map reads exactly what another returned; the control is a narrow middle, which is a rank."""
     leaves = [call for call in x.base if call.is_leaf and call.output is not None and call.name and not _is_idle(call)]
     found = []
-    for one, other in zip(leaves, leaves[1:], strict=False):
+    for one, other in pairwise(leaves):
         if not (isinstance(one.module, nn.Linear) and isinstance(other.module, nn.Linear)):
             continue
         if one.output is None or other.given is None or not torch.equal(one.output, other.given):

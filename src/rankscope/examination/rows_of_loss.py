@@ -163,8 +163,8 @@ def padding_in_loss(x: Examination, counts: Outcome) -> Finding:
     """A loss that counts padding."""
     return Finding(
         "padding_in_loss",
-        f"The loss counts padding: {counts['share']:.0%} of the tokens that it compares are the id {counts['value']} at "
-        "the ends of sequences, where the input is padding too.",
+        f"The loss counts padding: {counts['share']:.0%} of the tokens that it compares are the id {counts['value']} "
+        "at the ends of sequences, where the input is padding too.",
         f"Leave these tokens out of the loss, for example with ignore_index={counts['value']}, or set their labels to "
         "-100",
         certainty="possible",

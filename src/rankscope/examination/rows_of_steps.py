@@ -35,10 +35,9 @@ def step_not_finite(x: Examination, breaks: Outcome) -> Finding:
     names, name = breaks["names"], type(x.optimizer).__name__
     return Finding(
         "step_not_finite",
-        f"One step of {name} makes {len(names)} of {breaks['count']} parameters NaN or infinite ({few(names)}), although "
-        f"every gradient is finite: its arithmetic does not fit in {breaks['dtype']}.",
-        f"Keep the weights in float32 and compute under torch.autocast, or use bfloat16; in {breaks['dtype']} the eps of "
-        "Adam, 1e-8, is rounded to zero",
+        f"One step of {name} makes {len(names)} of {breaks['count']} parameters NaN or infinite ({few(names)}), "
+        f"although every gradient is finite: its arithmetic does not fit in {breaks['dtype']}.",
+        "Keep the weights in float32 and compute under torch.autocast",
         measured="parameters that are not finite after one step",
         before=float(len(names)),
         after=0.0,
@@ -177,15 +176,13 @@ def one_class() -> Program:
     return program
 
 
-@row(reads=("labels_alike",), order=12, needs={"loss", "labels"}, bad=one_class, good=classified)
+@row(reads=("labels_alike",), level="note", order=12, needs={"loss", "labels"}, bad=one_class, good=classified)
 def one_label(x: Examination, alike: Outcome) -> Finding:
     """A batch whose labels are all alike."""
     return Finding(
         "one_label",
         f"All {alike['count']} labels are class {told(alike['label'])}, of {alike['classes']} that the outputs have: a "
         "step on such a batch teaches this one answer.",
-        "Shuffle the data; if it is shuffled, look at how labels are read",
-        certainty="possible",
         measured="different labels in the batch",
         before=1.0,
     )

@@ -37,8 +37,8 @@ def order_not_seen(x: Examination, unseen: Outcome) -> Finding:
     """A model that does not see the order of tokens, although its labels depend on it."""
     return Finding(
         "order_not_seen",
-        "The model does not see the order of tokens: in another order they have the same outputs. But equal tokens of a "
-        f"sequence have different labels at {unseen['share']:.0%} of the tokens, which no such model can give.",
+        "The model does not see the order of tokens: in another order they have the same outputs. But equal tokens of "
+        f"a sequence have different labels at {unseen['share']:.0%} of the tokens, which no such model can give.",
         "Add positions, or look at why they have no effect",
         measured="share of the tokens whose label differs from that of an equal token",
         before=unseen["share"],
@@ -50,12 +50,12 @@ class _Prefixed(nn.Module):
 
     def __init__(self, whole: bool) -> None:
         super().__init__()
-        self.embed, self.prefix, self.whole = nn.Embedding(20, 16), nn.Parameter(torch.randn(12, 4, 16)), whole
+        self.embed, self.prefix, self.whole = nn.Embedding(20, 16), nn.Parameter(torch.randn(4, 16)), whole
         self.head = nn.Linear(16, 20)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids)
-        keys = torch.cat([self.prefix[: len(x)], x], dim=1)
+        keys = torch.cat([self.prefix.expand(len(x), -1, -1), x], dim=1)
         queries = keys if self.whole else x
         mixed = nn.functional.scaled_dot_product_attention(queries, keys, keys, is_causal=True)
         out: Tensor = self.head(mixed[:, -x.shape[1] :] + x)
@@ -76,8 +76,8 @@ def mask_at_wrong_corner(x: Examination, corner: Outcome) -> Finding:
         "mask_at_wrong_corner",
         f"is_causal=True with {queries} queries and {keys} keys"
         + (f" in `{place.name}`" if place is not None else "")
-        + f" lets query i see the first i keys: the last {keys - queries} keys are seen by none, and no token sees "
-        "itself at the end of the keys.",
+        + f" lets each query see as many keys as it has queries up to itself: the last {keys - queries} keys are seen "
+        "by none.",
         "Pass attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) instead of is_causal",
         measured="keys that no query sees",
         before=float(keys - queries),
