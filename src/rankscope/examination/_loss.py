@@ -21,6 +21,8 @@ from rankscope.examination._outcomes import NOT_READ, Outcome, experiment
 from rankscope.examination._tensors import changed_entries, spread_out
 from rankscope.models.loading.devices import seed_generators
 
+ROOM = 1 << 27
+"""Entries of an output up to which it is held: several gradients of that size are in memory at once."""
 STEPS = 150
 """Steps of Adam that optimise outputs; both of two outputs that are compared take them."""
 OUT_OF_REACH = 0.3
@@ -43,15 +45,18 @@ class Held:
     """
 
     def __init__(self, x: Examination) -> None:
-        if x.loss is None or x.result is None:
-            raise ValueError("there is no loss, or no output")
+        if x.loss is None or x.result is None or x.result.numel() > ROOM:
+            raise ValueError("there is no loss, or no output, or it is too large to be changed many times")
         self._x = x
         self.leaves, self._spec = pytree.tree_flatten(x.returned)
-        self.main = next(
+        mains = [
             at
             for at, leaf in enumerate(self.leaves)
             if isinstance(leaf, Tensor) and leaf.shape == x.result.shape and torch.equal(leaf, x.result)
-        )
+        ]
+        if not mains:
+            raise ValueError("what the model returned cannot be taken apart")
+        self.main = mains[0]
         self.leaves[self.main] = spread_out(x.result)
 
     @property

@@ -149,7 +149,7 @@ def decay_wears_weights(x: Examination) -> Outcome:
 @experiment
 def one_memory(x: Examination) -> Outcome:
     """Whether two parameters are the same numbers in memory; the control is one parameter under two names."""
-    places: dict[tuple[int, int, torch.Size], list[str]] = {}
+    places: dict[tuple[int, object, torch.Size], list[str]] = {}
     for name, one in x.model.named_parameters():  # one parameter under two names is listed once
         if one.numel() > 1 and one.requires_grad:
             places.setdefault((one.untyped_storage().data_ptr(), one.storage_offset(), one.shape), []).append(name)

@@ -177,7 +177,8 @@ def padding_in_loss(x: Examination, counts: Outcome) -> Finding:
 
 class _Squashed(Classifier):
     def forward(self, ids: Tensor) -> Tensor:
-        return super().forward(ids).sigmoid()
+        out: Tensor = super().forward(ids).sigmoid()
+        return out
 
 
 def squashed() -> Program:

@@ -230,7 +230,7 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
             intervention="with an initialisation of its own for each layer",
         )
         return
-    change = "Give each layer an initialisation of its own, before training"
+    change = "Give each layer an initialisation of its own before training: call reset_parameters() of its modules"
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after
     if both > 1.5 * after:
