@@ -117,6 +117,8 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
+        if spec.level == "preview":
+            continue
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"

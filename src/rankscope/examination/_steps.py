@@ -28,11 +28,16 @@ class _Step:
     gradients: dict[str, Tensor]
 
 
-def _step(x: Examination, dtype: torch.dtype | None = None, rate: float | None = None) -> _Step | None:
+def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.0, **settings: float) -> _Step | None:
     """One step of a copy of the optimizer, on copies of its parameters; None if none of them has a gradient.
 
-    The copies share one memory, so that they belong to each other. With ``dtype`` all parameters have that one, and
-    with ``rate`` all groups that learning rate.
+    The copies are made with one memo, so that they belong to each other.
+
+    Args:
+        x: the examination.
+        dtype: of all parameters; None for their own.
+        times: by what gradients are multiplied.
+        settings: of all groups that have such a setting, such as ``lr``.
     """
     assert x.optimizer is not None
     named = {name: one for name, one in x.model.named_parameters() if x.gradients.get(name) is not None}
@@ -51,9 +56,9 @@ def _step(x: Examination, dtype: torch.dtype | None = None, rate: float | None =
         assert isinstance(one, nn.Parameter)
         gradient = x.gradients[name]
         assert gradient is not None
-        one.grad = gradients[name] = gradient.detach().to(one.dtype, copy=True)
+        one.grad = gradients[name] = times * gradient.detach().to(one.dtype)
     for group in optimizer.param_groups:
-        group["lr"] = group["lr"] if rate is None else rate
+        group |= {name: value for name, value in settings.items() if name in group}
     type(optimizer).step(optimizer)  # a scheduler replaces the attribute, and would step the user's own
     after = {name: one.detach() for name, one in own.items() if isinstance(one, nn.Parameter)}
     before = {name: named[name].detach().to(after[name].dtype) for name in after}
@@ -81,7 +86,7 @@ def step_breaks_weights(x: Examination) -> Outcome:
     broken = _broken(step)
     if not broken:
         return Outcome(False, False)
-    wide = _step(x, torch.float32)
+    wide = _step(x, dtype=torch.float32)
     dtype = str(step.after[broken[0]].dtype).removeprefix("torch.")
     return Outcome(
         True,
@@ -108,7 +113,7 @@ def step_changes_nothing(x: Examination) -> Outcome:
     share, (rates, begun) = _share_changed(step), _rates(x)
     if not max(rates) > 0 or share >= STILL:
         return Outcome(False, False)
-    usual = _step(x, rate=1e-3)
+    usual = _step(x, lr=1e-3)
     dtype = str(next(iter(step.after.values())).dtype).removeprefix("torch.")
     numbers = {"share": share, "rate": max(rates), "begun": max(begun), "dtype": dtype}
     return Outcome(True, usual is None or _share_changed(usual) < STILL, numbers)
@@ -139,11 +144,23 @@ def step_goes_up(x: Examination) -> Outcome:
 
 @experiment
 def decay_wears_weights(x: Examination) -> Outcome:
-    """Whether weight decay alone takes a large share of the weights in a step; the control is a step without it."""
-    if x.optimizer is None:
+    """Whether a step without gradients takes a large share of the weights; the control is one without decay too."""
+    if x.optimizer is None or not any(group.get("weight_decay") for group in x.optimizer.param_groups):
         return NOT_READ
-    shares = [float(one.get("lr", 0.0)) * float(one.get("weight_decay") or 0.0) for one in x.optimizer.param_groups]
-    return Outcome(max(shares, default=0.0) > WORN, False, {"share": max(shares, default=0.0)})
+    step, plain = _step(x, times=0.0), _step(x, times=0.0, weight_decay=0.0)
+    if step is None or plain is None or _broken(step):
+        return NOT_READ
+    share = _share_lost(step)
+    return Outcome(share > WORN, _share_lost(plain) > WORN, {"share": share})
+
+
+def _share_lost(step: _Step) -> float:
+    """By what share the size of the matrices fell in a step."""
+    before, after = (
+        torch.cat([one.double().flatten() for one in values.values() if one.ndim > 1]).norm()
+        for values in (step.before, step.after)
+    )
+    return 1.0 - float(after / before)
 
 
 @experiment
@@ -168,13 +185,9 @@ def equal_units(x: Examination) -> Outcome:
     for name, gradient in x.gradients.items():
         if gradient is None or gradient.ndim != 2 or min(gradient.shape) < 4 or not bool(gradient.any()):
             continue
-        for axis in (0, 1):
-            weight = named[name].detach().movedim(axis, 0)
-            moved = gradient.movedim(axis, 0)
-            alike = bool((weight == weight[:1]).all()) and bool(weight.any())
-            if alike and torch.allclose(
-                moved, moved[:1].expand_as(moved), rtol=1e-3, atol=1e-6 * float(moved.abs().max())
-            ):
-                same.append(name)
-                break
+        weight = named[name].detach()
+        alike = bool((weight == weight[:1]).all()) and bool(weight.any())
+        rounding = 1e-6 * float(gradient.abs().max())
+        if alike and torch.allclose(gradient, gradient[:1].expand_as(gradient), rtol=1e-3, atol=rounding):
+            same.append(name)
     return Outcome(bool(same), False, {"names": same})

@@ -130,8 +130,8 @@ def tied_in_memory(x: Examination, memory: Outcome) -> Finding:
     one, other = memory["names"][:2]
     return Finding(
         "tied_in_memory",
-        f"{one} and {other} are two parameters that share one memory: a step changes the same numbers twice, with half "
-        "of their gradient each and states of their own, and a copy or a checkpoint takes them apart.",
+        f"{one} and {other} are two parameters that share one memory: a step changes the same numbers twice, each time "
+        "by a part of their gradient and with a state of its own, and a deep copy takes them apart.",
         "Assign the parameter itself, as in head.weight = embed.weight, and not its .data",
         measured="parameters over one memory",
         before=float(len(memory["names"])),
