@@ -1,8 +1,13 @@
-"""Experiments on the optimizer: one step on a copy, with the gradients that were read before; no pass is run for it."""
+"""Experiments on the optimizer and on parameters, on copies.
+
+One step of the optimizer takes the gradients that were read before, so that no pass is run for it. Some steps of AdamW
+are taken only if matrices get no gradient: what begins at zero and moves then is healthy.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +20,10 @@ STILL = 0.05
 """Share of the entries of a matrix that a step must change."""
 UPHILL = 0.3
 """Cosine of a step and the gradient above which the step goes up; that of a plain step is below zero."""
+AGAIN = 4
+"""Steps after which what began at zero must move."""
+NO_GRADIENT = 1e-6
+"""Share of the median gradient up to which there is none: rounding of float32 is a tenth of it."""
 WORN = 0.02
 """Share of a weight that decay alone takes away in one step: half of it is gone after 35 steps."""
 
@@ -191,3 +200,43 @@ def equal_units(x: Examination) -> Outcome:
         if alike and torch.allclose(gradient, gradient[:1].expand_as(gradient), rtol=1e-3, atol=rounding):
             same.append(name)
     return Outcome(bool(same), False, {"names": same})
+
+
+@experiment
+def never_moves(x: Examination) -> Outcome:
+    """Whether matrices that run get no gradient; the control is the same after some steps of AdamW on a copy.
+
+    None is less than a millionth of the median. Tables are left out, because a batch reads some of their rows, and so
+    are modules that read nothing but zeros or did not run, as experts do not that no token chose. The steps run only if
+    there are such matrices.
+    """
+    named = dict(x.model.named_parameters())
+    tables = {id(one.weight) for one in x.model.modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag))}
+    ran = {call.name for call in x.base if call.given is not None and bool(call.given.any())}
+    own = {
+        name
+        for name, one in named.items()
+        if one.ndim > 1 and one.numel() > 1 and id(one) not in tables and name.rpartition(".")[0] in ran
+    }
+    still = _without_gradient(x.gradients, own)
+    if not still or x.loss is None:
+        return Outcome(False, False)
+    model = copy.deepcopy(x.model).train()
+    again = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW([one for one in again.values() if one.requires_grad], 1e-3)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for _ in range(AGAIN):
+            optimizer.zero_grad()
+            x.forward_passes, x.backward_passes = x.forward_passes + 1, x.backward_passes + 1
+            torch.autograd.backward(x.loss_of(x.batch.call(model)))
+            still &= _without_gradient({name: one.grad for name, one in again.items()}, own)
+            optimizer.step()
+    return Outcome(True, not still, {"names": [name for name in named if name in still], "count": len(own)})
+
+
+def _without_gradient(gradients: Mapping[str, Tensor | None], names: Collection[str]) -> set[str]:
+    """Those of some matrices whose gradient is below a millionth of the median of all; None is another case."""
+    sizes = {n: float(g.double().square().mean().sqrt()) for n, g in gradients.items() if n in names and g is not None}
+    moving = sorted(size for size in sizes.values() if size > 0)
+    least = NO_GRADIENT * moving[len(moving) // 2] if moving else 0.0
+    return {name for name, size in sizes.items() if size <= least}

@@ -10,6 +10,7 @@ from torch import nn
 from rankscope.examination._examination import Examination, ModuleCall
 from rankscope.examination._outcomes import NOT_READ, Outcome, experiment
 from rankscope.examination._tensors import changed_entries
+from rankscope.examination.outputs import begins_at_zero
 
 UNDECIDED = 0.2
 """Share of the tokens that must have another label than an equal token of their sequence."""
@@ -76,3 +77,18 @@ def maps_follow(x: Examination) -> Outcome:
         found.append((one.name, other.name, one.module.out_features, narrow))
     wide = [pair for pair in found if not pair[3]]
     return Outcome(bool(found), not wide, {"pairs": wide})
+
+
+@experiment
+def tokens_alike(x: Examination) -> Outcome:
+    """Whether all tokens of a sequence have one output, although their labels differ; the control is a head of zero."""
+    out, found = x.result, x.outcome("alignment")
+    axis = None if out is None else x.token_axis(out)
+    if out is None or axis is None or found.seen is None or found["target"].ndim != 2:
+        return NOT_READ
+    labels = found["target"]
+    if bool((labels == labels[:, :1]).all()):
+        return Outcome(None, True)
+    rows = out.movedim(axis, 0)
+    gap = changed_entries(rows[:1].expand_as(rows), rows)
+    return NOT_READ if gap is None else Outcome(not bool(gap.any()), begins_at_zero(x), {"tokens": len(rows)})

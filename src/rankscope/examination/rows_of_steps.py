@@ -9,6 +9,7 @@ from rankscope.examination._examination import Examination
 from rankscope.examination._examples import Classifier, Program, Reader, classes, classified, ids, per_token
 from rankscope.examination._outcomes import Outcome
 from rankscope.examination._spec import Finding, row, told
+from rankscope.examination._steps import AGAIN, NO_GRADIENT
 from rankscope.examination._tensors import few
 
 
@@ -185,4 +186,45 @@ def one_label(x: Examination, alike: Outcome) -> Finding:
         "step on such a batch teaches this one answer.",
         measured="different labels in the batch",
         before=1.0,
+    )
+
+
+class _Clamped(nn.Module):
+    """A classifier whose middle layer may lie where its activation is flat."""
+
+    def __init__(self, bias: float) -> None:
+        super().__init__()
+        self.low, self.high, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        nn.init.constant_(self.high.bias, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.low(x).tanh()
+        out: torch.Tensor = self.head(low + self.high(low).relu())
+        return out
+
+
+def _clamped(bias: float) -> Program:
+    """Vectors with a class each."""
+    return Program(_Clamped(bias), torch.randn(12, 8), classes())
+
+
+@row(
+    reads=("never_moves",),
+    order=61,
+    level="note",
+    needs={"loss"},
+    bad=lambda: _clamped(-50.0),
+    good=lambda: _clamped(0.0),
+)
+def no_gradient(x: Examination, still: Outcome) -> Finding:
+    """Matrices that run and get no gradient, before and after some steps."""
+    names = still["names"]
+    return Finding(
+        "no_gradient",
+        f"{len(names)} of {still['count']} matrices ({few(names)}) run and get no gradient, also after {AGAIN} steps "
+        "on a copy: no small change of them reaches the loss.",
+        "Look at what is done with what they return: a function that is flat there, a mask, or a factor of zero",
+        measured=f"matrices with less than {NO_GRADIENT:g} of the median gradient",
+        before=float(len(names)),
+        where=names[0],
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.examination._examination import Examination
-from rankscope.examination._examples import Classifier, Program, classes, ids, per_token
+from rankscope.examination._examples import Classifier, Program, Reader, classes, ids, per_token
 from rankscope.examination._outcomes import Outcome
 from rankscope.examination._spec import Finding, row
 
@@ -117,4 +117,35 @@ def no_activation(x: Examination, follow: Outcome) -> Finding:
         measured="pairs of linear maps with nothing between them and a wide middle",
         before=float(len(follow["pairs"])),
         where=one,
+    )
+
+
+class _Pooled(Reader):
+    """Logits of the next id, from the mean of all tokens or from each."""
+
+    def __init__(self, pooled: bool) -> None:
+        super().__init__()
+        self.pooled = pooled
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = super().forward(ids)
+        return out.mean(1, keepdim=True).expand_as(out).contiguous() if self.pooled else out
+
+
+def _pooled(pooled: bool) -> Program:
+    """Text whose label is the next token."""
+    text = ids(12, 12)
+    return Program(_Pooled(pooled), text[:, :-1], text[:, 1:], per_token)
+
+
+@row(reads=("tokens_alike",), order=17, needs={"loss"}, bad=lambda: _pooled(True), good=lambda: _pooled(False))
+def tokens_answered_alike(x: Examination, alike: Outcome) -> Finding:
+    """One output for all tokens of a sequence, which have labels of their own."""
+    return Finding(
+        "tokens_answered_alike",
+        f"All {alike['tokens']} tokens of a sequence have the same output, and the loss compares each with a label of "
+        "its own.",
+        "Look for a mean or a sum over the tokens, or for an operation along the wrong axis",
+        measured="largest difference between the outputs of a sequence's tokens, above rounding",
+        before=0.0,
     )
