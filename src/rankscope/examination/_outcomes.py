@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rankscope.examination._examination import Examination
+Experiment = Callable[[Any], "Outcome"]
+"""A function of an :class:`~rankscope.examination.Examination`, which imports this module."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Outcome:
 
 
 NOT_READ = Outcome(None, None)
-EXPERIMENTS: dict[str, Callable[[Examination], Outcome]] = {}
+EXPERIMENTS: dict[str, Experiment] = {}
 
 
-def experiment(run: Callable[[Examination], Outcome]) -> Callable[[Examination], Outcome]:
+def experiment(run: Experiment) -> Experiment:
     """Register an experiment under the name of its function."""
     EXPERIMENTS[run.__name__] = run
     return run
 
 
-def outcome_of(x: Examination, name: str) -> Outcome:
+def outcome_of(x: Any, name: str) -> Outcome:
     """The outcome of one experiment; not read if the model or the loss does not run in it."""
     try:
         return EXPERIMENTS[name](x)
