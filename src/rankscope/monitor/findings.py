@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.causes import Finding
+from rankscope.examination import Finding
 
 
 def is_shown(finding: Finding) -> bool:
