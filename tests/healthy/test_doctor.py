@@ -13,8 +13,8 @@ First looks, each at programs that ``doctor`` had not seen:
 - commit 69e7f2d9, 2026-11-19: 2 of 96 accused, ``rotary_positions`` (values rotated by position) and
   ``an_input_that_is_ignored`` (types of tokens that are all alike).
 - commit 1139a4c1, 2026-11-19: 5 of 115 accused, ``outputs_that_read_latents``, ``heads_that_talk``,
-  ``packed_texts``, ``a_list_that_is_the_batch`` and ``features_taken_without_gradient``. For two more, the loss was called
-  with labels of another shape than the outputs.
+  ``packed_texts``, ``a_list_that_is_the_batch`` and ``features_taken_without_gradient``. For two more, the loss was
+  called with labels of another shape than the outputs.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
 
 
 def _is_finite(x: Examination) -> bool:
-    """Whether all that the model returned is finite, apart from what is infinite on purpose, such as masked classes."""
+    """Whether the output holds no NaN; infinity may be meant, as for classes that are masked."""
     try:
         return x.result is None or not bool(torch.isnan(x.result).any())
     except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
