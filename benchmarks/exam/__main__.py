@@ -9,9 +9,9 @@ import sys
 import warnings
 
 import torch
-from benchmarks.exam import CASES, Program
 
 import rankscope as rs
+from benchmarks.exam import CASES, Program
 from rankscope.verbs.doctor.checks import DoctorReport
 
 
