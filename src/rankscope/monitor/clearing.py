@@ -78,7 +78,7 @@ class Clearing:
         if judged is not None:
             now, *added = map(_flat, judged[1]())
             share = _carried(now, judged[0], added) if bool(judged[0].any()) else 0.0
-            if added:
+            if len(added) == 1:  # of several, one may have been cleared before the next, as where two networks play
                 new = torch.stack(added).sum(0)
                 self.cosine = float(torch.nn.functional.cosine_similarity(new, now, dim=0))
                 self.ratio = math.copysign(float(now.norm() / new.norm()), self.cosine)

@@ -516,11 +516,15 @@ class Gauge:
     def _changed_gradient(self, step: int) -> Iterator[Alarm]:
         """What is done to gradients between backward and the step, each kind once: clipping, a scale, another angle."""
         ratio, cosine = self._clearing.ratio, self._clearing.cosine
-        kinds = {"turned": ratio < 0.0, "at another angle": abs(cosine) < SAME_ANGLE, "scaled": abs(ratio) < 0.5}
+        kinds = {
+            "turned": cosine < -SAME_ANGLE,
+            "at another angle": abs(cosine) < SAME_ANGLE,
+            "scaled": abs(ratio) < 0.5,
+        }
         for kind in (kind for kind, is_so in kinds.items() if is_so and kind not in self._gradient_told):
             self._gradient_told.add(kind)
             words = f"gradients are {kind} between backward and the step, to {ratio:.3g} (cosine {cosine:.3g})"
-            declared = float(kind == "scaled")
+            declared = float(kind != "turned")
             yield noted("gradient_changed", step, words, "gradients", ratio=ratio, cosine=cosine, declared=declared)
 
     def _rate(self) -> float:

@@ -174,7 +174,7 @@ class Ledger:
         with self._guarded():
             self._at = self.step + 1
             self._compare_settings(optimizer)
-            self._compare_learning(self.model)
+            self._compare_learning(self._followed or {})
             for group in self._groups:
                 group.before(self.step)
             self._steps[id(optimizer)] = [] if (self.step + 1) % JUDGED_EVERY else _begun(optimizer)
@@ -233,11 +233,11 @@ class Ledger:
             facts = {"now": value, "before": old, "declared": float(declared)}
             self._events.append(noted(kind, self.step + 1, words, component, **facts))
 
-    def _compare_learning(self, model: nn.Module) -> None:
+    def _compare_learning(self, followed: Mapping[str, Tensor]) -> None:
         """Which parameters require gradients: those that code switches are declared."""
-        now = {name: one.requires_grad for name, one in model.named_parameters()}
+        now = {name: one.requires_grad for name, one in followed.items()}
         before, self._learn = self._learn, now
-        if before is None:
+        if not before or now == before:
             return
         for learn, what in ((True, "set free"), (False, "frozen")):
             names = [name for name, one in now.items() if one is learn and before.get(name, learn) is not learn]

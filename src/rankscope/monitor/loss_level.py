@@ -17,8 +17,8 @@ SPREADS = 2.0
 """Standard deviations of the loss of single steps, by which it has to rise."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
-NEAR = 16
-"""Steps before and after the onset of a rise that are compared."""
+NEAR, SUDDEN = 16, 4
+"""Steps before and after the onset of a rise that are told, and those between which it has to jump."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Rise:
         step: the onset.
         before: median of the steps before it.
         after: median of the first steps of the rise.
-        size: their distance, in units of what is a jump.
+        size: from the largest of the four steps before to the least of four after, in units of what is a jump.
     """
 
     step: int
@@ -82,4 +82,6 @@ class LossLevel:
         past = losses[:first]
         spread = NORMAL * median(abs(later - earlier) for earlier, later in pairwise(past)) / math.sqrt(2.0)
         limit = max(RISE * abs(before), SPREADS * spread)
-        return Rise(steps[first], before, after, (after - before) / limit if limit > 0.0 else math.inf)
+        # At once: the losses of two networks that play against each other rise within some steps.
+        jump = min(losses[first : first + SUDDEN]) - max(losses[max(0, first - SUDDEN) : first], default=before)
+        return Rise(steps[first], before, after, jump / limit if limit > 0.0 else math.inf)

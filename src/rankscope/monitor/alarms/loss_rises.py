@@ -9,10 +9,10 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
 def loss_rises(layer: LayerState) -> Judgement | None:
     """The loss jumped, in its own noise, and has stayed above all of its past for 64 steps.
 
-    **Heuristic.** Severity is the rise of the median of 16 steps after the onset above that of the 16 before, divided
-    by the larger of 8% of the level before and two standard deviations of the loss of a step; 1 at least if something
-    that nobody declared was written down in the 32 steps before the onset. A loss below a quarter of that of the first
-    readings is none, nor one that rises slowly, as in adversarial training.
+    **Heuristic.** Severity is the distance from the largest loss of the four steps before to the least of the first
+    four, divided by the larger of 8% of the level before and two standard deviations of the loss of a step; 1 at least
+    if something that nobody declared was written down in the 32 steps before the onset. A loss below a quarter of that
+    of the first readings is none, nor one that rises slowly, as in adversarial training.
     """
     if not layer.has("loss_risen", "loss_before", "loss_after"):
         return None
