@@ -25,6 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
+from rankscope.find.carries import KnownCall
+from rankscope.graph.identity import ByTensor
+from rankscope.graph.ir import Graph
+from rankscope.graph.record import Recorder
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums
@@ -36,10 +40,7 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
-from rankscope.stream.carries import KnownCall
-from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import (
-    ByTensor,
     SkipSum,
     StreamFrame,
     first_tensor,
@@ -453,10 +454,10 @@ def probe(
     roles: bool = False,
     settled: Sequence[CallRecord] = (),
     begun: ReferencePass | None = None,
-) -> tuple[list[CallRecord], Tape]:
+) -> tuple[list[CallRecord], Graph]:
     """Run the model once through ``run``: a record of each module call, in order of entry, and all operations.
 
-    ``long_skips`` look for long skips in the same pass, by the number under which the tape records them. With
+    ``long_skips`` look for long skips in the same pass, by the number under which the graph has them. With
     ``roles``, it runs a few times more to see which branches mix tokens; otherwise only attention counts as mixing.
     ``settled`` are the calls of an earlier probe that recognised fewer forms of sums: if there are no more adds now,
     their labels hold. ``begun`` is the first pass, if it has run before.
@@ -464,17 +465,17 @@ def probe(
     if roles and some_mode_is_awake():
         # Under surgery the stream is not what the block made of its input, so roles are those of the model as written.
         mode = _Probe(batch, stream, sums, long_skips or {}, None)
-        _run_under(model, run, mode, mode.tape)
+        _run_under(model, run, mode, mode.recorder)
         with modes_asleep():
             written = probe(model, run, batch, stream, sums, roles=True)[0]
         _take_roles(mode.records, written)
-        return mode.records, mode.tape
+        return mode.records, mode.recorder.graph
     if begun is not None:
         mode, trial = begun.mode, begun.mode.trial
     else:
         trial = TokenTrial(batch, stream) if roles else None
         mode = _Probe(batch, stream, sums, long_skips or {}, trial)
-        _run_under(model, run, mode, mode.tape)
+        _run_under(model, run, mode, mode.recorder)
     if trial is not None and settled and _places(settled) == _places(mode.records):
         _take_roles(mode.records, settled)
     elif trial is not None:
@@ -487,7 +488,7 @@ def probe(
                 other = _Probe(batch, stream, sums, {}, trial)
                 _run_under(model, run, other)
                 _find_roles(mode.records, other, lambda again: _run_under(model, run, again), trial)
-    return mode.records, mode.tape
+    return mode.records, mode.recorder.graph
 
 
 def _places(records: Sequence[CallRecord]) -> list[tuple[str, int]]:
@@ -539,17 +540,22 @@ class ReferencePass:
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
         """Follow the pass of the model that runs inside this block."""
-        with _following(model, self.mode, self.mode.tape), self.watch.on(dict(model.named_modules())):
+        with _following(model, self.mode, self.mode.recorder), self.watch.on(dict(model.named_modules())):
             yield
 
 
-def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: Tape | None = None) -> None:
-    with _following(model, mode, tape):
+def record(model: nn.Module, run: Callable[[], object], batch: int, sums: Sums, recorder: Recorder) -> None:
+    """Run the model once, and record its operations, its module calls, and the sums in them."""
+    _run_under(model, run, _Probe(batch, None, sums, {}, recorder=recorder), recorder)
+
+
+def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, recorder: Recorder | None = None) -> None:
+    with _following(model, mode, recorder):
         run()
 
 
 @contextmanager
-def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[None]:
+def _following(model: nn.Module, mode: _Probe, recorder: Recorder | None) -> Iterator[None]:
     # What a parametrization adds up is a weight, not a stream.
     lists = (module for module in model.modules() if isinstance(module, ParametrizationList))
     of_weights = {part for parametrizations in lists for part in parametrizations.modules()}
@@ -561,8 +567,8 @@ def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[No
             stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
         stack.enter_context(torch.no_grad())
-        if tape is not None:
-            stack.enter_context(tape)
+        if recorder is not None:
+            stack.enter_context(recorder)
         stack.enter_context(mode)
         yield
 
@@ -607,6 +613,7 @@ class _Probe(TorchFunctionMode):
         sums: Sums,
         long_skips: Mapping[int, LongSkips],
         trial: TokenTrial | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__()
         self.trial = trial
@@ -618,7 +625,7 @@ class _Probe(TorchFunctionMode):
         self._occurrences = Counter[str]()
         self._stream = stream
         self._long_skips = long_skips
-        self.tape = Tape()
+        self.recorder = Recorder() if recorder is None else recorder
         self._sums = sums
         self.records: list[CallRecord] = []
         self.numbers: dict[int, int] = {}
@@ -657,11 +664,8 @@ class _Probe(TorchFunctionMode):
         if func in QUERIES:
             return func(*args, **kwargs)
         if not self._frames and not self._long_skips:
-            before = self.tape.begin_function(func, ())
-            try:
+            with self.recorder.function(func):
                 return func(*args, **kwargs)
-            finally:
-                self.tape.end_function(before)
         # Every active module call has a frame, from the model down to the innermost module; each one follows its own
         # input, because it is not yet known which of them are blocks.
         is_sum = func in SUMS or func in JOINS
@@ -669,21 +673,18 @@ class _Probe(TorchFunctionMode):
         mixing = self._see_branches(added)
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
-            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
+            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, self._added(frame, stream))
             for frame, stream in zip(self._frames, added, strict=False)
             if stream is not None
         ]
         long_sums = {key: found.match(func, args, kwargs) for key, found in self._long_skips.items()}
         skips += [
-            (key, len(self._long_skips[key].found) - 1, found.carried)
+            (key, len(self._long_skips[key].found) - 1, (found.carried,))
             for key, found in long_sums.items()
             if found is not None
         ]
-        before = self.tape.begin_function(func, skips)
-        try:
+        with self.recorder.function(func, skips):
             out = self._run(func, args, kwargs, inputs)
-        finally:
-            self.tape.end_function(before)
         if func not in JOINS:
             self._restart(added, out, mixing)
         for frame, stream in zip(self._frames, added, strict=False):
@@ -694,11 +695,17 @@ class _Probe(TorchFunctionMode):
                 frame.follow_joined(func, args, kwargs, out)
             elif stream is not None:
                 frame.follow(out)
+                self.recorder.note_stream(self.numbers[id(frame.record)], out, len(frame.record.adds) - 1)
                 for found in self._long_skips.values():
                     found.note_sum(self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream, out)
         for key, found in self._long_skips.items():
             found.see(func, args, kwargs, out, long_sums[key])
         return out
+
+    def _added(self, frame: ProbeFrame, stream: Tensor) -> tuple[Tensor, ...]:
+        """The stream that a sum takes; if contents are recorded, also its two summands."""
+        assert frame.sum is not None
+        return (stream, *frame.sum.summands()) if self.recorder.keeps else (stream,)
 
     def _run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]
@@ -722,7 +729,10 @@ class _Probe(TorchFunctionMode):
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
+            if frame.is_stream(out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out)
             if frame.makes_one_stream(func, args, kwargs, out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out, len(frame.record.adds) - 1)
                 self._reset(frame, ("made", len(frame.record.adds)), out)
             if _norms_tokens(func, args) and frame.is_normed(out):
                 # A norm over tokens (GroupNorm) is a norm of the stream, and not a part of the branch that reads it.
@@ -886,14 +896,14 @@ class _Probe(TorchFunctionMode):
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
             if not self._open:
-                self.tape.note_input((args, kwargs))
+                self.recorder.note_input((args, kwargs))
             entry, given = first_tensor(args, kwargs), None
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             occurrence = self._occurrences[name]
             self._occurrences[name] += 1
             if not any(self.known.get((name, occurrence), (True,))):
                 self._open.append("adds nothing")
-                self.tape.enter(name, normalises)
+                self.recorder.enter(name, normalises=normalises)
                 if is_attention(name, type(module)):
                     self._attention_modules.append(own_name)
                 return None
@@ -908,13 +918,14 @@ class _Probe(TorchFunctionMode):
                     name, weakref.ref(module), parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
                 )
                 self.numbers[id(record)] = len(self.records)
-                self.tape.note_edge(len(self.records), name, entry, begins=True)
+                self.recorder.enter(name, normalises=normalises, number=len(self.records), taken=entry)
                 self.records.append(record)
                 opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
                 for long_skips in self._long_skips.values():
                     long_skips.enter(self.numbers[id(record)], entry, opened)
-            self.tape.enter(name, normalises)
+            else:
+                self.recorder.enter(name, normalises=normalises)
             self._open.append(opened)
             if is_attention(name, type(module)):
                 self._attention_modules.append(own_name)
@@ -947,14 +958,12 @@ class _Probe(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
             out, entry = output_tensor(output), first_tensor(args, kwargs)
-            if entry is not None and out is not None and is_packed_linear(module):
-                self.tape.leave_matrix(entry, out)
-            else:
-                self.tape.leave()
+            if out is not None and isinstance(frame, ProbeFrame) and frame.is_stream(out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out)
+            self.recorder.leave(out, product_of=entry if is_packed_linear(module) else None)
             if isinstance(frame, ProbeFrame):
                 self._frames.remove(frame)
                 self._forget(frame)
-                self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
                     for long_skips in self._long_skips.values():
                         long_skips.leave(self.numbers[id(frame.record)], out)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, RankscopeError, UnsupportedConfigError
+from rankscope.find.cuts import with_leaks
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
@@ -26,7 +27,6 @@ from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks, once_more_uncompiled, resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import Known, agreed, shows_streams
-from rankscope.stream.leaks import with_leaks
 from rankscope.stream.mixing import adds_only
 from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs
 from rankscope.stream.operators import some_mode_is_awake
@@ -216,7 +216,7 @@ def with_proven_cuts(view: ModelView) -> ModelView:
         if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
             return view  # weights that are read block by block: proven before, with stand-ins
         with undisturbed(view.model), _with_merged_adapters(view.model):
-            proven = with_leaks(view, lambda: probe.run(view.model)).stacks
+            proven = with_leaks(view, lambda: probe.run(view.model), probe.sequences).stacks
         _PROVEN[view.model] = Snapshot(view.model), view.stacks, proven
     return replace(view, stacks=proven)
 
