@@ -104,7 +104,7 @@ def test_a_fault_is_told_as_it_is_and_alarms_are_bars_with_their_causes() -> Non
         ["still weights", 30, None, "rate"],
     ]
     unknown = training_chapter(record(reading(0, [0.1], alarms=(replace(alarm(0), component="unknown"),))))
-    assert unknown.sections[-1].title == "1 alarm, cause not found"
+    assert unknown.sections[-1].title == "1 alarm, 1 not explained"
 
 
 def test_a_run_without_an_alarm_says_so() -> None:

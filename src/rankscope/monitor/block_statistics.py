@@ -1,4 +1,4 @@
-"""Reads every training forward by :mod:`rankscope.blockstats`: no extra pass, the training batches, compiled or not."""
+"""Reads every training forward by ``rankscope.blockstats``: no extra pass, the training batches, compiled or not."""
 
 from __future__ import annotations
 

@@ -100,8 +100,9 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
 def _counted(raised: Sequence[Alarm]) -> str:
     """How many alarms there are, and how many causes they name."""
     causes = len({alarm.component for alarm in raised} - {"unknown"})
-    named = f"{causes} cause{'s' if causes > 1 else ''}" if causes else "cause not found"
-    return f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}, {named}"
+    unknown = sum(alarm.component == "unknown" for alarm in raised)
+    named = [f"{causes} cause{'s' if causes > 1 else ''}"] * bool(causes) + [f"{unknown} not explained"] * bool(unknown)
+    return ", ".join([f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}", *named])
 
 
 def _ended(text: str) -> str:

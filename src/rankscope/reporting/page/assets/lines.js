@@ -74,13 +74,13 @@ function drawGuides(box, view, y, log, domain) {
 
 /* Moments on the axis that somebody should see: a line with words beside it. */
 function drawMoments(box, view, x) {
-  (view.when || []).forEach(([at, words], i) => {
-    const left = x(at);
+  const moments = (view.when || []).map(([at, words]) => [x(at), `${words}, ${view.xlabel || "block"} ${at}`]);
+  for (const [left] of moments) draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
+  moments.forEach(([left, words], i) => {
     const turned = left > (box.margin.left + box.right) / 2;
     // Beside all lines that are close, so that none crosses the words.
-    const beside = view.when.map(([step]) => x(step)).filter((other) => Math.abs(other - left) < 40);
-    draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
-    draw(box.svg, "text", { x: turned ? Math.min(...beside) - 5 : Math.max(...beside) + 5, y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
+    const close = moments.map(([other]) => other).filter((other) => Math.abs(other - left) < 60);
+    draw(box.svg, "text", { x: turned ? Math.min(...close) - 5 : Math.max(...close) + 5, y: box.bottom - 6 - 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, words);
   });
 }
 

@@ -19,7 +19,13 @@ function drawBars(plot, view) {
     return bar;
   });
   draw(box.svg, "line", { class: "axis", x1: box.margin.left, x2: box.right, y1: y.at(0), y2: y.at(0) });
-  xAxis(box, view.x, (value) => x(view.x.indexOf(value)), view.xlabel);
+  const isNamed = typeof view.x[0] === "string";
+  xAxis(box, isNamed ? [] : view.x, (value) => x(view.x.indexOf(value)), view.xlabel);
+  if (isNamed) view.x.forEach((name, i) => {
+    // A name that is wider than its place is in two lines.
+    const middle = name.length * 7 < step ? -1 : name.indexOf(" ", name.length / 2 - 4);
+    (middle < 0 ? [name] : [name.slice(0, middle), name.slice(middle + 1)]).forEach((part, row) => draw(box.svg, "text", { x: x(i), y: box.bottom + 16 + 14 * row, "text-anchor": "middle" }, part));
+  });
   const hint = readout(plot);
   const dim = (chosen) => marks.forEach((bar, i) => bar && bar.setAttribute("opacity", chosen < 0 || i === chosen ? 1 : 0.45));
   walk(plot, view.x.length, (left) => Math.max(0, Math.min(view.x.length - 1, Math.floor((left - box.margin.left) / step))), (i) => {
