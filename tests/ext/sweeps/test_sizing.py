@@ -53,14 +53,13 @@ def test_it_grows_with_everything_it_should() -> None:
 def test_the_estimate_is_above_what_a_task_takes_and_not_far_above(spec: str, verb: str, tokens: int) -> None:
     code = (
         "from rankscope.ext.sweeps.plan import plan_of\nfrom rankscope.ext.sweeps.tasks import tasks_of\n"
-        "from rankscope.ext.sweeps.working import Limits, outcome_of\n"
+        "from rankscope.ext.sweeps.working import do\n"
         "from rankscope.ext.sweeps.sizing import memory_for, size_on_meta\n"
         f"inputs = {{'sequences': 4, 'tokens': {tokens}}}\n"
         f"plan = plan_of({{'models': ['{spec}'], 'verbs': ['{verb}'], 'inputs': inputs}})\n"
         "task = next(tasks_of(plan))\n"
         f"asked = memory_for(size_on_meta('{spec}', None), task.facts)\n"
-        "outcome = outcome_of(task, {}, Limits())\nassert outcome.table is not None, outcome.facts\n"
-        "print(asked, outcome.facts['peak_bytes'])"
+        "_, record = do(task, {})\nprint(asked, record['peak_bytes'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     asked, peak = map(int, done.stdout.split())

@@ -93,7 +93,8 @@ def _shades(metric: str, known: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Colours over the declared range of the metric; over whole decades of what was read if it spans some."""
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 
-    spec = METRICS.get(metric.removeprefix("inputs_"))
+    name = metric.removeprefix("inputs_")
+    spec = METRICS[name] if name in METRICS else None  # noqa: SIM401 - a registry raises an error of its own
     least, most = float(known.min()), float(known.max())
     is_log = least > 0.0 and spans_decades((least, most))
     low, high = (-math.inf, math.inf) if spec is None else spec.range
