@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope.find.cuts import _Blocks, with_leaks
 from rankscope.graph.ir import Graph, Node, Value
 from rankscope.graph.record import Recorder
 from rankscope.graph.replay import CannotReplayError, replay, result_of, unlike
+from rankscope.stream.cuts import _Blocks, with_leaks
 from rankscope.surgery.session import structure_of
 from tests.stream.test_roles import IDS, Layer, Net, attention, mlp
 

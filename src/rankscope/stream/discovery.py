@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from rankscope.errors import DiscoveryError, SiteError
-from rankscope.find.carries import KnownCall, carries_of, long_skips_of
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack, Sums
+from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import JOINS, is_norm
 from rankscope.stream.probe import CallRecord, LongSkips, ReferencePass, probe

@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
-from rankscope.find.carries import KnownCall
 from rankscope.graph.identity import ByTensor
 from rankscope.graph.ir import Graph
 from rankscope.graph.record import Recorder
@@ -40,6 +39,7 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
+from rankscope.stream.carries import KnownCall
 from rankscope.stream.frames import (
     SkipSum,
     StreamFrame,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, RankscopeError, UnsupportedConfigError
-from rankscope.find.cuts import with_leaks
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
@@ -25,6 +24,7 @@ from rankscope.models.stream import Stream
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks, once_more_uncompiled, resharded, uncompiled
+from rankscope.stream.cuts import with_leaks
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.mixing import adds_only

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from rankscope.find.maps import Map, map_of
 from rankscope.graph.ir import Edge, Graph, Node, Value
 from rankscope.graph.replay import SharedMemory
 from rankscope.models.view import Carry
+from rankscope.stream.maps import Map, map_of
 
 
 class _Sets(NamedTuple):
