@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.graph.ir import Value
-from rankscope.graph.record import Recorder
+from rankscope.graph.record import GraphRecorder
 from rankscope.graph.replay import content_of, replay, result_of, unlike
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
@@ -33,7 +33,7 @@ def test_a_replay_is_the_block(name: str) -> None:
     (batch, *_) = prepare_inputs(loaded, None, sequences=2, tokens=12, batch=2, tokens_policy="content", seed=0)
     with undisturbed(loaded.model):
         call = view_of(loaded.model, batch).stacks[0].calls[0]
-        block, recorder = loaded.model.get_submodule(call.module_name), Recorder()
+        block, recorder = loaded.model.get_submodule(call.module_name), GraphRecorder()
         taken: list[Value] = []
         replayed: list[Tensor] = []
 

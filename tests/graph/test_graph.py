@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.graph.ir import Graph, Node, Value
-from rankscope.graph.record import Recorder
+from rankscope.graph.record import GraphRecorder
 from rankscope.graph.replay import CannotReplayError, replay, result_of, unlike
 from rankscope.stream.cuts import _Blocks, with_leaks
 from rankscope.surgery.session import structure_of
@@ -18,7 +18,7 @@ from tests.stream.test_roles import IDS, Layer, Net, attention, mlp
 
 
 def recorded(run: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Graph, Value, Value]:
-    recorder = Recorder(keeps=True)
+    recorder = GraphRecorder(keeps=True)
     with torch.no_grad(), recorder:
         given = recorder.value_of(x)
         out = run(x)
@@ -120,7 +120,7 @@ def most_kept(depth: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of the values that are kept at the end of a block, the largest number of a pass."""
     torch.manual_seed(0)
     model = Net(*(Layer(attention, mlp, ("op", "other")) for _ in range(depth))).eval()
-    view, kept, forget = structure_of(model, IDS), [0], Recorder.forget
+    view, kept, forget = structure_of(model, IDS), [0], GraphRecorder.forget
 
     def count(self: _Blocks) -> None:
         values = [value.content for values in self._kept.values() for value in values]

@@ -28,7 +28,7 @@ _SHAPED_LIKE = frozenset(
 """Operations that read only the shape of what they are given."""
 
 
-class Recorder(KernelMode):  # type: ignore[no-untyped-call]
+class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
     """Records all operations that run while it is active, on the layer below autograd.
 
     Args:

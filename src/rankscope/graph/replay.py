@@ -38,8 +38,8 @@ def replay(nodes: Iterable[Node], new: Mapping[Value, Tensor]) -> dict[Value, Te
         CannotReplayError: a value that is needed was not kept, or an operation does not accept the new values.
 
     Example:
-        >>> from rankscope.graph.record import Recorder
-        >>> recorder = Recorder(keeps=True)
+        >>> from rankscope.graph.record import GraphRecorder
+        >>> recorder = GraphRecorder(keeps=True)
         >>> with torch.no_grad(), recorder:
         ...     x = torch.ones(2)
         ...     y = x + x.exp()

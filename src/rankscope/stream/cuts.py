@@ -38,7 +38,7 @@ from torch import Tensor
 
 from rankscope.errors import SiteError
 from rankscope.graph.ir import Call, Graph, Node, Value
-from rankscope.graph.record import Recorder
+from rankscope.graph.record import GraphRecorder
 from rankscope.graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
@@ -99,7 +99,7 @@ def _first_met(stack: Stack, carry: Carry, proof: _Blocks) -> Carry:
     return replace(carry, operation=proof.met.get(places[0]) or carry.operation)
 
 
-class _Blocks(Recorder):  # type: ignore[no-untyped-call]
+class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
     """Records each call of a block, looks for leaks when it ends, and drops what was recorded.
 
     Args:

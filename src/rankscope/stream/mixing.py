@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import UnsupportedConfigError
 from rankscope.graph.ir import Node, Value
-from rankscope.graph.record import Recorder
+from rankscope.graph.record import GraphRecorder
 from rankscope.graph.replay import CannotReplayError, SharedMemory, content_of, result_of
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
@@ -153,7 +153,7 @@ class _Directions:
 class _Functions(TorchFunctionMode):
     """Notes for which function of torch each operation is executed: a function may flatten the axes in between."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -177,7 +177,7 @@ class _Mixing:
         self.matrices: dict[int, tuple[Tensor, Tensor]] = {}
         self._per_token = _Directions(stack, per_token=True)
         self._stack, self._sequences = stack, sequences
-        self._recorder = Recorder()
+        self._recorder = GraphRecorder()
         self._start: Value | None = None
         self._normed: set[Value] = set()
         self._ended = 0

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from rankscope.errors import SiteError
 from rankscope.graph.identity import ByTensor
 from rankscope.graph.ir import Graph
-from rankscope.graph.record import Recorder
+from rankscope.graph.record import GraphRecorder
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums
@@ -544,18 +544,20 @@ class ReferencePass:
             yield
 
 
-def record(model: nn.Module, run: Callable[[], object], batch: int, sums: Sums, recorder: Recorder) -> None:
+def record(model: nn.Module, run: Callable[[], object], batch: int, sums: Sums, recorder: GraphRecorder) -> None:
     """Run the model once, and record its operations, its module calls, and the sums in them."""
     _run_under(model, run, _Probe(batch, None, sums, {}, recorder=recorder), recorder)
 
 
-def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, recorder: Recorder | None = None) -> None:
+def _run_under(
+    model: nn.Module, run: Callable[[], object], mode: _Probe, recorder: GraphRecorder | None = None
+) -> None:
     with _following(model, mode, recorder):
         run()
 
 
 @contextmanager
-def _following(model: nn.Module, mode: _Probe, recorder: Recorder | None) -> Iterator[None]:
+def _following(model: nn.Module, mode: _Probe, recorder: GraphRecorder | None) -> Iterator[None]:
     # What a parametrization adds up is a weight, not a stream.
     lists = (module for module in model.modules() if isinstance(module, ParametrizationList))
     of_weights = {part for parametrizations in lists for part in parametrizations.modules()}
@@ -613,7 +615,7 @@ class _Probe(TorchFunctionMode):
         sums: Sums,
         long_skips: Mapping[int, LongSkips],
         trial: TokenTrial | None = None,
-        recorder: Recorder | None = None,
+        recorder: GraphRecorder | None = None,
     ) -> None:
         super().__init__()
         self.trial = trial
@@ -625,7 +627,7 @@ class _Probe(TorchFunctionMode):
         self._occurrences = Counter[str]()
         self._stream = stream
         self._long_skips = long_skips
-        self.recorder = Recorder() if recorder is None else recorder
+        self.recorder = GraphRecorder() if recorder is None else recorder
         self._sums = sums
         self.records: list[CallRecord] = []
         self.numbers: dict[int, int] = {}
@@ -960,7 +962,8 @@ class _Probe(TorchFunctionMode):
             out, entry = output_tensor(output), first_tensor(args, kwargs)
             if out is not None and isinstance(frame, ProbeFrame) and frame.is_stream(out):
                 self.recorder.note_stream(self.numbers[id(frame.record)], out)
-            self.recorder.leave(out, product_of=entry if is_packed_linear(module) else None)
+            is_product = name != "" and is_packed_linear(module)  # the model itself is no layer
+            self.recorder.leave(out, product_of=entry if is_product else None)
             if isinstance(frame, ProbeFrame):
                 self._frames.remove(frame)
                 self._forget(frame)
