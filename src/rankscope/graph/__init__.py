@@ -22,7 +22,7 @@ A pass of a block that computes ``x = x + attention(norm(x))``, with ``attention
   function that the author of the model called (``x @ W`` is ``matmul``) and the call of a module in which it ran.
 - A :class:`~rankscope.graph.ir.Call` is one call of a module, with its values on entry and on return.
 
-:class:`~rankscope.graph.record.GraphRecorder` records, and :func:`~rankscope.graph.replay.replay` answers the one question
-that is asked of a graph: *these values are replaced; what else changes?* It computes the nodes that depend on them once
-more. :func:`~rankscope.graph.replay.changed` compares with a control, the same replay without the replacement.
+:class:`~rankscope.graph.record.GraphRecorder` records, and :func:`~rankscope.graph.replay.replay` answers the one
+question that is asked of a graph: *these values are replaced; what else changes?* It computes the nodes that depend on
+them once more. :func:`~rankscope.graph.replay.changed` compares with a control, the same replay with nothing replaced.
 """

@@ -108,6 +108,7 @@ def unlike(before: Tensor, after: Tensor) -> bool:
         return False
     if before.shape != after.shape or before.dtype != after.dtype or not {type(before), type(after)} <= {Tensor}:
         return True
+    after = after.to(before.device)  # the memory of a device may be that of the processor
     if before.is_complex():
         before, after = torch.view_as_real(before.resolve_conj()), torch.view_as_real(after.resolve_conj())
     if not before.is_floating_point():
