@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.graph.ir import Value
-from rankscope.graph.record import GraphRecorder
-from rankscope.graph.replay import content_of, replay, result_of, unlike
+from rankscope.pass_graph.ir import Value
+from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.replay import content_of, replay, result_of, unlike
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.wrapping import hidden

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope.graph.ir import Graph, Node, Value
-from rankscope.graph.record import GraphRecorder
-from rankscope.graph.replay import CannotReplayError, replay, result_of, unlike
+from rankscope.pass_graph.ir import Graph, Node, Value
+from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.replay import CannotReplayError, replay, result_of, unlike
 from rankscope.stream.cuts import _Blocks, with_leaks
 from rankscope.surgery.session import structure_of
 from tests.stream.test_roles import IDS, Layer, Net, attention, mlp

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
-from rankscope.graph.identity import ByTensor
+from rankscope.pass_graph.identity import ByTensor
 from rankscope.models.stream import Stream
 from rankscope.models.view import Sums
 from rankscope.stream.operators import (

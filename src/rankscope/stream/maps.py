@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from rankscope.graph.ir import Node, Value
+from rankscope.pass_graph.ir import Node, Value
 from rankscope.stream.operators import NORMS
 
 Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]

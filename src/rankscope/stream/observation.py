@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import LayoutError, SiteError
-from rankscope.graph.identity import ByTensor
+from rankscope.pass_graph.identity import ByTensor
 from rankscope.linalg.rounding import differs
 from rankscope.models.inputs import Batch
 from rankscope.models.loading.devices import seed_generators

@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
-from rankscope.graph.identity import ByTensor
-from rankscope.graph.ir import Graph
-from rankscope.graph.record import GraphRecorder
+from rankscope.pass_graph.identity import ByTensor
+from rankscope.pass_graph.ir import Graph
+from rankscope.pass_graph.record import GraphRecorder
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums

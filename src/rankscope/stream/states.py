@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.graph.identity import ByTensor
+from rankscope.pass_graph.identity import ByTensor
 from rankscope.stream.frames import StreamFrame, summands_of, tensors_in
 from rankscope.stream.operators import JOINS, SUMS
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.graph.identity import inside, mapped
-from rankscope.graph.ir import Node, Value
+from rankscope.pass_graph.identity import inside, mapped
+from rankscope.pass_graph.ir import Node, Value
 from rankscope.linalg.rounding import differs
 from rankscope.models.loading.devices import seed_generators
 
@@ -38,7 +38,7 @@ def replay(nodes: Iterable[Node], new: Mapping[Value, Tensor]) -> dict[Value, Te
         CannotReplayError: a value that is needed was not kept, or an operation does not accept the new values.
 
     Example:
-        >>> from rankscope.graph.record import GraphRecorder
+        >>> from rankscope.pass_graph.record import GraphRecorder
         >>> recorder = GraphRecorder(keeps=True)
         >>> with torch.no_grad(), recorder:
         ...     x = torch.ones(2)

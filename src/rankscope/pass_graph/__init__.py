@@ -13,16 +13,16 @@ A pass of a block that computes ``x = x + attention(norm(x))``, with ``attention
     v6     bmm(v5, W)                   what attention returns
     v7     add(v0, v6)                  x + attention(norm(x)), returned by the call of the block
 
-- A :class:`~rankscope.graph.ir.Value` is the content of a tensor at one moment. A tensor that is written to in place
+- A ``Value`` is the content of a tensor at one moment. A tensor that is written to in place
   has a new value from then on, and so has every other tensor in the same memory, made by a node of its own. Had the
   block written ``x += ...`` while ``y`` is a view of ``x``, ``add(v0, v6)`` would make v7, and ``SharedMemory(y, v7)``
   v8, which is what ``y`` holds afterwards.
-- A :class:`~rankscope.graph.ir.Node` is one operation that was executed, below autograd: ``nn.MultiheadAttention`` is
+- A ``Node`` is one operation that was executed, below autograd: ``nn.MultiheadAttention`` is
   as many nodes as its parts, ``flex_attention`` and other operators that take functions are one each. It knows the
   function that the author of the model called (``x @ W`` is ``matmul``) and the call of a module in which it ran.
-- A :class:`~rankscope.graph.ir.Call` is one call of a module, with its values on entry and on return.
+- A ``Call`` is one call of a module, with its values on entry and on return.
 
-:class:`~rankscope.graph.record.GraphRecorder` records, and :func:`~rankscope.graph.replay.replay` answers the one
+``GraphRecorder`` records, and ``replay`` answers the one
 question that is asked of a graph: *these values are replaced; what else changes?* It computes the nodes that depend on
-them once more. :func:`~rankscope.graph.replay.changed` compares with a control, the same replay with nothing replaced.
+them once more. ``changed`` compares with a control, the same replay with nothing replaced.
 """
