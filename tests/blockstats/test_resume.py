@@ -52,7 +52,8 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     codes = []
     for folder, killed_at in ((whole, None), (resumed, KILLED), (resumed, None)):
         folder.mkdir(exist_ok=True)
-        process = mp.get_context("fork").Process(target=train, args=(folder, killed_at))
+        # Not forked: after a backward pass in this process, autograd runs in no fork of it.
+        process = mp.get_context("spawn").Process(target=train, args=(folder, killed_at))
         process.start()
         process.join(60)
         codes.append(process.exitcode)

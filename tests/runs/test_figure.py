@@ -57,12 +57,10 @@ def test_the_null_is_a_dashed_line() -> None:
     assert axes.get_ylim()[1] > 23.4
 
 
-def test_stacks_are_named_at_their_lines() -> None:
+def test_stacks_are_named_in_a_legend() -> None:
     writer = profile({"relative_residual": [0.9, 0.5]}, stack="encoder")
     figure = make_run(profile({"relative_residual": [0.9, 0.5]}, stack="decoder", writer=writer).table()).plot()
     assert {"encoder", "decoder"} <= set(words_of(figure))
-    heights = [text.xyann[1] for text in figure.axes[0].texts]
-    assert abs(heights[0] - heights[1]) >= 0.09  # ends that meet are moved apart
     assert drawn(figure) > 1000
 
 
