@@ -133,6 +133,24 @@ def test_transformers_with_checkpoints_raise_too() -> None:
             loss.backward()
 
 
+def test_without_skips_under_autocast_the_stream_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch is bfloat16 there, and the sum of a block float32: so is the sum of zero times the stream."""
+    torch.manual_seed(0)
+    model, x = Stack("none", reentrant=False), torch.randn(2, 7, 32)
+
+    def cut(block: Block, x: Tensor) -> Tensor:
+        x = 0.0 * x + block.attention(block.norm1(x))
+        return 0.0 * x + block.mlp(block.norm2(x))
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with operate(model, Surgery(skip=0.0), inputs=x):
+            found = model(x).hidden
+        monkeypatch.setattr(Block, "forward", cut)
+        wanted = model(x).hidden
+    assert found.dtype == wanted.dtype == torch.float32
+    assert torch.equal(found, wanted)
+
+
 OWN_NORM = re.compile(r"layers\.\d+\.\w*(layernorm|layer_norm)")
 """Norms that are a module of the block itself; what is inside attention, such as q_norm, stays."""
 

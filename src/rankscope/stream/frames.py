@@ -77,8 +77,8 @@ class SkipSum:
         stream, branch = self.own.value(), self.other.value()
         return stream, branch if branch.shape == stream.shape else branch.expand(stream.shape)
 
-    def of(self, stream: Tensor | None, branch: Tensor | None) -> Tensor:
-        """The same call with another stream and branch, at most one of them left out.
+    def of(self, stream: Tensor | None, branch: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The same call with another stream and branch, at most one of them left out; ``dtype`` is that of the sum.
 
         What is left out is not multiplied by zero, which would turn an infinite entry into NaN. The result is a new
         tensor, because the model may write to it in place.
@@ -91,7 +91,7 @@ class SkipSum:
         if stream is None or branch is None:
             present = stream if stream is not None else branch
             assert present is not None
-            return present.clone()
+            return present.to(dtype, copy=True)  # under autocast, a branch has less precision than the stream
         return stream + branch
 
 
