@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.pass_graph.ir import Value
-from rankscope.pass_graph.record import GraphRecorder
-from rankscope.pass_graph.replay import content_of, replay, result_of, unlike
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.wrapping import hidden
+from rankscope.pass_graph.ir import Value
+from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.replay import content_of, replay, result_of, unlike
 from rankscope.stream.frames import first_tensor, output_tensor, with_another
 from rankscope.stream.viewing import undisturbed, view_of
 from tests.contracts.test_families import NOT_FOUND

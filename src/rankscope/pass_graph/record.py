@@ -13,11 +13,11 @@ from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import LayoutError
+from rankscope.models.wrapping import hidden
 from rankscope.pass_graph.identity import ByTensor, inside, mapped, memory_of
 from rankscope.pass_graph.ir import Call, Edge, Function, Graph, Node, Value
 from rankscope.pass_graph.kernel_mode import KernelMode
 from rankscope.pass_graph.replay import SharedMemory
-from rankscope.models.wrapping import hidden
 
 _OVERWRITING = frozenset({"copy_", "zero_", "fill_"})
 """Operations that do not read what they write to."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.pass_graph.identity import inside, mapped
-from rankscope.pass_graph.ir import Node, Value
 from rankscope.linalg.rounding import differs
 from rankscope.models.loading.devices import seed_generators
+from rankscope.pass_graph.identity import inside, mapped
+from rankscope.pass_graph.ir import Node, Value
 
 ROUNDINGS = 64
 """Roundings of the largest entry by which equal values may differ if they are summed up in another order."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, NamedTuple
 
+from rankscope.models.view import Carry
 from rankscope.pass_graph.ir import Edge, Graph, Node, Value
 from rankscope.pass_graph.replay import SharedMemory
-from rankscope.models.view import Carry
 from rankscope.stream.maps import Map, map_of
 
 

@@ -37,13 +37,13 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import SiteError
-from rankscope.pass_graph.ir import Call, Graph, Node, Value
-from rankscope.pass_graph.record import GraphRecorder
-from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import Carry, Label, ModelView, Stack
 from rankscope.models.wrapping import hidden
+from rankscope.pass_graph.ir import Call, Graph, Node, Value
+from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.stream.maps import map_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
 from rankscope.stream.probe import record

@@ -404,7 +404,7 @@ def _stack(name: str | None, records: list[CallRecord], batch: int, stream: Stre
     for record in records:
         blocks = _cut_into_blocks(record)
         final_norm_inside = len(blocks) > 1 and record.ends_with_norm
-        calls.append(BlockCall(record.name, layer, blocks, final_norm_inside))
+        calls.append(BlockCall(record.name, layer, blocks, final_norm_inside, tuple(record.softmaxes)))
         layer += len(blocks)
     layout = (stream or Stream()).with_axes(_layout(records[0], batch))
     is_declared = stream is not None and stream.axes is not None

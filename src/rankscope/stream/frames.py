@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.errors import SiteError
-from rankscope.pass_graph.identity import ByTensor
 from rankscope.models.stream import Stream
 from rankscope.models.view import Sums
+from rankscope.pass_graph.identity import ByTensor
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     ADDED_PRODUCTS,

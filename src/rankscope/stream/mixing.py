@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import UnsupportedConfigError
-from rankscope.pass_graph.ir import Node, Value
-from rankscope.pass_graph.record import GraphRecorder
-from rankscope.pass_graph.replay import CannotReplayError, SharedMemory, content_of, result_of
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import hidden, without_fastpath
+from rankscope.pass_graph.ir import Node, Value
+from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.replay import CannotReplayError, SharedMemory, content_of, result_of
 from rankscope.stream.frames import first_tensor, output_tensor
 from rankscope.stream.operators import MOVES, is_norm
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.pass_graph.kernel_mode import KernelMode
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
+from rankscope.pass_graph.kernel_mode import KernelMode
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_flex,

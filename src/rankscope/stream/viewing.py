@@ -340,7 +340,7 @@ def notes_on_hidden_attention(view: ModelView) -> list[str]:
         why = "no softmax over keys was seen in their attention branch. Token metrics are not affected"
         if stack.operators:
             why = (
-                f"attention runs inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
+                f"tokens are mixed inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
                 "probabilities. Token metrics are not affected. Load the model with attn_implementation='sdpa' or "
                 "'eager' to measure attention"
             )
