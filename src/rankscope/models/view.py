@@ -119,6 +119,7 @@ class Stack:
         idle: modules next to its blocks that did not run when the model was probed, as after an early exit.
         reach: to which tokens the first block passes on a change of one token; None if that was not seen.
         cuts_proven: whether it was tested that the known skips and ``carries`` are all there is.
+        noise: how two passes in evaluation mode differ, in words, if the model draws random numbers there.
     """
 
     name: str | None
@@ -136,6 +137,7 @@ class Stack:
     idle: tuple[str, ...] = field(default=(), kw_only=True)
     reach: Literal["later", "earlier", "both", "none"] | None = field(default=None, kw_only=True)
     cuts_proven: bool = field(default=False, kw_only=True)
+    noise: str | None = field(default=None, kw_only=True)
 
     @property
     def depth(self) -> int:
