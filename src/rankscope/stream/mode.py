@@ -114,17 +114,6 @@ class ActiveBlock(StreamFrame):
         return all(block != self.block for block, _ in self._adds[self._adds_seen :])
 
     @property
-    def adds_seen(self) -> int:
-        """Number of adds that have happened or are happening in this call."""
-        return self._adds_seen
-
-    @property
-    def cuts_to_come(self) -> bool:
-        """Whether a skip that surgery can remove is still to come in this call."""
-        left = zip(self._adds[self._adds_seen :], self._joins[self._adds_seen :], strict=True)
-        return any(label is not None and not joins for (_, label), joins in left)
-
-    @property
     def is_at_final_norm(self) -> bool:
         """Whether a norm that runs now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)

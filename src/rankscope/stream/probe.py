@@ -583,14 +583,11 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
         if response is None:
             continue
         record.roles[number] = response
-        joined = [
-            {responses(trials, part.place): part for part in pair}
-            for pair in (parts[number] if number < len(parts) else [])
-        ]
-        pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
-        beside = {found["alone"].module for found in pairs if found["alone"].is_mapped}
-        if label == "both" and not beside and any(found.keys() == {"mixes"} for found in joined):
-            record.adds[number] = "attention"
+        joined = _compared(trials, parts[number : number + 1])
+        beside = _alone(joined)
+        inside = joined if beside or label != "both" else _compared(trials, reference.parts_inside(record))
+        if label == "both" and not _alone(inside) and any(found.keys() == {"mixes"} for found in inside):
+            record.adds[number] = "attention"  # of several parts, such as values that are convolved
         elif label == "mlp" and response == "mixes":
             record.adds[number] = "both" if beside else "mixer"
         elif label == "attention" and response == "alone":
@@ -600,6 +597,17 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
         alone = [name for other in others for name in sorted(other.joined.get((key, number), ()))]
         if record.adds[number] is not None and alone:
             record.beside = alone[0]
+
+
+def _compared(trials: list[TokenTrial], parts: Iterable[list[tuple[_Part, _Part]]]) -> list[dict[Any, _Part]]:
+    """The summands of each sum, by how they responded."""
+    return [{responses(trials, part.place): part for part in pair} for pairs in parts for pair in pairs]
+
+
+def _alone(joined: Iterable[dict[Any, _Part]]) -> set[str | None]:
+    """The modules that act on tokens alone and whose results are added to what mixes them."""
+    pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
+    return {found["alone"].module for found in pairs if found["alone"].is_mapped}
 
 
 class _Probe(TorchFunctionMode):
@@ -616,6 +624,8 @@ class _Probe(TorchFunctionMode):
         self.trial = trial
         self.known: dict[Hashable, list[Label | None]] = {}
         """The labels of each call in the reference pass, for the passes that are compared with it."""
+        self._idle: frozenset[Hashable] = frozenset()
+        """The calls that add nothing to their input there, and no two branches to each other."""
         self.mixed: set[tuple[Hashable, int]] = set()
         """Adds whose branch went through a sum inside that mixes tokens: module call and number."""
         self.parts: dict[Hashable, list[list[tuple[_Part, _Part]]]] = {}
@@ -644,8 +654,19 @@ class _Probe(TorchFunctionMode):
         """A mode for another pass with the same settings; the last one is given all ``earlier`` trials."""
         probe = _Probe(self._batch, self._stream, self._sums, {}, trial)
         probe.known = {(record.name, record.occurrence): record.adds for record in self.records}
+        idle = {key for key, adds in probe.known.items() if not any(adds) and not any(self.parts.get(key, ()))}
+        probe._idle = frozenset(idle)
         probe._earlier = earlier
         return probe
+
+    def parts_inside(self, record: CallRecord) -> list[list[tuple[_Part, _Part]]]:
+        """The sums of two branches in the modules that a call has called."""
+        inside = {id(record)}
+        for other in self.records:  # in order of entry
+            if id(other.parent) in inside:
+                inside.add(id(other))
+        calls = [other for other in self.records if id(other) in inside and other is not record]
+        return [pairs for other in calls for pairs in self.parts.get((other.name, other.occurrence), ())]
 
     def _is_skip(self, frame: ProbeFrame) -> bool:
         """Whether the add that was recorded last adds a branch to the stream, as far as is known."""
@@ -900,7 +921,7 @@ class _Probe(TorchFunctionMode):
             entry, given = first_tensor(args, kwargs), None
             occurrence = self._occurrences[name]
             self._occurrences[name] += 1
-            if not any(self.known.get((name, occurrence), (True,))):
+            if (name, occurrence) in self._idle:
                 self._open.append("adds nothing")
                 self.recorder.enter(name, normalises=normalises)
                 return None
