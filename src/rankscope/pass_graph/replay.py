@@ -90,7 +90,8 @@ def content_of(value: Value, known: Mapping[Value, Tensor]) -> Tensor:
     content = known.get(value, value.content)
     if content is None:
         raise CannotReplayError("a value was not kept")
-    if content.numel() and type(content) is Tensor and content.untyped_storage().nbytes() == 0:
+    is_plain = type(content) is Tensor and content.layout is torch.strided
+    if is_plain and content.numel() and content.untyped_storage().nbytes() == 0:
         raise CannotReplayError("the memory of a value is gone")
     return content
 
@@ -108,6 +109,8 @@ def unlike(before: Tensor, after: Tensor) -> bool:
         return False
     if before.shape != after.shape or before.dtype != after.dtype or not {type(before), type(after)} <= {Tensor}:
         return True
+    if before.layout is not torch.strided:
+        before, after = before.to_dense(), after.to_dense()
     after = after.to(before.device)  # the memory of a device may be that of the processor
     if before.is_complex():
         before, after = torch.view_as_real(before.resolve_conj()), torch.view_as_real(after.resolve_conj())

@@ -21,7 +21,8 @@ the last sum must be a norm of each token or act on each entry in proportion, or
 
 Operations that no graph shows are a round trip through NumPy, or a kernel that writes to memory on its own. Their
 results are tensors that appear from nowhere, or that are not what the recorded operation computes when it is replayed
-on what it was given. Such a result counts as the stream, and as something that the stream reaches.
+on what it was given. Such a result counts as the stream, and as something that the stream reaches. So it must not be
+what is added as a constant.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ class _Sum:
         begins: the stream after it; None if what came of the sum was not found.
         label: of the branch.
         joins: whether the branch is parallel to the one before.
+        is_projected: whether the two are put side by side and projected, so that a new stream begins after it.
     """
 
     carried: Value
@@ -180,6 +182,7 @@ class _Sum:
     begins: Value | None
     label: Label | None
     joins: bool
+    is_projected: bool
 
     @property
     def may_contain_stream(self) -> bool:
@@ -206,17 +209,18 @@ class _Question:
         plans = stack.calls[number].blocks
         planned = [add for plan in plans for add in zip(plan.adds, plan.joins or repeat(False), strict=False)]
         added = {
-            add: values
+            add: (node.function.func in JOINS, values)
             for node in nodes if node.function is not None
             for of, add, values in node.function.adds if of == call.number
         }  # fmt: skip
         if sorted(added) != list(range(len(planned))):
             raise CannotReplayError("other sums than when the structure was found")
         self.sums = [
-            _Sum(carried, own, branch, call.sums.get(add), *planned[add])
-            for add, (carried, own, branch) in sorted(added.items(), key=lambda item: item[0])
+            _Sum(carried, own, branch, call.sums.get(add), *planned[add], is_projected)
+            for add, (is_projected, (carried, own, branch)) in sorted(added.items(), key=lambda item: item[0])
         ]
         self.cut = [one for one in self.sums if one.label is not None]
+        begun = [one.begins for one in self.sums if one.label is not None or one.is_projected]
         last = next((one.begins for one in reversed(self.cut) if not one.joins), None)
         after = next((at + 1 for at, node in enumerate(nodes) if last in node.outputs), 0)
         # A gain on a stream that is still followed is no sum. After the last known sum, no skip has that gain.
@@ -224,7 +228,7 @@ class _Question:
             value for node in nodes[:after] if node.function is not None and node.function.func in _GAINS
             for value in node.outputs if value in call.stream
         ]  # fmt: skip
-        self.beginnings = [call.taken, *self.gained, *(one.begins for one in self.cut if one.begins is not None)]
+        self.beginnings = [call.taken, *self.gained, *(value for value in begun if value is not None)]
         self.last = self.beginnings[-1]
         self.after = nodes[after:]
         # One that writes to the stream in place is not known to return it.
@@ -254,6 +258,11 @@ class _Question:
         reached = self._reached_from(self.beginnings + self.unseen)
         weights = self._with(self._other(reached + self.unseen))
         yield any(self._moves(known.carried, weights) for known in self.cut)
+        # What is added as a constant, and comes from an operation that is not seen: the stream may be in it.
+        constants = [one.branch for one in self.sums if one.label is None]
+        if constants and self.unseen:
+            moved = self._spread(self.unseen)[1]
+            yield any(self._moves(constant, moved) for constant in constants)
         # The stream after the last known sum, and products: a sum that is not known after it.
         goes_on = self._moves(self.out, self._with(self._other([self.last])))
         if goes_on:
@@ -264,7 +273,7 @@ class _Question:
         for before, known in pairwise(self.sums):
             if known.joins and before.begins is not None:
                 # A branch that was taken to be parallel to the one before, and depends on its sum.
-                yield self._moves(known.branch, self._spread([before.begins])[1])
+                yield self._moves(known.branch, self._spread([before.begins, *self.unseen])[1])
             if known.label is not None and before.label is None and before.begins is not None:
                 # A constant that was added to the stream, and that only the sum sees, is a part of what the block adds.
                 free = copy(self)  # in which it goes on through gains
