@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope.linalg.rounding import differs
 from rankscope.models.loading.devices import seed_generators
-from rankscope.pass_graph.identity import inside, mapped
+from rankscope.pass_graph.identity import inside, mapped, memory_of
 from rankscope.pass_graph.ir import Node, Value
 
 ROUNDINGS = 64
@@ -90,8 +90,7 @@ def content_of(value: Value, known: Mapping[Value, Tensor]) -> Tensor:
     content = known.get(value, value.content)
     if content is None:
         raise CannotReplayError("a value was not kept")
-    is_plain = type(content) is Tensor and content.layout is torch.strided
-    if is_plain and content.numel() and content.untyped_storage().nbytes() == 0:
+    if content.numel() and memory_of(content) is not None and content.untyped_storage().nbytes() == 0:
         raise CannotReplayError("the memory of a value is gone")
     return content
 

@@ -210,7 +210,8 @@ def _settled(stack: Stack, facts: _Facts, seen: SeenStack) -> Stack:
         raise _refusal(stack, facts, against)
     for call in seen.calls:
         for tensor in (call.entry, call.left):
-            if is_traceable_wrapper_subclass(tensor) and not is_distributed(tensor):
+            is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
+            if is_wrapper and not is_distributed(tensor):
                 raise LayoutError(
                     f"{call.name} takes or returns a {type(tensor).__name__}, a tensor of a class of its own, whose "
                     "entries only its own functions know. Give the model plain tensors, or weights that make them."
