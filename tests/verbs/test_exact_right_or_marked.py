@@ -332,9 +332,8 @@ def test_padding_of_a_nystromformer_enters_its_landmarks() -> None:
 
 
 def test_mra_without_its_kernel_has_no_blocks() -> None:
-    with pytest.raises(
-        DiscoveryError, match=re.escape("blocks='encoder.layer.*'")
-    ):  # its attention returns zeros there
+    # Its attention returns zeros there.
+    with pytest.raises(DiscoveryError, match=re.escape("blocks='encoder.layer.*'")):
         exact("init:tiny-mra", padded(10, 16), Surgery(skip=0.0), plain=False)
 
 
