@@ -763,7 +763,9 @@ class _Probe(TorchFunctionMode):
                 frame.joined = None
             counted = [are_shown and (call.weights is None or self._fits(call, frame)) for call in calls]
             for call, counts in zip(calls, counted, strict=True):
-                frame.see_attention(call, outputs, counts=counts)
+                # Keys that are weights are a memory, which every token reads alone, as an MLP.
+                is_memory = call.key is not None and self.recorder.value_of(call.key).is_parameter
+                frame.see_attention(call, [] if is_memory else outputs, counts=counts)
             if func in SOFTMAXES and is_over_keys(args, kwargs):
                 frame.record.softmaxes.append(any(counted))
         return out
