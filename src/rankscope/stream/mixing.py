@@ -253,7 +253,7 @@ class _Mixing:
                 size = max((float(one.abs().max()) for one in given.values()), default=0.0)
                 displaced = {value: content_of(value, {}) + one for value, one in given.items()}
                 for value, result in zip(node.outputs, result_of(node, displaced) if given else (), strict=False):
-                    if result is None or not result.is_floating_point():
+                    if result is None or not result.is_floating_point() or result.is_meta:
                         continue
                     change = result - content_of(value, {})
                     if _moves(node) or value not in leaves | {end} or directions.is_mixture(change, size):
