@@ -585,9 +585,11 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
         record.roles[number] = response
         joined = _compared(trials, parts[number : number + 1])
         beside = _alone(joined)
-        inside = joined if beside or label != "both" else _compared(trials, reference.parts_inside(record))
-        if label == "both" and not _alone(inside) and any(found.keys() == {"mixes"} for found in inside):
-            record.adds[number] = "attention"  # of several parts, such as values that are convolved
+        if label == "both" and not beside:
+            # Of several parts that mix tokens: two branches of the block, or values that are convolved in a module.
+            seen = joined or _compared(trials, reference.parts_inside(record))
+            if not _alone(seen) and any(found.keys() == {"mixes"} for found in seen):
+                record.adds[number] = "attention"
         elif label == "mlp" and response == "mixes":
             record.adds[number] = "both" if beside else "mixer"
         elif label == "attention" and response == "alone":
