@@ -45,7 +45,7 @@ AIMS = {
     "linalg": 3400,
     "metrics": 2150,
     "masks": 1200,
-    "monitor causes verbs.doctor": 7500,
+    "monitor examination verbs.doctor": 7500,
     "verbs -verbs.doctor": 4600,
     "remedies": 900,
     "verdicts": 1200,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset
 
 import rankscope
 from rankscope import Surgery
@@ -107,12 +111,130 @@ def test_four_threads_with_a_model_each(surgery: Surgery | None) -> None:
     assert [values(model, ids, surgery) for model, ids in zip(models, given, strict=True)] == alone
 
 
+class Features(Dataset[Tensor]):
+    """Each item is what another model makes of it, computed by the worker of a data loader."""
+
+    def __init__(self, model: nn.Module, given: Tensor) -> None:
+        self.model, self.given = model, given
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, row: int) -> Tensor:
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            features: Tensor = self.model(self.given[row : row + 1])[0]
+        return features
+
+
+class InAttention(TorchDispatchMode):
+    """Does something in mid-pass, inside torch's own function of attention."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.act = act
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "softmax" in str(func) or "scaled_dot_product" in str(func):
+            self.act()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_with_a_model_of_its_own(workers: int) -> None:
+    """Workers are forked while the model is measured, and run their own attention to the end."""
+    (model, other), (ids, given) = networks(2)
+    dataset = Features(other, given.repeat(4, 1))
+    expected, alone = [dataset[row] for row in range(len(dataset))], values(model, ids)
+    stopped, found = threading.Event(), list[list[bool]]()
+
+    def load() -> None:
+        while not stopped.is_set():
+            rows = [batch[0] for batch in DataLoader(dataset, num_workers=workers)]
+            found.append([torch.equal(one, two) for one, two in zip(rows, expected, strict=True)])
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        try:
+            measured = [values(model, ids) for _ in range(15)]
+        finally:
+            stopped.set()
+        loading.result()
+    assert Counter(value == alone for value in measured) == {True: 15}
+    assert Counter(itertools.chain(*found)) == {True: len(expected) * len(found)}
+    assert len(found) >= 1
+    assert (F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward) == TORCH
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_fork_in_mid_pass(need_weights: bool) -> None:
+    """The child begins where the pass stood; its own model gives the values it always gave."""
+    torch.manual_seed(0)
+    model, other, ids = Network(16, need_weights), Network(16, True), torch.randint(0, 50, (2, 12))
+    codes: list[int] = []
+    with torch.no_grad():
+        expected = other(ids)
+
+    def fork() -> None:
+        if len(codes) == 3:
+            return
+        child = os.fork()
+        if child == 0:
+            code = 2
+            try:
+                with torch.no_grad():
+                    same = torch.equal(other(ids), expected)
+                same = same and (F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward) == TORCH
+                code = 0 if same else 1
+            finally:
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with InAttention(fork):
+        measured = values(model, ids)
+    assert codes == [0, 0, 0]
+    with InAttention(lambda: None):
+        assert values(model, ids) == measured
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_an_interrupt_in_mid_pass(need_weights: bool) -> None:
+    """Ctrl-C inside attention, early, late and between: nothing stays, and the next measurement is right."""
+    torch.manual_seed(0)
+    model, ids, calls = Network(16, need_weights), torch.randint(0, 50, (2, 12)), [0, 0]
+
+    def hooks(of: nn.Module) -> int:
+        return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in of.modules())
+
+    def interrupt() -> None:
+        calls[0] += 1
+        if calls[0] == calls[1]:
+            signal.raise_signal(signal.SIGINT)
+
+    with InAttention(interrupt):
+        alone = values(model, ids)
+    passed = calls[0]
+    assert passed > 5
+    for number in (1, 2, passed // 2, passed - 1, passed):
+        fresh = Network(16, need_weights)  # its structure is not known yet, so all passes are made again
+        fresh.load_state_dict(model.state_dict())
+        calls[:] = 0, number
+        with pytest.raises(KeyboardInterrupt), InAttention(interrupt):
+            values(fresh, ids)
+        assert hooks(fresh) == 0
+        assert (F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward) == TORCH
+        assert torch.backends.mha.get_fastpath_enabled()
+        with InAttention(lambda: None):
+            assert values(fresh, ids) == alone
+
+
 def test_torch_itself_is_never_replaced() -> None:
     """Not even while the attention runs: another thread could call it then."""
     model, ids = Network(16), torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(0))
     seen: set[tuple[Callable[..., object], ...]] = set()
 
-    class Looks(torch.utils._python_dispatch.TorchDispatchMode):
+    class Looks(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             seen.add((F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward))
             return func(*args, **(kwargs or {}))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope import Surgery
-from rankscope.causes import Finding
+from rankscope.examination import Finding
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes import CAUSES, Finding
 from rankscope.errors import RankscopeError
+from rankscope.examination import CAUSES, Finding
 from rankscope.linalg.precision import widest
 from rankscope.linalg.update import skip_gain
 from rankscope.metrics import METRICS

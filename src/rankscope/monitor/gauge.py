@@ -16,8 +16,8 @@ from types import TracebackType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankscope.causes import Finding
 from rankscope.errors import InputError, ReadingError, ResultError
+from rankscope.examination import Finding
 from rankscope.linalg.to_host import start_to_host
 from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module

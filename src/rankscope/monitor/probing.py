@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.causes import Finding, examine, find
 from rankscope.errors import InputError, RankscopeError, SiteError
+from rankscope.examination import Finding, examine, find
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load

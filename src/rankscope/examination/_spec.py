@@ -1,10 +1,18 @@
-"""The declaration of a cause, what it finds, and the registry."""
+"""The declaration of a cause, what it finds, and the registry.
+
+A cause is a generator of findings, or a row. A row reads outcomes of experiments and is asked only if all of them are
+shown; it is declared beside its smallest bad and good program, which are its test::
+
+    @row(reads=("rewards",), order=52, needs={"loss", "labels"}, bad=negated, good=plain)
+    def loss_rewards_wrong(x: Examination, rewards: Outcome) -> Finding:
+        ...
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._citations import Cite
@@ -12,11 +20,15 @@ from rankscope._printing import brief
 from rankscope._registry import Registry
 
 if TYPE_CHECKING:
-    from rankscope.causes._examination import Examination
+    from rankscope.examination._examination import Examination
+    from rankscope.examination._examples import Program
 
 Need = Literal["structure", "loss", "labels", "optimizer"]
 Certainty = Literal["shown", "possible"]
 Kind = Literal["fault", "note", "harmless"]
+Level = Literal["fault", "note", "preview"]
+"""What a row may claim: a fault if it accuses no healthy program, a note if it names an effect without blame, and
+nothing yet while it is a preview."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,9 @@ class CauseSpec:
         look: the function.
         cites: sources.
         despite: codes of faults that do not make its measurements meaningless, although they come first.
+        level: what it may claim.
+        bad: the smallest program in which it is found; None for a cause that is no row.
+        good: the same program without the fault.
     """
 
     code: str
@@ -99,6 +114,9 @@ class CauseSpec:
     look: Callable[[Examination], Iterator[Finding]]
     cites: tuple[Cite, ...] = ()
     despite: frozenset[str] = frozenset()
+    level: Level = "fault"
+    bad: Callable[[], Program] | None = None
+    good: Callable[[], Program] | None = None
 
 
 CAUSES: Registry[CauseSpec] = Registry("cause", __package__)
@@ -122,5 +140,43 @@ def cause(
         spec = CauseSpec(look.__name__, title, frozenset(needs), proof, change, order, look, cites, frozenset(despite))
         CAUSES.add(look.__name__, spec)
         return look
+
+    return register
+
+
+def row(
+    *,
+    reads: tuple[str, ...],
+    order: int,
+    bad: Callable[[], Program],
+    good: Callable[[], Program],
+    level: Level = "fault",
+    needs: frozenset[Need] | set[Need] = frozenset(),
+) -> Callable[[Callable[..., Finding | None]], Callable[..., Finding | None]]:
+    """Register a function of an examination and some outcomes that returns a finding, or None.
+
+    Args:
+        reads: names of the outcomes; see :mod:`rankscope.examination._outcomes`.
+        order: causes with a smaller number come first.
+        bad: the smallest program in which it is found.
+        good: the same program without the fault.
+        level: what it may claim.
+        needs: what it cannot be found without.
+    """
+
+    def register(read: Callable[..., Finding | None]) -> Callable[..., Finding | None]:
+        def look(x: Examination) -> Iterator[Finding]:
+            outcomes = [x.outcome(name) for name in reads]
+            found = read(x, *outcomes) if all(one.shown for one in outcomes) else None
+            if found is not None:
+                yield replace(found, kind="note") if level == "note" else found
+
+        title = (read.__doc__ or "").strip().split("\n", 1)[0]
+        spec = CauseSpec(
+            read.__name__, title, frozenset(needs), f"outcomes of {', '.join(reads)}", "", order, look,
+            level=level, bad=bad, good=good,
+        )  # fmt: skip
+        CAUSES.add(read.__name__, spec)
+        return read
 
     return register

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._innermost import ModuleFollower
-from rankscope.causes._source import SourcePlace
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._innermost import ModuleFollower
+from rankscope.examination._source import SourcePlace
 from rankscope.linalg.rounding import differs
 
 _ROOM = 1 << 28

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few, is_trained, norm_gains
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few, is_trained, norm_gains
 
 
 def _first_broken(x: Examination) -> ModuleCall | None:
@@ -85,13 +85,10 @@ def float16_overflow(x: Examination) -> Iterator[Finding]:
     whole = x.output(wide, replaced=replaced)
     if whole is None or not bool(torch.isfinite(whole).all()):
         return
-    line = "model = model.to(torch.bfloat16)"
-    helps = x.runs(float16_overflow, line)
     yield Finding(
         "float16_overflow",
         f"Values exceed the range of float16 (65,504), first in {broken.name or type(broken.module).__name__}.",
-        f"Run `{line}`" if helps else "Use bfloat16 or float32",
-        tried=helps,
+        "Use bfloat16 or float32",
         measured="outputs that are finite",
         before=float(torch.isfinite(x.result).double().mean()) if x.result is not None else 0.0,
         after=1.0,

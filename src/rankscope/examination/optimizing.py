@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few
 
 
 @cause(
@@ -42,18 +42,13 @@ def optimizer_misses(x: Examination) -> Iterator[Finding]:
         " It was made from another model, or before the model was copied, wrapped or moved." if whole else
         f" Missing: {few(used)}."
     )  # fmt: skip
-    name, rate = type(x.optimizer).__name__, float(x.optimizer.param_groups[0].get("lr", 1e-3))
-    line = f"optimizer = torch.optim.{name}(model.parameters(), lr={rate:g})"
-    after = x.after_line(line) if whole else None  # a new optimizer has none of the groups of the old one
-    helps = after is not None and x.mends(optimizer_misses, after[0], after[1]["optimizer"])
     yield Finding(
         "optimizer_misses",
         f"The optimizer holds {what}: the others get gradients and never move.{why}",
-        f"Run `{line}` after the model was built, copied and moved"
-        if helps
+        "Make the optimizer from the parameters of this model, after it was built, copied and moved"
+        if whole
         else "Give the others to the optimizer, or set requires_grad to False if they are not to be trained",
         certainty="shown" if whole else "possible",  # some may be left out on purpose
-        tried=helps,
         measured="parameters with a gradient that a step moves",
         before=float(len(wanted) - len(missing)),
         after=float(len(wanted)),
@@ -75,6 +70,16 @@ def frozen_parameters(x: Examination) -> Iterator[Finding]:
     if not trained and x.optimizer is not None:
         return  # what the optimizer holds says more
     places = list(dict.fromkeys(name.rpartition(".")[0] or name for name in trained))
+    if not trained:
+        yield Finding(
+            "frozen_parameters",
+            f"None of the {len(learns)} parameters requires a gradient: no step of any optimizer changes the model.",
+            "Set requires_grad of what is to be trained",
+            certainty="possible",  # a prompt or an input may be what is trained
+            measured="parameters that require a gradient",
+            before=0.0,
+        )
+        return
     which = f", those of {few(places)}" if places else ""
     yield Finding(
         "frozen_parameters",
@@ -95,11 +100,13 @@ def learning_rate_zero(x: Examination) -> Iterator[Finding]:
     """A learning rate of zero."""
     assert x.optimizer is not None
     rates = [float(group.get("lr", 1.0)) for group in x.optimizer.param_groups]
+    begun = max((float(group.get("initial_lr", 0.0)) for group in x.optimizer.param_groups), default=0.0)
     if rates and max(rates) == 0.0:
         yield Finding(
             "learning_rate_zero",
             "The learning rate of every group is 0: no step moves anything.",
             "Look at the scheduler: it may end at 0, or begin there",
+            kind="note" if begun > 0 else "fault",  # a warm-up begins at 0
             measured="largest learning rate",
             before=0.0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def main_output(value: Any) -> Tensor | None:
 
 def apart(states: Tensor, axis: int = 0) -> float:
     """How much the entries along an axis differ from their mean, relative to their size; 0 if all are zero."""
-    flat = states.detach().double().movedim(axis, 0).flatten(1)
+    flat = states.detach().double().movedim(axis, 0).reshape(states.shape[axis], -1)
     size = float(flat.norm())
     return float((flat - flat.mean(0)).norm()) / size if size > 0 else 0.0
 
@@ -128,3 +129,14 @@ def cloned(blocks: Sequence[nn.Module]) -> list[int]:
         ):
             numbers.append(number)
     return numbers
+
+
+def spread_out(result: Tensor) -> Tensor:
+    """Outputs that differ, of the kind that a model returns: probabilities, numbers between 0 and 1, or any."""
+    drawn = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
+    if result.ndim > 1 and bool((result >= 0).all()) and float((result.double().sum(-1) - 1).abs().max()) < 1e-3:
+        return drawn.softmax(-1)
+    if bool(((result >= 0) & (result <= 1)).all()) and bool(result.any()):
+        return drawn.sigmoid()
+    size = float(result.double().square().mean().sqrt())
+    return result + drawn * (size if 1 < size < math.inf else 1.0)

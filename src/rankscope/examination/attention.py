@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rankscope._citations import Cite
-from rankscope.causes import _source
-from rankscope.causes._examination import AttentionSeen, Examination
-from rankscope.causes._spec import Finding, Look, cause
-from rankscope.causes._tensors import redrawn
-from rankscope.causes.axes import attention_softmax
 from rankscope.errors import RankscopeError
+from rankscope.examination import _source
+from rankscope.examination._examination import AttentionSeen, Examination
+from rankscope.examination._spec import Finding, Look, cause
+from rankscope.examination._tensors import redrawn
+from rankscope.examination.axes import attention_softmax
 from rankscope.remedies import applied
 from rankscope.stream.viewing import with_proven_cuts
 from rankscope.surgery.operating import operating

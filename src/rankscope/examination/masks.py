@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import change_between, changed_entries, main_output
-from rankscope.causes.axes import attention_softmax
+from rankscope.errors import RankscopeError
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import change_between, changed_entries, main_output
+from rankscope.examination.axes import attention_softmax
 from rankscope.models.inputs.record import is_mask_like
 from rankscope.stream.attention_calls import AttentionCall
 
@@ -33,17 +34,10 @@ def _token_changes(x: Examination, after: Tensor | None) -> Tensor | None:
     )
 
 
-def is_next_token(x: Examination) -> bool:
-    """Whether the labels are the ids of the input, shifted by one token."""
-    if x.labels is None or x.labels.is_floating_point():
-        return False
-    for value in x.mains:
-        if value.is_floating_point() or value.ndim != 2:
-            continue
-        ids = value.transpose(0, x.batch.axis)
-        if x.labels.shape == ids.shape and ids.shape[1] > 2:
-            return float((x.labels[:, :-1] == ids[:, 1:]).double().mean()) > 0.95
-    return False
+def next_tokens_of(x: Examination) -> Tensor | None:
+    """The ids of which each output is compared with the next one; None if the loss compares something else."""
+    compared = x.outcome("compared_token")
+    return compared["ids"] if compared.shown and compared["distance"] == 1 else None
 
 
 @cause(
@@ -56,7 +50,8 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
     if x.result is None or x.tokens is None or x.tokens < 6 or x.sequences < 1:
         return
     middle = x.tokens // 2
-    batch = x.changed(lambda mask: mask[:, middle].fill_(True))
+    read = next_tokens_of(x)
+    batch = x.changed(lambda mask: mask[:, middle].fill_(True), read)
     moved = _token_changes(x, x.output(batch))
     if moved is None:
         return
@@ -66,7 +61,7 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
     if x.softmaxes.wrong():
         return  # weights that sum to one over queries carry a change to every token, whatever the mask
     words = f"replacing token {middle} changes the output at"
-    language = is_next_token(x)
+    language = read is not None
     change = ""
     if earlier or not itself:
         change = _with_mask(x)
@@ -99,10 +94,16 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             intervention="expected of a causal model",
         )
     elif earlier and later and language:
+        ahead = _share_on_later_tokens(x)
         yield Finding(
             "causal_mask",
             f"The model sees the tokens it has to predict: the labels are the next tokens, and {words} {earlier} "
-            "earlier tokens. There is no causal mask, or it has no effect.",
+            "earlier tokens. "
+            + (
+                "There is no causal mask, or it has no effect."
+                if ahead is None or ahead < TURNED
+                else f"The causal mask is inverted: {ahead:.0%} of the attention lies on later tokens."
+            ),
             change or "Give attention a causal mask",
             tried=bool(change),
             measured="earlier tokens whose output changes when a token is replaced",
@@ -120,6 +121,26 @@ def causal_mask(x: Examination) -> Iterator[Finding]:
             measured="later tokens whose output changes when a token is replaced",
             before=float(later),
         )
+
+
+TURNED = 0.75
+"""Share of attention on later tokens from which on a causal mask is inverted; without a mask it is below a half."""
+
+
+def _share_on_later_tokens(x: Examination) -> float | None:
+    """The share of attention that lies on later tokens, of the tokens that have one; None if it cannot be seen."""
+    shares: list[float] = []
+
+    def see(call: AttentionCall, _: object) -> None:
+        probs = call.probs().detach().double()
+        if probs.shape[-1] == probs.shape[-2] == x.tokens:
+            shares.append(float(probs.triu(1)[..., :-1, :].sum() / probs[..., :-1, :].sum()))
+
+    try:
+        x.see_attention(see)
+    except (RankscopeError, RuntimeError):
+        return None
+    return sum(shares) / len(shares) if shares else None
 
 
 def _with_mask(x: Examination) -> str:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rankscope.causes import _source
-from rankscope.causes._source import SourcePlace
+from rankscope.examination import _source
+from rankscope.examination._source import SourcePlace
 from rankscope.stream.operators import PRODUCTS, SOFTMAXES
 
 _FOLLOWED = 8
@@ -54,6 +55,7 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
     Attributes:
         calls: every softmax.
         again: those whose argument a softmax made.
+        corners: queries and keys of attention with ``is_causal`` that has more keys than queries.
         fills: the shape of each mask that is filled in, and where that is written.
         filled_after: the same for masks that are filled into what a softmax made.
         returned: the softmax that made what the model returns.
@@ -63,6 +65,7 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.calls: list[SoftmaxCall] = []
         self.again: list[SoftmaxCall] = []
+        self.corners: list[tuple[int, int, SourcePlace | None]] = []
         self.fills: list[tuple[tuple[int, ...], SourcePlace | None]] = []
         self.filled_after: list[SourcePlace | None] = []
         self.weightings: list[_Weighting] = []
@@ -85,9 +88,13 @@ class Softmaxes(torch.overrides.TorchFunctionMode):
             elif known_inputs and isinstance(out, Tensor):
                 place, (weights, made, call) = known_inputs[0]
                 if func in PRODUCTS:
-                    self._weigh(func, args, place, weights, made, call)
+                    if not any(isinstance(one, torch.nn.Parameter) for one in given):  # heads are mixed by parameters
+                        self._weigh(func, args, place, weights, made, call)
                 elif out.shape == made.shape and out.is_floating_point():
                     self._known.append((out, made, call))
+            if func is F.scaled_dot_product_attention and (kwargs or {}).get("is_causal"):
+                queries, keys = given[0].shape[-2], given[1].shape[-2]
+                self.corners += [(queries, keys, _source.running())] if 1 < queries < keys else []
             if func in _FILLS and len(given) > 1:
                 written = _source.running()
                 self.fills.append((tuple(given[1].shape), written))

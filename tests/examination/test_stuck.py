@@ -15,9 +15,9 @@ from benchmarks.threads.parts import Block, Classifier, signals
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope.causes import CAUSES
-from rankscope.causes._following import depends_on_inputs
 from rankscope.errors import IgnoredInputError
+from rankscope.examination import CAUSES
+from rankscope.examination._following import depends_on_inputs
 from rankscope.monitor.causes import OF_WEIGHTS
 from rankscope.verbs.doctor.checks import DoctorReport
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers.models.mra.modeling_mra import MraAttention
 
 import rankscope as rs
-from rankscope.causes import _source
-from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._source import Edit
+from rankscope.examination import _source
+from rankscope.examination._softmaxes import Softmaxes
+from rankscope.examination._source import Edit
 
 REPORTS = {one.number: one for one in (*PATTERNS, *FURTHER)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._following import Following, named
-from rankscope.causes._innermost import ModuleFollower
-from rankscope.causes._source import for_each
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import main_output
+from rankscope.examination._examination import Examination
+from rankscope.examination._following import Following, named
+from rankscope.examination._innermost import ModuleFollower
+from rankscope.examination._source import for_each
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import main_output
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.wrapping import same_buffers, with_parameters
 
@@ -260,18 +259,11 @@ def dead_branch(x: Examination) -> Iterator[Finding]:
     woken = [n for n in silent if (g := after.get(n)) is not None and bool(g.any())]
     if len(woken) < len(silent) or not woken:
         return
-    # One factor of the branch in all blocks at once, a matrix rather than a gain.
-    by_place: dict[str, list[str]] = {}
-    for name in sorted(zero, key=lambda name: -named[name].ndim):
-        by_place.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    lines = [for_each(x.model, sorted(names), "torch.nn.init.normal_({}, std=0.02)") for names in by_place.values()]
-    line = next((one for one in lines if x.runs(dead_branch, one)), "")
     yield Finding(
         "dead_branch",
         f"{len(silent)} parameters get a gradient of exactly zero: two factors of a branch begin at zero "
         f"({', '.join(sorted(zero)[:2])} ...), and each needs the other to move.",
-        f"Initialise one of them with other numbers: run `{line}`" if line else "Initialise one of them otherwise",
-        tried=bool(line),
+        "Begin with one of them at zero, and draw the other",
         measured="parameters with a gradient of exactly zero",
         before=float(len(silent)),
         after=float(len(silent) - len(woken)),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import redrawn
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import redrawn
 
 LOST = 1e-3
 """Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""

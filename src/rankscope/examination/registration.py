@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes._examination import Examination
-from rankscope.causes._source import path, place_of
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import few
-from rankscope.causes.training import as_trained, in_training
+from rankscope.examination._examination import Examination
+from rankscope.examination._source import path, place_of
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import few
+from rankscope.examination.training import as_trained, in_training
 
 _TRIED = 8
 """Parts that are moved one by one."""
@@ -198,7 +198,19 @@ def _is_dropped(x: Examination, place: str, names: Sequence[str]) -> bool:
     return not _any_difference(returned[:half], returned[half:])
 
 
+def _to_be_trained(x: Examination, names: Sequence[str]) -> list[str]:
+    """Those that the optimizer holds, if there is one: others are left out on purpose."""
+    if x.optimizer is None:
+        return list(names)
+    held = {id(one) for group in x.optimizer.param_groups for one in group["params"]}
+    named = dict(x.model.named_parameters())
+    return [name for name in names if id(named[name]) in held]
+
+
 def _detached(x: Examination, names: Sequence[str]) -> Iterator[Finding]:
+    names = _to_be_trained(x, names)
+    if not names:
+        return
     owners = _owners(names)
     yield Finding(
         "detached",
@@ -242,6 +254,7 @@ def detached(x: Examination) -> Iterator[Finding]:
         return name in trained.seen.ran
 
     lost = [n for n, g in x.gradients.items() if g is not None and trained.gradients.get(n) is None and ran(n)]
+    lost = _to_be_trained(x, lost)
     if not lost:
         return
     arrive = in_training(x, gradients=True, entering=True).gradients or {}
@@ -312,14 +325,11 @@ def shared_teacher(x: Examination) -> Iterator[Finding]:
         if len(same) != 2 or numbered or len(parents) != 1 or calls[id(module)] < 2:
             continue
         count = sum(1 for _ in module.parameters())
-        line = f"{path(x.model, same[1])} = copy.deepcopy({path(x.model, same[0])})"
-        helps = x.runs(shared_teacher, line)
         yield Finding(
             "shared_teacher",
             f"self.{same[0]} and self.{same[1]} are the same object: every step of one is a step of the other, so a "
             "loss that compares them compares a network with itself.",
-            f"Run `{line}`, or write it so in __init__" if helps else "Make one of them a copy",
-            tried=helps,
+            "Make one of them a copy in __init__, with copy.deepcopy, before the optimizer is made",
             measured=f"parameters of {same[1]} that move when {same[0]} moves",
             before=float(count),
             after=0.0,

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
-from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._source import Edit, SourcePlace, tried
-from rankscope.causes._tensors import apart, change_between, changed_entries, main_output, tokens_apart
+from rankscope.examination._outcomes import Outcome, outcome_of
+from rankscope.examination._softmaxes import Softmaxes
+from rankscope.examination._source import Edit, SourcePlace, tried
+from rankscope.examination._tensors import apart, change_between, changed_entries, main_output, tokens_apart
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.loading.devices import seed_generators
@@ -31,6 +32,8 @@ from rankscope.stream.viewing import undisturbed
 
 _ROOM = 1 << 28
 """Bytes of the outputs of modules that one pass keeps."""
+_SEGMENTS = 3
+"""Different ids up to which an input counts segments or types of tokens, as those of BERT and of packed texts do."""
 Loss = Callable[..., Tensor]
 
 _Look = Callable[["Examination"], Iterator[Any]]
@@ -107,6 +110,8 @@ class Examination:
         labels: the labels that belong to the batch, first axis sequences.
         optimizer: the optimizer of the training.
         edits: whether changes may be carried out to see if they help.
+        targets: labels that only the loss can read, such as a tuple or a dictionary of tensors.
+        last_functions: names of what made each returned tensor, once gradients were read.
     """
 
     model: nn.Module
@@ -117,9 +122,18 @@ class Examination:
     labels: Tensor | None = None
     optimizer: torch.optim.Optimizer | None = None
     edits: bool = True
+    targets: Any = None
     forward_passes: int = 0
     backward_passes: int = 0
+    last_functions: tuple[str, ...] = ()
     _no_gradients: RuntimeError | None = None
+    _outcomes: dict[str, Outcome] = field(default_factory=dict, init=False)
+
+    def outcome(self, name: str) -> Outcome:
+        """What an experiment saw; it is carried out once."""
+        if name not in self._outcomes:
+            self._outcomes[name] = outcome_of(self, name)
+        return self._outcomes[name]
 
     # Passes.
 
@@ -269,9 +283,13 @@ class Examination:
         axis = self.sequence_axis(states)
         return None if axis is None or not bool(torch.isfinite(states).all()) else apart(states, axis)
 
-    def changed(self, where: Callable[[Tensor], object]) -> Batch:
-        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``."""
-        mains = {id(value) for value in self.mains}
+    def changed(self, where: Callable[[Tensor], object], only: Tensor | None = None) -> Batch:
+        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``.
+
+        Ids of segments and of types of tokens are left as they are, unless they are all that there is.
+        """
+        several = [value for value in self.mains if value.is_floating_point() or len(torch.unique(value)) > _SEGMENTS]
+        mains = {id(value) for value in ((only,) if only is not None else several or self.mains)}
 
         def change(value: Any) -> Any:
             if id(value) not in mains:
@@ -287,6 +305,12 @@ class Examination:
     def with_other_first(self) -> tuple[ModuleCall, ...]:
         """The calls with another first token in every sequence."""
         return self.calls(self.changed(lambda mask: mask[:, 0].fill_(True)))
+
+    @cached_property
+    def with_other_middle(self) -> tuple[ModuleCall, ...]:
+        """The calls with another token in the middle of every sequence."""
+        middle = (self.tokens or 0) // 2
+        return self.calls(self.changed(lambda mask: mask[:, middle].fill_(True)))
 
     @cached_property
     def with_other_sequence(self) -> tuple[ModuleCall, ...]:
@@ -329,22 +353,17 @@ class Examination:
         """An edit of the source as a sentence, if the model runs with it and the cause is no longer found; or empty."""
         return tried(place, changes, lambda: self.mends(look)) if self.edits else ""
 
-    def after_line(self, line: str) -> tuple[nn.Module, dict[str, Any]] | None:
-        """A copy of the model on which a line of Python ran, and the names it made; None if it does not run."""
+    def runs(self, look: _Look, line: str) -> bool:
+        """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
         if not self.edits:
-            return None
+            return False
         try:
-            names: dict[str, Any] = {"torch": torch, "nn": nn, "copy": copy, "model": copy.deepcopy(self.model)}
+            names: dict[str, Any] = {"torch": torch, "nn": nn, "model": copy.deepcopy(self.model)}
             with torch.random.fork_rng(devices=[]):
                 exec(compile(line, "<printed line>", "exec"), names)
         except (SyntaxError, RuntimeError, ValueError, TypeError, LookupError, NameError, AttributeError):
-            return None
-        return names["model"], names
-
-    def runs(self, look: _Look, line: str) -> bool:
-        """Whether a line of Python runs on a copy of the model, and the cause is no longer found in it."""
-        after = self.after_line(line)
-        return after is not None and self.mends(look, after[0])
+            return False
+        return self.mends(look, names["model"])
 
     # Blocks.
 
@@ -532,19 +551,26 @@ class Examination:
 
     # The loss.
 
-    def loss_of(self, output: Any, labels: Tensor | None = None) -> Tensor:
-        """The loss of some output."""
+    def loss_of(self, output: Any, compared: Any = None) -> Tensor:
+        """The loss of some output, compared with the labels or the inputs unless something else is given."""
         assert self.loss is not None
-        labels = self.labels if labels is None else labels
-        if labels is not None:
-            return self.loss(output, labels)
+        compared = self.compared if compared is None else compared
+        return self.loss(output) if compared is None else self.loss(output, compared)
+
+    @property
+    def compared(self) -> Any:
+        """What the loss is given beside the output: labels, or the inputs, or nothing."""
+        labels = self.targets if self.labels is None else self.labels
+        if labels is not None or self.loss is None:
+            return labels
         takes = [
             one
             for one in inspect.signature(self.loss).parameters.values()
             if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
         ]
-        given = self.batch.arguments[0] if self.batch.arguments else dict(self.batch.inputs)
-        return self.loss(output) if len(takes) == 1 else self.loss(output, given)
+        if len(takes) == 1:
+            return None
+        return self.batch.arguments[0] if self.batch.arguments else dict(self.batch.inputs)
 
     def total(self, output: Any) -> Tensor:
         """What gradients are taken of: the loss, or a random projection of everything that the model returns."""
@@ -579,6 +605,8 @@ class Examination:
             with with_parameters(self.model, {name: named[name] for name in replaced}):
                 value = self.batch.call(self.model)
                 total = self._projection(value) if of_outputs else self.total(value)
+                if not replaced:
+                    self.last_functions = _last_functions(value)
                 if not total.requires_grad:
                     return dict.fromkeys(named)
                 gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
@@ -592,6 +620,20 @@ class Examination:
         drawn = torch.Generator().manual_seed(0)
         parts = [(leaf.float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum() for leaf in leaves]
         return torch.stack(parts).sum() if parts else torch.zeros(())
+
+
+_SHAPING = ("View", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "Permute", "Reshape", "Clone", "ToCopy")
+
+
+def _last_functions(value: Any) -> tuple[str, ...]:
+    """The name of the last function of autograd that made each tensor, apart from those that only shape it."""
+    names = []
+    for leaf in pytree.tree_leaves(value):
+        node: Any = leaf.grad_fn if isinstance(leaf, Tensor) else None
+        while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
+            node = node.next_functions[0][0]
+        names.append("" if node is None else node.name())
+    return tuple(names)
 
 
 def _kept(tensor: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from benchmarks.threads.patterns import PATTERNS, experts, seeded
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope.causes import CAUSES, Diagnosis, examine, find
+from rankscope.examination import CAUSES, Diagnosis, examine, find
 from rankscope.models.inputs import Inputs
 from rankscope.models.model import as_model
 from rankscope.verbs.doctor.reaching import batch_for
@@ -312,7 +312,7 @@ def test_an_examination_that_finds_nothing_takes_few_passes(case: Callable[[], C
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("number", ["1", "9", "20", "22", "29"])
+@pytest.mark.parametrize("number", ["1", "7", "20", "22", "29"])
 def test_experiments_take_at_most_forty_passes(number: str) -> None:
     found = diagnosed(report(number))
     assert shown(found)
@@ -323,7 +323,6 @@ def test_experiments_take_at_most_forty_passes(number: str) -> None:
 def test_declarations_are_complete() -> None:
     for code, spec in CAUSES.items():
         assert spec.proof, code
-        assert spec.change, code
         assert spec.title.endswith("."), code
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause, told
-from rankscope.causes._tensors import apart
-from rankscope.causes.ignoring import shrinking_operation
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._loss import STEPS, held
+from rankscope.examination._spec import Finding, cause, told
+from rankscope.examination._tensors import apart, spread_out
+from rankscope.examination.ignoring import shrinking_operation
 from rankscope.models.wrapping import with_parameters
 
-STEPS = 150
 STEP = 1e-3
 """How far each weight is moved, as the first step of Adam at its usual rate does."""
 SMALL = 1e-2
@@ -36,31 +36,35 @@ def collapsed_objective(x: Examination) -> Iterator[Finding]:
     axis = x.sequence_axis(x.result)
     if axis is None:
         return
+    if held(x).reads_others:
+        return  # the other outputs would change with this one
+    if x.labels is not None and x.labels.is_floating_point() and x.outcome("labels_unread").seen is False:
+        return  # numbers to be met keep outputs apart
     free = x.result.detach().clone().float()
     size = float(free.square().mean().sqrt())
     if not size > 0 or (x.labels is not None and bool((x.labels == x.labels[:1]).all())):
         return  # labels that are all equal are met by one output in any loss
-    spread = _spread_out(x.result)
+    spread = spread_out(x.result)
     scored = x.labels is not None and not x.labels.is_floating_point() and not _compares(x, spread, axis)
     if scored or _is_over_classes(_gradient(x, spread).double()):
         return  # outputs that are alike answer labels that are
     drawn = torch.randn(free.shape, generator=torch.Generator().manual_seed(0)).to(free.device)
     free = (free + size * drawn).requires_grad_()
     optimizer = torch.optim.Adam([free], 0.05 * size)
-    start, begin = apart(free, axis), float(x.loss_of(free.detach()))
+    start, begin = apart(free, axis), float(held(x).loss(free.detach()))
     if not math.isfinite(begin):
         return
     for _ in range(STEPS):
         optimizer.zero_grad()
-        torch.autograd.backward(x.loss_of(free))
+        torch.autograd.backward(held(x).loss(free))
         optimizer.step()
-    end = float(x.loss_of(free.detach()))
+    end = float(held(x).loss(free.detach()))
     constant = free.detach().mean(axis, keepdim=True).expand_as(free)
     if constant.ndim > 2:  # all tokens or views of an input alike, too
         constant = (
             constant.flatten(1, -2).mean(1).reshape(len(constant), *[1] * (constant.ndim - 2), -1).expand_as(free)
         )
-    at_constant = float(x.loss_of(constant.clone()))
+    at_constant = float(held(x).loss(constant.clone()))
     # A loss that separates inputs is far above its best value where all outputs are equal.
     if begin <= 0 or at_constant > end + 0.01 * abs(begin - end) or end > 0.2 * begin:
         return
@@ -91,13 +95,13 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
     sums = out.double().sum(-1)
     if bool((out < 0).any()) or float((sums - 1).abs().max()) > 1e-3:
         return
-    now, shifted = float(x.loss_of(out)), float(x.loss_of(out + 3.0))
+    now, shifted = float(held(x).loss(out)), float(held(x).loss(out + 3.0))
     if abs(now - shifted) > 1e-4 * abs(now):
         return
     if x.labels.is_floating_point() or x.labels.shape != out.shape[:-1]:
         return
     best = torch.nn.functional.one_hot(x.labels.clamp_min(0), out.shape[-1]).to(out)
-    floor = float(x.loss_of(best))
+    floor = float(held(x).loss(best))
     last = x.softmaxes.returned
     change = "" if last is None else x.edited(double_softmax, last.place, _source.without_call(last.place, "softmax"))
     yield Finding(
@@ -108,7 +112,7 @@ def double_softmax(x: Examination) -> Iterator[Finding]:
         tried=bool(change),
         measured="smallest loss that any output can reach",
         before=floor,
-        after=float(x.loss_of(best * 50)),
+        after=float(held(x).loss(best * 50)),
         intervention="with logits",
     )
 
@@ -125,7 +129,7 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
     labels = _classes(x)
     if labels is None or x.result is None:
         return
-    out = _spread_out(x.result)
+    out = spread_out(x.result)
     seen = _LossSoftmaxes()
     with seen:
         own = _gradient(x, out)
@@ -137,7 +141,7 @@ def loss_softmax_axis(x: Examination) -> Iterator[Finding]:
         return  # scores of all pairs, as in CLIP, are normalised along both axes
     raised = out.clone()
     raised[(0,) * (out.ndim - 1)] += 3.0
-    before = abs(float(x.loss_of(raised)) - float(x.loss_of(out)))
+    before = abs(float(held(x).loss(raised)) - float(held(x).loss(out)))
     after = abs(_entropy(raised, labels) - _entropy(out, labels))
     if before < 100 * after:
         return
@@ -189,7 +193,7 @@ def _classes(x: Examination) -> torch.Tensor | None:
 def _gradient(x: Examination, out: torch.Tensor) -> torch.Tensor:
     free = out.detach().clone().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(x.loss_of(free), free)[0]
+        return torch.autograd.grad(held(x).loss(free), free)[0]
 
 
 def _entropy_gradient(out: torch.Tensor, labels: torch.Tensor, axis: int) -> torch.Tensor:
@@ -223,48 +227,6 @@ def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @cause(
-    proof="the labels are permuted",
-    change="compute the loss from the labels of the batch",
-    order=52,
-    needs={"loss", "labels"},
-)
-def loss_ignores_labels(x: Examination) -> Iterator[Finding]:
-    """A loss that does not depend on the labels."""
-    if x.labels is None or x.result is None or len(x.labels) < 2:
-        return
-    rolled = x.labels.roll(1, 0)
-    if torch.equal(rolled, x.labels):
-        return
-    out = _spread_out(x.result)  # outputs that are all alike have one loss for every order of the labels
-    now, other = float(x.loss_of(out)), float(x.loss_of(out, rolled))
-    # Classes in turn stay together if they are moved along: pairs of one class are the same then.
-    mixed = x.labels[torch.randperm(len(rolled), generator=torch.Generator().manual_seed(0)).to(rolled.device)]
-    orders = (x.labels.flip(0), mixed)
-    if math.isfinite(now) and now == other and all(float(x.loss_of(out, one)) == now for one in orders):
-        yield Finding(
-            "loss_ignores_labels",
-            "The loss is the same for every order of the labels: it does not depend on them.",
-            "Compute the loss from the labels of the batch",
-            certainty="possible",
-            measured="loss of outputs that differ, with the labels in another order",
-            before=now,
-            after=other,
-            intervention="permuted",
-        )
-
-
-def _spread_out(result: torch.Tensor) -> torch.Tensor:
-    """Outputs that differ, of the kind that a model returns: probabilities, numbers between 0 and 1, or any."""
-    drawn = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
-    if result.ndim > 1 and bool((result >= 0).all()) and float((result.double().sum(-1) - 1).abs().max()) < 1e-3:
-        return drawn.softmax(-1)
-    if bool(((result >= 0) & (result <= 1)).all()) and bool(result.any()):
-        return drawn.sigmoid()
-    size = float(result.double().square().mean().sqrt())
-    return result + drawn * (size if 1 < size < math.inf else 1.0)
-
-
-@cause(
     proof="every weight is moved by 0.001 along its gradient: the loss hardly changes, and would if it were given what "
     "the last module returns",
     change="remove the factor behind the last module",
@@ -290,8 +252,8 @@ def outputs_too_small(x: Examination) -> Iterator[Finding]:
     last = calls[-1].output if calls else None
     if not moved or moved[0] is None or last is None:
         return
-    before = abs(float(x.loss_of(last)) - float(x.loss_of(out)))
-    after = abs(float(x.loss_of(moved[0])) - float(x.loss_of(head.output)))
+    before = abs(float(held(x).loss(last)) - float(held(x).loss(out)))
+    after = abs(float(held(x).loss(moved[0])) - float(held(x).loss(head.output)))
     factor, now = (_between_classes(a) / _between_classes(b) for a, b in ((out, head.output), (last, moved[0])))
     if before > 1e-3 or after < 100 * before or after < 1e-4 or abs(now / factor - 1) > 0.5:
         return  # the loss makes up for it, or a weight is the factor, which grows
@@ -315,52 +277,3 @@ def _between_classes(out: torch.Tensor) -> float:
     """Root mean square of the outputs about their mean over the classes."""
     flat = out.double().flatten(0, -2)
     return float((flat - flat.mean(-1, keepdim=True)).square().mean().sqrt())
-
-
-@cause(
-    proof="the labels equal the input token by token; another label changes the gradient of the loss at its own token",
-    change="hide what is to be predicted, or shift the labels",
-    order=53,
-    needs={"loss", "labels"},
-)
-def labels_are_inputs(x: Examination) -> Iterator[Finding]:
-    """Labels that the model reads as its input."""
-    out, labels = x.result, x.labels
-    if out is None or labels is None or labels.is_floating_point() or labels.ndim != 2 or out.ndim != 3:
-        return
-    ids = [value.transpose(0, x.batch.axis) for value in x.mains if not value.is_floating_point() and value.ndim == 2]
-    same = [one for one in ids if one.shape == labels.shape]
-    if len(same) != 1 or labels.shape[1] < 4 or x.token_axis(out) != 1:
-        return
-    counted = labels >= 0  # negative labels are not counted by any loss of torch
-    read, wanted = same[0][counted], labels[counted]
-    if not len(wanted):
-        return
-    # The control: how often the two agree if tokens are drawn at random, which is often where most are one id.
-    share = float((read == wanted).double().mean())
-    chance = sum(float((read == one).double().mean() * (wanted == one).double().mean()) for one in set(wanted.tolist()))
-    middle = labels.shape[1] // 2
-    if not share - chance > 0.95 * (1.0 - chance) or _tokens_of_label(x, out, labels, middle) != [middle]:
-        return
-    yield Finding(
-        "labels_are_inputs",
-        f"The labels are the inputs: {share:.0%} of the tokens to predict are the token that the model reads at the "
-        "same place, so it only has to copy them.",
-        "Hide what is to be predicted, or shift the labels by one token for a causal model; for an autoencoder this is "
-        "meant",
-        certainty="possible",
-        measured="share of the labels that are the input at the same token",
-        before=share,
-    )
-
-
-def _tokens_of_label(x: Examination, out: torch.Tensor, labels: torch.Tensor, place: int) -> list[int]:
-    """The tokens of the output at which the gradient of the loss depends on the label of one token."""
-    other = labels.clone()
-    other[:, place] = labels[:, place].roll(1, 0) if int(labels.max()) < 2 else (labels[:, place] + 1) % out.shape[-1]
-    gradients = []
-    for classes in (labels, other):
-        free = out.detach().clone().requires_grad_()
-        gradients.append(torch.autograd.grad(x.loss_of(free, classes), free)[0])
-    moved = (gradients[0] != gradients[1]).flatten(2).any(-1).any(0)
-    return [int(at) for at in moved.nonzero()]

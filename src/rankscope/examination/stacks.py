@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 from torch import Tensor, nn
 
 from rankscope._citations import Cite
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import cloned, is_trained, norm_gains, shuffled
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import cloned, shuffled
 from rankscope.linalg.update import skip_gain
 from rankscope.remedies import applied
 from rankscope.stream.viewing import undisturbed, with_proven_cuts
@@ -231,15 +230,7 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
             intervention="with an initialisation of its own for each layer",
         )
         return
-    line = (
-        f"for m in {_source.path(x.model, owner)}.modules(): "
-        "getattr(m, 'reset_parameters', getattr(m, '_reset_parameters', lambda: None))()"
-    )
-    # Copies of a layer that was trained are not drawn again: the norms show whether anything was.
-    as_made = bool(norm_gains(x.model)) and not is_trained(x.model)
-    copied = x.after_line(line) if as_made else None
-    helps = copied is not None and replace(x, model=copied[0]).last > BETTER * x.last
-    change = f"Initialise each layer anew: run `{line}`" if helps else "Give each layer an initialisation of its own"
+    change = "Give each layer an initialisation of its own before training: call reset_parameters() of its modules"
     with _norms_first(x) as possible:
         both = x.residuals(x.block_states(replaced=replaced))[-1] if possible else after
     if both > 1.5 * after:
@@ -249,7 +240,6 @@ def cloned_layers(x: Examination) -> Iterator[Finding]:
         f"{len(same) + 1} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
         "one layer (nn.TransformerEncoder and copy.deepcopy make them so).",
         change,
-        tried=helps,
         measured=RESIDUAL,
         before=x.last,
         after=after,

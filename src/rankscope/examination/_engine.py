@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes._examination import Examination, Loss
-from rankscope.causes._spec import CAUSES, Finding
 from rankscope.errors import RankscopeError, UnsupportedOperationError
+from rankscope.examination._examination import Examination, Loss
+from rankscope.examination._spec import CAUSES, Finding
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
@@ -117,6 +117,8 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
+        if spec.level == "preview":
+            continue
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
             skipped[spec.code] = f"needs {', '.join(lacking)}"

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination
-from rankscope.causes._following import FollowedStep, Following, at_unit_size, depends_on_inputs, named, without
-from rankscope.causes._spec import Finding, Look, cause, told
-from rankscope.causes._tensors import main_output, redrawn
-from rankscope.causes.outputs import OUTPUTS, begins_at_zero
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination
+from rankscope.examination._following import FollowedStep, Following, at_unit_size, depends_on_inputs, named, without
+from rankscope.examination._spec import Finding, Look, cause, told
+from rankscope.examination._tensors import main_output, redrawn
+from rankscope.examination.outputs import OUTPUTS, begins_at_zero
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import other_entries
 from rankscope.models.inputs.record import is_mask_like

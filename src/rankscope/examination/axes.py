@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes import _source
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._softmaxes import Softmaxes
-from rankscope.causes._source import SourcePlace
-from rankscope.causes._spec import Finding, cause
-from rankscope.causes._tensors import apart, change_between, changed_entries
+from rankscope.examination import _source
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._softmaxes import Softmaxes
+from rankscope.examination._source import SourcePlace
+from rankscope.examination._spec import Finding, cause
+from rankscope.examination._tensors import apart, change_between, changed_entries
 from rankscope.stream.viewing import undisturbed
 
 
@@ -40,6 +40,10 @@ def sequences_mix(x: Examination) -> Iterator[Finding]:
     fewer = x.output(x.batch.taken(0, x.sequences - 1))
     if fewer is not None and sum(one != all_ for one, all_ in zip(fewer.shape, x.result.shape, strict=False)) > 1:
         return  # a similarity: each sequence is compared with each, on purpose
+    if x.labels is not None and x.labels.is_floating_point() and x.labels.shape == x.result.shape:
+        one, two = (out.index_select(axis, index).double() for out in (x.result, other))
+        if any(torch.allclose(gap, gap.narrow(axis, 0, 1), rtol=1e-4) for gap in (two - one, two / one)):
+            return  # the batch is one list, of which the targets are shares: all others change alike
     size = change_between(x.result.index_select(axis, index), other.index_select(axis, index))
     place = _first_leak(x, index)
     name = "" if place is None else place.name or ""

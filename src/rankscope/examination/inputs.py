@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from rankscope.causes._examination import Examination, ModuleCall
-from rankscope.causes._spec import Finding, cause
+from rankscope.examination._examination import Examination, ModuleCall
+from rankscope.examination._loss import filled_ends
+from rankscope.examination._spec import Finding, cause
 
 CONSTANT = 0.98
 
@@ -58,7 +59,10 @@ def few_tokens(x: Examination) -> Iterator[Finding]:
     given = [value for value in x.mains if not value.is_floating_point() and value.ndim == 2 and value.numel() >= 16]
     for shape in {value.shape for value in given}:
         tokens = torch.stack([value.transpose(0, x.batch.axis) for value in given if value.shape == shape], dim=-1)
-        if x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
+        fills = [one for value in given if (one := filled_ends(value.transpose(0, x.batch.axis))) is not None]
+        if fills and fills[0].shape == tokens.shape[:-1]:  # what fills the ends is padding, and few_tokens is of text
+            tokens = tokens[~fills[0]]
+        elif x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
             tokens = tokens[x.batch.keep.to(tokens.device)]
         common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
         share = float(counts.max()) / int(counts.sum())

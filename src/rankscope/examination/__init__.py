@@ -1,8 +1,8 @@
 """Causes of failures: one declaration each, found by name in ``CAUSES``, proven by experiments on the model."""
 
-from rankscope.causes._engine import Diagnosis, examine, find
-from rankscope.causes._examination import AttentionSeen, Examination, ModuleCall
-from rankscope.causes._spec import CAUSES, CauseSpec, Finding, cause
+from rankscope.examination._engine import Diagnosis, examine, find
+from rankscope.examination._examination import AttentionSeen, Examination, ModuleCall
+from rankscope.examination._spec import CAUSES, CauseSpec, Finding, cause
 
 __all__ = [
     "CAUSES",
