@@ -18,7 +18,6 @@ import rankscope as rs
 from rankscope.errors import IgnoredInputError
 from rankscope.examination import CAUSES
 from rankscope.examination._following import depends_on_inputs
-from rankscope.monitor.causes import OF_WEIGHTS
 from rankscope.verbs.doctor.checks import DoctorReport
 
 MOST_PASSES = 14
@@ -164,12 +163,12 @@ def test_images_that_are_ignored(kind: str, sentence: str) -> None:
 
 
 def test_inputs_ignored_by_wiring_are_seen_before_a_training_and_those_lost_to_weights_are_not() -> None:
-    assert CAUSES["inputs_ignored"].order < OF_WEIGHTS
+    assert CAUSES["inputs_ignored"].order < 31
     model = seeded("relu of weights")
     nn.init.constant_(model.inner.head.bias, -5.0)
     report = examined(model)
     assert codes(report)[0] == "lost_in_operation"
-    assert CAUSES["lost_in_operation"].order >= OF_WEIGHTS
+    assert CAUSES["lost_in_operation"].order >= 31
     assert "`F.relu(z)` in `Model.leave`" in report.faults[0].sentence
 
 

@@ -113,11 +113,15 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         "labels": examination.labels is not None,
         "optimizer": examination.optimizer is not None,
     }
+    finite = _is_finite(examination)
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
     shown: dict[str, int] = {}
     for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
         if spec.level == "preview":
+            continue
+        if spec.order // 10 and not finite:
+            skipped[spec.code] = "values are not finite"
             continue
         lacking = sorted(need for need in spec.needs if not has[need])
         if lacking:
@@ -152,6 +156,14 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         )
     )
     return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
+
+
+def _is_finite(x: Examination) -> bool:
+    """Whether the output holds no NaN; infinity may be meant, as for classes that are masked."""
+    try:
+        return x.result is None or not bool(torch.isnan(x.result).any())
+    except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return True  # a cause says that the model does not run
 
 
 def _gain(found: Finding) -> float:
