@@ -35,7 +35,13 @@ class WeightMotion:
         self._from_zero: set[str] = set()
 
     def take(
-        self, view: ModelView, step: int, *, gradient: float = math.nan, optimizers: Sequence[Optimizer] = ()
+        self,
+        view: ModelView,
+        step: int,
+        *,
+        gradient: float = math.nan,
+        optimizers: Sequence[Optimizer] = (),
+        used: frozenset[str] = frozenset(),
     ) -> tuple[LayerValue, ...]:
         r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
 
@@ -48,6 +54,7 @@ class WeightMotion:
             step: training step.
             gradient: norm of the gradient of the whole model, if it is known.
             optimizers: of the run, if they are known.
+            used: names of the parameters that a pass reads, if they are known: a block may be switched on later.
         """
         named = {name: tensor for name, tensor in tensors_of(view.model, "weight") if is_readable(tensor)}
         if any(map(is_distributed, named.values())):
@@ -66,6 +73,7 @@ class WeightMotion:
         pairs = [now[name] for name in known], [before[name] for name in known]
         changes = dict(zip(known, _norms_of(torch._foreach_sub(*pairs)), strict=True))
         learned = [name for name, one in view.model.named_parameters() if one.requires_grad and name in changes]
+        learned = [name for name in learned if not used or name in used] or learned
         matrices = [name for name in learned if named[name].dim() > 1 and name in homes] or learned
         return (
             *self._motion(homes, changes, steps),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,12 +37,16 @@ class ObjectiveWatch:
         self._calm, self._calls = 0, 0
         self._handle: Any = None
         self.follows = False
+        self._model: Callable[[], nn.Module | None] = lambda: None
 
     def follow(self, model: nn.Module) -> None:
         """Hear the outputs of a model."""
-        self.follows = True
+        self.follows, self._model = True, weakref.ref(model)
         if not is_compiled(model):  # a hook inside compiled code would have it compiled again
             self._handle = model.register_forward_hook(self._see)
+
+    def __deepcopy__(self, memo: Any) -> ObjectiveWatch:
+        return self  # a copy of a watched model, such as a teacher, is not watched
 
     def close(self) -> None:
         """Stop listening."""
@@ -50,7 +56,12 @@ class ObjectiveWatch:
         self._ends = set()
 
     def _see(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if (
+            module is self._model()
+            and module.training
+            and torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+        ):
             is_plain = isinstance(output, Tensor | dict | tuple | list)
             leaves = pytree.tree_leaves(output if is_plain else getattr(output, "__dict__", {}))
             self._ends = {one.grad_fn for one in leaves if isinstance(one, Tensor) and one.grad_fn is not None}

@@ -405,7 +405,7 @@ class Prober:
         self._gradient = math.nan
         self.all_weights_bad = len(norms.bad) == norms.number > 0
         self.not_finite["weights"] = self._bad_weights(norms)
-        moved = self._motion.take(view, step, gradient=gradient, optimizers=optimizers)
+        moved = self._motion.take(view, step, gradient=gradient, optimizers=optimizers, used=self.code.used)
         return (*_rows(norms, "weights"), *moved)
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:

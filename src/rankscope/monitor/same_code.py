@@ -119,12 +119,13 @@ class SameCode:
 
     Attributes:
         digest: of all operations, for another session of the run; empty before the first look.
+        used: names of the parameters that the pass reads; empty before the first look.
     """
 
     def __init__(self) -> None:
         self._before: tuple[PassOperation, ...] = ()
         self._calm, self._step, self._varies = 0, 0, set[int]()
-        self.digest = ""
+        self.digest, self.used = "", frozenset[str]()
 
     def forget(self) -> None:
         """Start over: another model is declared."""
@@ -135,6 +136,7 @@ class SameCode:
         batch = batch.taken(0, min(SEQUENCES, batch.sequences)) if batch.sequences else batch
         now, before, since = operations_of(model, batch), self._before, self._step
         self._before, self._step = now, step
+        self.used = frozenset(read for one in now for read in one.reads if isinstance(read, str))
         names = "".join(f"{one.name} {one.reads} {one.given};" for one in now)
         self.digest = hashlib.sha256(f"{torch.__version__} {names}".encode()).hexdigest()[:16]
         if not before:

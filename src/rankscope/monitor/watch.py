@@ -146,6 +146,9 @@ class Watch(Watched):
         if self.gauge is not None:
             self.gauge.close()
 
+    def __deepcopy__(self, memo: Any) -> Watch:
+        return self  # a copy of a watched model, such as a teacher, is not watched
+
     def __enter__(self) -> Watch:
         return self
 
@@ -180,7 +183,7 @@ class Watch(Watched):
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
             return
-        if self._batches.is_paused:
+        if self._batches.is_paused or module is not self._module:
             return
         if self.gauge is None and self._objective is None and isinstance(output, Tensor) and output.ndim > 1:
             self._output = output.detach()[:PROBE]
@@ -261,6 +264,9 @@ class Watch(Watched):
         return bool(self._handles) and not (self._told or self._returns or self._batches.is_paused)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        is_first = self.gauge is None and self._probe is None and self._batches.parts == 0
+        if is_first and any(map(callable, (*args[1:], *kwargs.values()))):
+            return  # a closure calls the model inside the step
         self._guarded(lambda: self._begin(optimizer))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
