@@ -7,6 +7,7 @@ are taken only if matrices get no gradient: what begins at zero and moves then i
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class _Step:
 def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.0, **settings: float) -> _Step | None:
     """One step of a copy of the optimizer, on copies of its parameters; None if none of them has a gradient.
 
-    The copies are made with one memo, so that they belong to each other.
+    The copies are made with one memo, so that they belong to each other. The state of the optimizer is not copied, so
+    that this is a first step: states take twice the memory of the parameters.
 
     Args:
         x: the examination.
@@ -49,12 +51,14 @@ def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.
         settings: of all groups that have such a setting, such as ``lr``.
     """
     assert x.optimizer is not None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise ValueError("an optimizer may communicate in its step")
     named = {name: one for name, one in x.model.named_parameters() if x.gradients.get(name) is not None}
     held = {id(one) for group in x.optimizer.param_groups for one in group["params"]}
     named = {name: one for name, one in named.items() if id(one) in held}
     if not named:
         return None
-    memo: dict[int, object] = {}
+    memo: dict[int, object] = {id(x.optimizer.state): defaultdict(dict)}
     for group in x.optimizer.param_groups:
         for one in group["params"]:
             memo[id(one)] = nn.Parameter(one.detach().to(dtype or one.dtype, copy=True))
@@ -140,15 +144,25 @@ def _share_changed(step: _Step) -> float:
 
 @experiment
 def step_goes_up(x: Examination) -> Outcome:
-    """Whether a step goes along the gradient and not against it; the control is an optimizer with a state."""
+    """Whether a step goes along the gradient and not against it.
+
+    The control is the step for the opposite gradient, which goes along that one only if the sign is wrong.
+    """
     step = _taken(x)
     if step is None or x.loss is None or _broken(step):
         return NOT_READ
+    along = _along(step)
+    if along <= UPHILL:
+        return Outcome(False, False)
+    other = _step(x, times=-1.0)
+    return Outcome(True, other is None or _along(other) <= UPHILL, {"along": along})
+
+
+def _along(step: _Step) -> float:
+    """Cosine of a step and the gradient that it was given."""
     moved = torch.cat([(one - step.before[name]).double().flatten() for name, one in step.after.items()])
     slope = torch.cat([one.double().flatten() for one in step.gradients.values()])
-    along = float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
-    assert x.optimizer is not None
-    return Outcome(along > UPHILL, bool(x.optimizer.state), {"along": along})
+    return float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
 
 
 @experiment
@@ -221,6 +235,8 @@ def never_moves(x: Examination) -> Outcome:
     still = _without_gradient(x.gradients, own)
     if not still or x.loss is None:
         return Outcome(False, False)
+    if not x.edits:  # beside a training, no other model is trained
+        return NOT_READ
     model = copy.deepcopy(x.model).train()
     again = dict(model.named_parameters())
     optimizer = torch.optim.AdamW([one for one in again.values() if one.requires_grad], 1e-3)
