@@ -7,6 +7,7 @@ are taken only if matrices get no gradient: what begins at zero and moves then i
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from rankscope.examination._examination import Examination
 from rankscope.examination._outcomes import NOT_READ, Outcome, experiment
 
+SAMPLE = 1 << 14
+"""Entries of each parameter, in whole rows from the first one, of which a step is taken."""
 STILL = 0.05
 """Share of the entries of a matrix that a step must change."""
 UPHILL = 0.3
@@ -30,7 +33,7 @@ WORN = 0.02
 
 @dataclass(frozen=True)
 class _Step:
-    """Parameters before and after one step of the optimizer, and the gradients that it was given, by name."""
+    """Some rows of parameters before and after one step of the optimizer, and their gradients, by name."""
 
     before: dict[str, Tensor]
     after: dict[str, Tensor]
@@ -38,9 +41,10 @@ class _Step:
 
 
 def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.0, **settings: float) -> _Step | None:
-    """One step of a copy of the optimizer, on copies of its parameters; None if none of them has a gradient.
+    """One step of a copy of the optimizer, on some rows of its parameters; None if none of them has a gradient.
 
-    The copies are made with one memo, so that they belong to each other.
+    The copies are made with one memo, so that they belong to each other. The state of the optimizer is not copied, so
+    that this is a first step.
 
     Args:
         x: the examination.
@@ -49,15 +53,17 @@ def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.
         settings: of all groups that have such a setting, such as ``lr``.
     """
     assert x.optimizer is not None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise ValueError("an optimizer may communicate in its step")
     named = {name: one for name, one in x.model.named_parameters() if x.gradients.get(name) is not None}
     held = {id(one) for group in x.optimizer.param_groups for one in group["params"]}
     named = {name: one for name, one in named.items() if id(one) in held}
     if not named:
         return None
-    memo: dict[int, object] = {}
+    memo: dict[int, object] = {id(x.optimizer.state): defaultdict(dict)}
     for group in x.optimizer.param_groups:
         for one in group["params"]:
-            memo[id(one)] = nn.Parameter(one.detach().to(dtype or one.dtype, copy=True))
+            memo[id(one)] = nn.Parameter(_some(one.detach()).to(dtype or one.dtype, copy=True))
     optimizer = copy.deepcopy(x.optimizer, memo)
     own = {name: memo[id(one)] for name, one in named.items()}
     gradients: dict[str, Tensor] = {}
@@ -65,13 +71,18 @@ def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.
         assert isinstance(one, nn.Parameter)
         gradient = x.gradients[name]
         assert gradient is not None
-        one.grad = gradients[name] = times * gradient.detach().to(one.dtype)
+        one.grad = gradients[name] = times * _some(gradient.detach()).to(one.dtype)
     for group in optimizer.param_groups:
         group |= {name: value for name, value in settings.items() if name in group}
     type(optimizer).step(optimizer)  # a scheduler replaces the attribute, and would step the user's own
     after = {name: one.detach() for name, one in own.items() if isinstance(one, nn.Parameter)}
-    before = {name: named[name].detach().to(after[name].dtype) for name in after}
+    before = {name: _some(named[name].detach()).to(after[name].dtype) for name in after}
     return _Step(before, after, {name: one.detach() for name, one in gradients.items()})
+
+
+def _some(one: Tensor) -> Tensor:
+    """The first rows, so that a large model takes no longer than a small one."""
+    return one[: max(1, SAMPLE // max(1, one[0].numel()))] if one.ndim and len(one) else one
 
 
 def _taken(x: Examination) -> _Step | None:
@@ -140,22 +151,33 @@ def _share_changed(step: _Step) -> float:
 
 @experiment
 def step_goes_up(x: Examination) -> Outcome:
-    """Whether a step goes along the gradient and not against it; the control is an optimizer with a state."""
+    """Whether a step goes along the gradient and not against it.
+
+    The control is the step for the opposite gradient, which goes along that one only if the sign is wrong.
+    """
     step = _taken(x)
     if step is None or x.loss is None or _broken(step):
         return NOT_READ
+    along = _along(step)
+    if along <= UPHILL:
+        return Outcome(False, False)
+    other = _step(x, times=-1.0)
+    return Outcome(True, other is None or _along(other) <= UPHILL, {"along": along})
+
+
+def _along(step: _Step) -> float:
+    """Cosine of a step and the gradient that it was given."""
     moved = torch.cat([(one - step.before[name]).double().flatten() for name, one in step.after.items()])
     slope = torch.cat([one.double().flatten() for one in step.gradients.values()])
-    along = float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
-    assert x.optimizer is not None
-    return Outcome(along > UPHILL, bool(x.optimizer.state), {"along": along})
+    return float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
 
 
 @experiment
 def decay_wears_weights(x: Examination) -> Outcome:
     """Whether a step without gradients takes a large share of the weights; the control is one without decay too."""
-    if x.optimizer is None or not any(group.get("weight_decay") for group in x.optimizer.param_groups):
-        return NOT_READ
+    groups = [] if x.optimizer is None else x.optimizer.param_groups
+    if not any(float(one.get("lr", 0.0)) * float(one.get("weight_decay") or 0.0) > WORN for one in groups):
+        return Outcome(False, False)
     step, plain = _step(x, times=0.0), _step(x, times=0.0, weight_decay=0.0)
     if step is None or plain is None or _broken(step):
         return NOT_READ
@@ -221,6 +243,8 @@ def never_moves(x: Examination) -> Outcome:
     still = _without_gradient(x.gradients, own)
     if not still or x.loss is None:
         return Outcome(False, False)
+    if not x.edits:  # beside a training, no other model is trained
+        return NOT_READ
     model = copy.deepcopy(x.model).train()
     again = dict(model.named_parameters())
     optimizer = torch.optim.AdamW([one for one in again.values() if one.requires_grad], 1e-3)
