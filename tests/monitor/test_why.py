@@ -30,9 +30,10 @@ def of(raised: list[Alarm], *notes: Alarm, motions: Any = SLOW) -> Why:
 
 
 def test_without_an_alarm_no_fault_was_seen_and_that_is_not_health() -> None:
+    assert str(of([])).startswith("No fault seen (50 readings).")
     found = of([], noted("weights_written", 80, "x", "weights"))
-    assert str(found).startswith("No fault seen (50 readings).")
-    assert found.cause is None
+    assert str(found).startswith("No alarm (50 readings); recorded: Step 80: x.")
+    assert found.since is None
 
 
 @pytest.mark.parametrize(

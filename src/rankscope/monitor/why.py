@@ -57,7 +57,8 @@ class Why:
 
     Attributes:
         since: the step at which it did; None if no alarm was raised.
-        cause: what leads; None if nothing was shown or recorded that does.
+        cause: what leads; None if nothing was shown or recorded that does. Without an alarm, what was shown or else the
+            first event that nobody declared.
         lines: everything, in order.
         readings: how many there were.
     """
@@ -71,13 +72,14 @@ class Why:
 
     def __str__(self) -> str:
         count = f"{self.readings} reading{'s' if self.readings != 1 else ''}"
-        if self.since is None and self.cause is None:
-            head = f"No fault seen ({count})."
+        if self.since is None:
+            words = "" if self.cause is None else self.cause.words.split("\n")[0].rstrip(".")
+            head = f"No alarm ({count}); {self.cause.how}: {words}." if self.cause else f"No fault seen ({count})."
         elif self.cause is None:
             head = f"Went bad at step {self.since}; nothing was shown or recorded that explains it ({count})."
         else:
             words = self.cause.words.split("\n")[0].rstrip(".")
-            head = f"{'Fault' if self.since is None else f'Went bad at step {self.since}'}, {self.cause.how}: {words}."
+            head = f"Went bad at step {self.since}, {self.cause.how}: {words}."
         rows = (f"  {line.how:<9}step {line.step}: {_unnumbered(line)}" for line in self.lines)
         return "\n".join([head, *rows])
 
@@ -148,7 +150,10 @@ def explained(
             known = sorted([rate, known[0]], key=_order)
         cause = next(iter(known), None)
     else:
-        cause = next(iter(shown), None)
+        # Asked without an alarm: what was shown, or else what nobody declared, as it is.
+        sudden = [one for one in events if one.name != "learning_rate" and not one.evidence.get("declared")]
+        known = [*shown[:1], *sorted(map(_recorded, sudden), key=_order)]
+        cause = next(iter(known), rate)
     lines = [*shown, *(_recorded(one) for one in (*events, *facts)), *seen]
     return Why(since, cause, tuple(sorted(lines, key=_order)), readings)
 
