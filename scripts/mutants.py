@@ -35,7 +35,7 @@ from xml.etree import ElementTree
 from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_source, place_of
 
 ROOT = SOURCE.parents[1]
-PACKAGES = ("linalg", "metrics", "theory", "masks", "exact_arithmetic", "paths", "stream", "surgery")
+PACKAGES = ("linalg", "metrics", "theory", "masks", "exact_arithmetic", "paths", "pass_graph", "stream", "surgery")
 SECONDS = 120
 """Of tests for one mutant; a test that takes this long beyond it hangs."""
 

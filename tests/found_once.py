@@ -21,7 +21,19 @@ from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import ModelView
 from rankscope.stream import viewing
 
-AGAIN = ("stream", "hostile", "surgery", "contracts", "models", "exact_arithmetic", "device", "execution", "fuzz")
+AGAIN = (
+    "graph",
+    "find",
+    "stream",
+    "hostile",
+    "surgery",
+    "contracts",
+    "models",
+    "exact_arithmetic",
+    "device",
+    "execution",
+    "fuzz",
+)
 """Folders whose tests find the structure of every model anew."""
 _LARGEST = 1 << 20
 """Parameters of a model whose numbers are compared."""
@@ -77,13 +89,13 @@ def found_once() -> Iterator[None]:
         known |= {key: stacks for key, (_, stacks) in viewing._VIEWS[model].items()}
         return view
 
-    def with_leaks(view: ModelView, run: Callable[[], object]) -> ModelView:
+    def with_leaks(view: ModelView, run: Callable[[], object], sequences: int) -> ModelView:
         probe, same = viewing._PROBES[view.model], fingerprint(view.model)
         if same is None:
-            return prove(view, run)
+            return prove(view, run, sequences)
         key = same, repr(view.stacks), digest_of((probe.arguments, dict(probe.inputs)))
         if key not in _proven:
-            _proven[key] = prove(view, run)
+            _proven[key] = prove(view, run, sequences)
         return ModelView(view.model, _proven[key].stacks)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,12 +11,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.failing_runs.declared import RUNS, Declared
-from benchmarks.failing_runs.nets import TOKENS
-from benchmarks.failing_runs.training import DONE, SIZES
+from benchmarks.failing_runs.training import DONE
 from rankscope.monitor import Record, read_record
-from rankscope.monitor.causes import Cause
-from rankscope.monitor.probing import chosen_metrics
-from rankscope.monitor.watching import AlarmWatch, References, chosen_alarms, random_null
+from rankscope.monitor.watching import AlarmWatch, References, chosen_alarms
 
 WINDOW, RISE = 20, 0.05
 """The loss shows a fault when its mean over so many steps is this much above the lowest so far, or not finite."""
@@ -59,12 +56,11 @@ def stored(keep: Path, size: str, seeds: Sequence[int] | None) -> Iterator[Store
 def gauge(run: Stored) -> Alarms:
     """The gauge's own alarms, from its readings."""
     references, watch = References(), AlarmWatch(chosen_alarms(None))
-    references.null = random_null(chosen_metrics(None), {(TOKENS, SIZES[run.steps["size"]]["width"])})
     found: Alarms = []
     for reading in run.record.readings:
-        references.take(reading.table, reading.step)
+        references.take(reading.table)
         states = references.states(reading.table)
-        alarms = watch.look(reading.step, states, lambda *of: Cause("", ""))
+        alarms = watch.look(reading.step, states, lambda *of: ("", ""))
         found += [(alarm.name, alarm.step) for alarm in alarms if alarm.state == "raised"]
     return found
 
@@ -131,6 +127,7 @@ def facts_of(run: Stored) -> dict[str, Any]:
     onset = declared.sets_in if declared.fault is not None else 0
     live = [alarm for alarm in run.record.alarms if alarm.state == "raised" and alarm.step >= onset]
     recognised = [alarm for alarm in live if alarm.name in declared.right]
+    cause = run.steps.get("why")
     return {
         "name": declared.name,
         "seed": run.seed,
@@ -143,10 +140,21 @@ def facts_of(run: Stored) -> dict[str, Any]:
         "readings_before": sum(reading.step < onset for reading in run.record.readings),
         "right": any(name in declared.right for name, step in found["gauge"] if step >= onset),
         "components": list(declared.components),
-        "cause": recognised[0].component if recognised else None,
+        "cause": None if cause is None else class_of(cause["component"]),
         "sentence": recognised[0].sentence if recognised else None,
         "first": {name: first_after(alarms, onset) for name, alarms in found.items()},
     }
+
+
+def class_of(component: str) -> str:
+    """Weights, data, code, objective, optimizer or initialisation; numbers and gradients are symptoms of any."""
+    classes = {
+        "code": ("structure", "skip", "attention", "mlp", "branches", "head", "norm", "position", "dropout", "shapes"),
+        "optimizer": ("rate", "optimizer"),
+        "objective": ("objective", "loss"),
+        "weights": ("weights", "embedding", "adapters"),
+    }
+    return next((name for name, components in classes.items() if component in components), component)
 
 
 def upper_limit(count: int, trials: int) -> float:
@@ -178,7 +186,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     false = sum(len(run["alarms"]) for run in healthy) + sum(run["before_onset"] for run in faulty)
     readings += sum(run["readings_before"] for run in faulty)
     named = [run for run in faulty if run["cause"] is not None]
-    right = [run for run in named if run["cause"] in (run["components"] or ["unknown"])]
+    right = [run for run in named if run["cause"] in map(class_of, run["components"] or ["unknown"])]
     of_kind = [run for run in faulty if run["kind"] == "representation"]
     found["gauge"] = {
         "representation": {"runs": len(of_kind), "recognised": sum(run["right"] for run in of_kind)},

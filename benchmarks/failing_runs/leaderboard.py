@@ -44,7 +44,7 @@ from rankscope import Inputs, Model
 from rankscope.errors import UnsupportedOperationError
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.probing import ProbeBattery, Prober, chosen_metrics
-from rankscope.monitor.watching import References, random_null, worst_of
+from rankscope.monitor.watching import References, worst_of
 from rankscope.remedies import REMEDIES, Treatment, applied
 
 WIDTH, BATCH, STEPS, SEEDS, HELD_OUT, PROBE = 32, 8, 60, (0, 1, 2), 64, 8
@@ -225,7 +225,6 @@ def train(design: Design, remedy: str, seed: int) -> dict[str, Any]:
         specs = chosen_metrics(None)
         prober = Prober(Model(model), Inputs(probe, sequences=PROBE, tokens=TOKENS), ProbeBattery(specs, "content"))
         references = References()
-        references.null = random_null(specs, {(TOKENS, WIDTH)})
         references.take(prober.look())  # also creates what a remedy learns
         descend(training, given)
         last = prober.look()

@@ -1350,7 +1350,9 @@ def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -
             if gauge.step(step, loss=loss, batch=batch) is not None and step % EVERY == 0:
                 steps["rankme"].append([step, rankme(hidden_of(training.model.eval(), held_out))])
                 training.model.train()
+        cause = gauge.why().cause
     facts = {
+        "why": None if cause is None else {"how": cause.how, "component": cause.component, "words": cause.words},
         "name": declared.name,
         "seed": seed,
         "size": size,

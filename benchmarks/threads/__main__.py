@@ -23,7 +23,7 @@ from benchmarks.threads.further import FURTHER
 from benchmarks.threads.parts import Case, Classifier, encoder, losses, signals
 from benchmarks.threads.patterns import PATTERNS, Pattern, seeded
 from benchmarks.threads.printed import NotLiteralError, applied
-from rankscope.causes import Finding
+from rankscope.examination import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "data" / "threads.json"

@@ -20,6 +20,7 @@ NOT_FOUND = {
     "tiny-squeezebert",  # calls its blocks' forward() directly: no hook sees them
     "tiny-xlm",  # one loop over lists of sub-layers, on a stream made inside the loop's own module
     "tiny-flaubert",
+    "tiny-mra",  # without the kernel that it compiles for an accelerator, its attention returns zeros
 }
 
 
@@ -38,7 +39,8 @@ def test_transformers_family(name: str) -> None:
     if name in NOT_FOUND:
         assert not report.passed
         assert any(
-            words in report["blocks"].detail for words in ("Name the blocks yourself", "are never called themselves")
+            words in report["blocks"].detail
+            for words in ("Name the blocks yourself", "are never called themselves", "What was seen agrees with")
         )
         return
     assert report.passed, str(report)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from rankscope import Surgery
-from rankscope.errors import UnsupportedOperationError
+from rankscope import Inputs, Surgery, measure
+from rankscope.errors import LayoutError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate
@@ -131,6 +132,85 @@ def test_transformers_with_checkpoints_raise_too() -> None:
             loss = model(inputs_embeds=embedded, use_cache=False).last_hidden_state.sum()
         with pytest.raises(UnsupportedOperationError, match=ENDED):
             loss.backward()
+
+
+def test_without_skips_under_autocast_the_stream_keeps_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch is bfloat16 there, and the sum of a block float32: so is the sum of zero times the stream."""
+    torch.manual_seed(0)
+    model, x = Stack("none", reentrant=False), torch.randn(2, 7, 32)
+
+    def cut(block: Block, x: Tensor) -> Tensor:
+        x = 0.0 * x + block.attention(block.norm1(x))
+        return 0.0 * x + block.mlp(block.norm2(x))
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with operate(model, Surgery(skip=0.0), inputs=x):
+            found = model(x).hidden
+        monkeypatch.setattr(Block, "forward", cut)
+        wanted = model(x).hidden
+    assert found.dtype == wanted.dtype == torch.float32
+    assert torch.equal(found, wanted)
+
+
+class LiveBatchNorm(nn.BatchNorm1d):
+    """Statistics of the batch that it is given, also in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__(32, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Windows(nn.Module):
+    """A block whose attention is within windows, which are an axis of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(32, 4, "pre", causal=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.block.attention(self.block.norm1(x).flatten(0, 1)).unflatten(0, (2, 3))
+        return x + self.block.mlp(self.block.norm2(x))
+
+    def by_hand(self, x: Tensor) -> Tensor:
+        x = 0.5 * x + self.block.attention(self.block.norm1(x).flatten(0, 1)).unflatten(0, (2, 3))
+        return 0.5 * x + self.block.mlp(self.block.norm2(x))
+
+
+def test_windows_that_are_an_axis_of_the_stream() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Windows(), Windows()).double().eval(), torch.randn(2, 3, 4, 32, dtype=torch.float64)
+    with torch.no_grad(), operate(model, Surgery(skip=0.5), inputs=x):
+        found = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(found, model[1].by_hand(model[0].by_hand(x)))
+
+
+def test_statistics_of_the_batch() -> None:
+    model, x = stack("none", reentrant=False)
+    for block in model.blocks:
+        block.norm1, block.norm2 = LiveBatchNorm().double(), LiveBatchNorm().double()
+    model.eval()
+    with torch.no_grad(), operate(model, Surgery(skip=0.5), inputs=Inputs(x, axes="batch tokens")):
+        found = model(x).hidden
+    wanted = x
+    with torch.no_grad():
+        for block in model.blocks:
+            wanted = 0.5 * wanted + block.attention(block.norm1(wanted))
+            wanted = 0.5 * wanted + block.mlp(block.norm2(wanted))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_stream_in_a_tensor_subclass_is_refused_in_words() -> None:
+    model, x = stack("none", reentrant=False)
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(TwoTensor(part.weight.data, part.weight.data.clone()), requires_grad=False)
+    with torch.no_grad():
+        for verb in (measure, lambda *given: operate(given[0], Surgery(skip=0.5), inputs=given[1]).__enter__()):
+            with pytest.raises(LayoutError, match="TwoTensor"):
+                verb(model, x)
 
 
 OWN_NORM = re.compile(r"layers\.\d+\.\w*(layernorm|layer_norm)")

@@ -84,7 +84,7 @@ def test_adapters_that_get_no_gradient_are_found_and_nothing_is_to_be_initialise
     assert watch.alarms
     assert "gradient" in told(watch)
     assert [one.name for one in watch.alarms] == ["shown_faults", "still_weights"]
-    assert "See the fault that was shown at the first step" in watch.alarms[1].sentence
+    assert "see the fault that was shown at the first step" in watch.alarms[1].sentence
     assert "Cause:" not in watch.alarms[1].sentence, "one opinion"
     assert not DESTRUCTIVE.search(told(watch))
     assert "matrices that learn are zero" not in told(watch)
@@ -147,40 +147,34 @@ def test_an_update_with_finite_gradients_is_not_said_to_have_had_others() -> Non
     assert watch.alarms[0].name == "not_finite"
     assert "gradient was not finite" not in watch.alarms[0].sentence
     assert "Settings of the optimizer contradict" not in told(watch)
-    of_state = [one.sentence for one in watch.alarms if one.name == "optimizer_settings"]
-    assert all("holds a mean of gradients" in one for one in of_state), "squares of gradients that are zero in fp16"
 
 
 # Item 4: curves are notes.
 
 
-@pytest.mark.parametrize("name", ["sudden_change", "loss_shift", "update_growth", "entropy_collapse", "data_shift"])
-def test_what_is_read_from_a_curve_is_noted_without_advice(name: str, tmp_path: Path) -> None:
+def test_what_bends_a_curve_is_no_alarm_and_what_was_done_is_written_down_without_advice(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Language()
     optimizer = adam(model, 1e-3)
 
     def each(step: int) -> None:
-        if step == 100:  # everything bends at once: the rate, the data, the loss, the scores
+        if step == 60:  # everything bends at once: the rate, the data, the loss, the scores
             optimizer.param_groups[0]["lr"] = 0.05
             model.body.blocks[1].attention.qkv.weight.data *= 30.0
 
     calls = iter(range(10**6))
 
     def batch() -> tuple[Tensor, Tensor]:
-        return next_letters() if next(calls) < 100 else tuple(torch.randint(0, 128, (2, 8, 32)))
+        return next_letters() if next(calls) < 60 else tuple(torch.randint(0, 128, (2, 8, 32)))
 
-    watch = train(model, optimizer, batch, of_letters, 140, each, alarms=(name,), record=tmp_path)
+    watch = train(model, optimizer, batch, of_letters, 90, each, record=tmp_path)
     assert watch.alarms == ()
     notes = rs.monitor.read_record(tmp_path).notes
     assert [one.sentence for one in notes] == [one.sentence for one in watch.notes]
-    assert {one.name for one in watch.notes} <= {name}
-    for note in watch.notes:
-        assert name in str(watch)
-        assert not DESTRUCTIVE.search(note.sentence)
-        assert "Look at" not in note.sentence
-    if name != "entropy_collapse":
-        assert watch.notes
+    assert {"learning_rate", "weights_written"} <= {one.name for one in watch.notes if one.step == 60}
+    assert "learning_rate" in str(watch)
+    assert not DESTRUCTIVE.search(told(watch))
+    assert "Look at" not in told(watch)
 
 
 def test_weights_written_while_the_loss_did_not_rise_are_noted() -> None:
@@ -195,8 +189,8 @@ def test_weights_written_while_the_loss_did_not_rise_are_noted() -> None:
 
     watch = train(model, adam(model), next_letters, of_letters, 160, each)
     assert watch.alarms == ()
-    assert "weights_replaced" in {one.name for one in watch.notes}
-    assert "weights_replaced" in str(watch)
+    assert "weights_written" in {one.name for one in watch.notes}
+    assert "weights_written" in str(watch)
 
 
 def test_weights_written_after_which_the_loss_stays_up_are_an_alarm() -> None:
@@ -212,7 +206,7 @@ def test_weights_written_after_which_the_loss_stays_up_are_an_alarm() -> None:
             rate.param_groups[0]["lr"] = 1e-5
 
     watch = train(model, rate, next_letters, of_letters, 260, each)
-    assert "weights_replaced" in {one.name for one in watch.alarms}
+    assert [one.component for one in watch.alarms if one.name == "loss_rises"] == ["weights"]
     assert not DESTRUCTIVE.search(told(watch))
 
 
@@ -328,7 +322,7 @@ def test_a_run_in_order_is_not_called_healthy() -> None:
     watch = train(model, adam(model), marked, F.cross_entropy, 40)
     assert watch.alarms == ()
     assert "healthy" not in str(watch)
-    assert "no collapse seen" in str(watch)
+    assert "no fault seen (" in str(watch)
 
 
 def test_the_fixture_fails_where_the_verdict_says_collapsed(assert_keeps_rank: Callable[..., Any]) -> None:

@@ -167,7 +167,7 @@ def watched(
 def test_a_run_that_learns_raises_nothing() -> None:
     watch = watched()
     assert "constant_answer" not in {alarm.name for alarm in watch.alarms}
-    assert "no collapse seen" in repr(watch)
+    assert "no fault seen (" in repr(watch)
 
 
 def test_labels_of_other_inputs_are_found_without_a_cause_and_said_in_the_line_before() -> None:
@@ -178,16 +178,6 @@ def test_labels_of_other_inputs_are_found_without_a_cause_and_said_in_the_line_b
     alarm = next(alarm for alarm in watch.alarms if alarm.name == "constant_answer")
     assert alarm.component == "unknown"
     assert alarm.evidence["answers_loss"] == pytest.approx(math.log(4.0), rel=0.02)
-
-
-def test_a_scale_that_hides_the_answers_is_found_after_the_blocks() -> None:
-    alarm = next(alarm for alarm in watched(scale=1e-5).alarms if alarm.name == "constant_answer")
-    assert alarm.component == "head"
-
-
-def test_a_rate_that_is_too_low_is_found() -> None:
-    alarm = next(alarm for alarm in watched(rate=1e-6).alarms if alarm.name == "constant_answer")
-    assert alarm.component == "rate"
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")

@@ -9,7 +9,7 @@ from rankscope.monitor.readings import Alarm, LayerValue, Reading, fact
 def reading(step: int) -> Reading:
     rows = tuple(LayerValue("mean_cosine", "block.out", None, layer, step + layer / 10, 0.0, 1.0) for layer in (0, 1))
     alarm = Alarm("token_collapse", "raised", step, None, 1, "", {}, "skip")
-    about_data = Alarm("data_shift", "raised", step, None, None, "", {}, "data")
+    about_data = Alarm("repeated_sequences", "raised", step, None, None, "", {}, "data")
     return Reading(step, {}, (*rows, fact("batch_copies", "batch", 0.0)), (alarm, about_data) if step == 7 else ())
 
 

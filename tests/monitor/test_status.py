@@ -79,8 +79,8 @@ def test_what_a_default_includes_is_said_once_and_recorded(caplog: pytest.LogCap
     assert list(status["not_read"]) == ["attention_entropy"]
     assert "rankscope_tests" in status["not_read"]["attention_entropy"]
     assert "after_backward" in status["not_watched"]["vanishing_qk_gradients"]
-    assert {"entropy_collapse", "data_shift", "not_finite_gradients"} <= set(status["not_watched"])
-    assert not {"token_collapse", "input_collapse", "update_growth", "model_changed"} & set(status["not_watched"])
+    assert {"entropy_collapse", "repeated_sequences", "not_finite_gradients"} <= set(status["not_watched"])
+    assert not {"token_collapse", "input_collapse", "still_weights"} & set(status["not_watched"])
     assert status["ranks"]["0"]["metrics"]["relative_residual"] == "0-2"
 
 
@@ -129,7 +129,7 @@ def gradient(gauge: Gauge, model: nn.Module) -> None:
     [
         ("vanishing_qk_gradients", {}, "after_backward"),
         ("not_finite_gradients", {}, "after_backward"),
-        ("data_shift", {}, "no batch was given"),
+        ("repeated_sequences", {}, "no batch was given"),
         ("repeated_sequences", {"batch": torch.ones(3)}, "no tensor of tokens"),
         ("padding_only", {"batch": torch.randn(2, 3, 4)}, "no tensor of tokens"),
         ("input_collapse", {}, "at least 8 different inputs"),
@@ -154,7 +154,7 @@ def test_gradients_of_frozen_projections_are_refused_by_name() -> None:
 
 def test_what_was_asked_for_and_can_be_read_is_read() -> None:
     model = bert()
-    names = ["vanishing_qk_gradients", "data_shift", "input_collapse", "update_growth", "entropy_collapse"]
+    names = ["vanishing_qk_gradients", "repeated_sequences", "input_collapse", "still_weights", "entropy_collapse"]
     gauge = Gauge(model, probe(sequences=8), schedule=1, alarms=names)
     gradient(gauge, model)
     assert gauge.step(0, batch=batches(1)[0]) is not None

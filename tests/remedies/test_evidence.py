@@ -112,7 +112,7 @@ def test_evidence_is_of_networks_arranged_alike_that_end_in_the_alarm() -> None:
     assert found["skipinit"].designs == tuple(one["name"] for one in chosen)
     assert found["skipinit"].trained == sum(one["remedies"]["skipinit"][1] for one in chosen)
     assert f"of {found['skipinit'].trained} trainings of small post-norm networks" in found["skipinit"].words
-    assert evidence_for("post-norm", ["data_shift"]) == evidence_for(None, ["token_collapse"]) == {}
+    assert evidence_for("post-norm", ["still_weights"]) == evidence_for(None, ["token_collapse"]) == {}
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])

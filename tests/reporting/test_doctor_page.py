@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rankscope.causes import Finding
+from rankscope.examination import Finding
 from rankscope.reporting.pages import report
 from rankscope.verbs.doctor.checks import Check, DoctorReport
 

@@ -68,13 +68,13 @@ def test_a_collapse_is_the_headline() -> None:
 
 
 def test_the_origin_says_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
-    missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
+    missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"still_weights": "?", "padding_only": "?"}}
     scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
     origin = training_chapter(Record({"ranks": 2, "status": missed}, (Reading(0, scalars, ()),), 0)).origin
     assert origin[-3:] == [
         ("blocks read", "11 of 12 on 1 of 2 ranks"),
         ("not read", "attention entropy (fused)"),
-        ("not watched", "data shift, padding only (?)"),
+        ("not watched", "still weights, padding only (?)"),
     ]
     for status in ("x", {"not_read": 3}, {"not_read": ["x"]}):
         training_chapter(Record({"status": status}, (), 0))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -117,6 +119,78 @@ def test_cross_attention_is_told_from_self_attention_by_its_keys() -> None:
     (stack,) = found(decoder, torch.randn(2, 7, 32), torch.randn(2, 5, 32)).stacks
     assert all(plan.skips == ("attention", "cross_attention", "mlp") for plan in stack.plans)
     assert all(plan.attention == ("attention", "cross_attention") for plan in stack.plans)
+
+
+class CumulativeMean(nn.Module):
+    """A mean of each token and those before it, without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.value(x).cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+
+class Attention(nn.Module):
+    """Two heads of attention, which are on the first axis, together with the sequences, as in BART."""
+
+    def __init__(self, *, crosses: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.crosses = crosses
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        read = memory if self.crosses else x
+        query, key, value = (
+            part(given).unflatten(-1, (2, 8)).transpose(1, 2).flatten(0, 1)
+            for part, given in ((self.query, x), (self.key, read), (self.value, read))
+        )
+        mixed = (query @ key.mT / 3).softmax(-1) @ value
+        return mixed.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+
+
+class NamedBlock(nn.Module):
+    """A block whose first branch is an attribute of any name."""
+
+    def __init__(self, name: str, branch: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, branch)
+        self.norm1, self.norm2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.feed = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + getattr(self, self.name)(self.norm1(x), memory)
+        return x + self.feed(self.norm2(x))
+
+
+class NamedBlocks(nn.Module):
+    def __init__(self, name: str, branch: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(NamedBlock(name, branch()) for _ in range(2))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, memory)
+        return x
+
+
+@pytest.mark.parametrize("name", ["mix", "attn", "cross_attn", "mamba", "mlp"])
+@pytest.mark.parametrize(
+    ("branch", "label"),
+    [
+        (CumulativeMean, "mixer"),
+        (partial(Attention, crosses=False), "attention"),
+        (partial(Attention, crosses=True), "cross_attention"),
+    ],
+    ids=["mean", "attention", "cross-attention"],
+)
+def test_a_name_decides_nothing(branch: Callable[[], nn.Module], label: str, name: str) -> None:
+    torch.manual_seed(0)
+    (stack,) = found(NamedBlocks(name, branch), torch.randn(2, 7, 16), torch.randn(2, 7, 16)).stacks
+    assert [plan.skips for plan in stack.plans] == [(label, "mlp")] * 2
+    assert [plan.attention for plan in stack.plans] == [() if label == "mixer" else (label,)] * 2
 
 
 def test_blocks_named_by_the_user() -> None:

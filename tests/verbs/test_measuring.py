@@ -128,3 +128,24 @@ def test_next_steps_name_a_loaded_model_as_it_was_asked_for() -> None:
     loaded = load("init:tiny-bert")
     assert Model(loaded).spec == "init:tiny-bert"
     assert Model(load(loaded.model)).spec is Model(loaded.model).spec is None
+
+
+class AlwaysOn(torch.nn.Module):
+    """Dropout that does not end in evaluation mode."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, self.share, training=True)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_random_numbers_in_evaluation_mode_are_told(share: float) -> None:
+    model = GPT()
+    model.blocks[1].mlp.append(AlwaysOn(share))
+    run = measure(model, ids())
+    told = [note for note in run.notes if "random numbers in evaluation mode" in note]
+    assert len(told) == (share > 0)
+    assert all("first in what blocks.1.mlp.3 returns" in note for note in told)

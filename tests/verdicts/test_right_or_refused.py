@@ -176,7 +176,7 @@ def exact_table(logs: np.ndarray, residual_logs: np.ndarray | None = None) -> pa
 
 def alarm(values: dict[str, float], undefined: frozenset[str] = frozenset()) -> float:
     """Severity of the gauge's alarm about collapsed tokens, without a start to compare with."""
-    judgement = ALARMS["token_collapse"].rule(LayerState(values, {}, {}, {}, undefined))
+    judgement = ALARMS["token_collapse"].rule(LayerState(values, undefined=undefined))
     return 0.0 if judgement is None else judgement.severity
 
 

@@ -200,7 +200,7 @@ def reading_of(reading: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def severity(values: dict[str, float], undefined: frozenset[str]) -> float:
     """Of the gauge's alarm about collapsed tokens, without a start to compare with."""
-    judgement = ALARMS["token_collapse"].rule(LayerState(values, {}, {}, {}, undefined))
+    judgement = ALARMS["token_collapse"].rule(LayerState(values, undefined=undefined))
     return 0.0 if judgement is None else judgement.severity
 
 

@@ -60,13 +60,15 @@ class BlockPlan:
 class BlockCall:
     """One call of one module that contains one block, or several in a row if blocks are not modules.
 
-    ``final_norm_inside`` says that the call of a whole stack ends with the stack's final norm.
+    ``final_norm_inside`` says that the call of a whole stack ends with the stack's final norm. ``softmaxes`` says for
+    each softmax over the last axis of its argument whether it is attention.
     """
 
     module_name: str
     first_layer: int
     blocks: tuple[BlockPlan, ...]
     final_norm_inside: bool = False
+    softmaxes: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Stack:
         idle: modules next to its blocks that did not run when the model was probed, as after an early exit.
         reach: to which tokens the first block passes on a change of one token; None if that was not seen.
         cuts_proven: whether it was tested that the known skips and ``carries`` are all there is.
+        noise: how two passes in evaluation mode differ, in words, if the model draws random numbers there.
     """
 
     name: str | None
@@ -134,6 +137,7 @@ class Stack:
     idle: tuple[str, ...] = field(default=(), kw_only=True)
     reach: Literal["later", "earlier", "both", "none"] | None = field(default=None, kw_only=True)
     cuts_proven: bool = field(default=False, kw_only=True)
+    noise: str | None = field(default=None, kw_only=True)
 
     @property
     def depth(self) -> int:
@@ -147,8 +151,9 @@ class Stack:
 
     @property
     def hidden_attention(self) -> tuple[int, ...]:
-        """Blocks with an attention branch in which neither a softmax nor PyTorch's fused kernel was seen."""
-        return tuple(n for n, plan in enumerate(self.plans) if "attention" in plan.skips and not plan.attention)
+        """Blocks that show no probabilities where they mix tokens by attention, or in an operator that may be it."""
+        mixing = {"attention", "mixer", "both"} if self.operators else {"attention"}
+        return tuple(n for n, plan in enumerate(self.plans) if mixing & set(plan.skips) and not plan.attention)
 
     @property
     def long_skips(self) -> tuple[Carry, ...]:

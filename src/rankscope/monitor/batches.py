@@ -1,8 +1,7 @@
-"""Facts about training batches that show a fault of the data: copies, padding, other tokens than before."""
+"""Facts about training batches that show a fault of the data: copies, padding, one token, one class."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,10 +13,6 @@ from rankscope.models.inputs.padding import TRANSFORMERS_MASK
 IGNORED = -100
 """The label that losses leave out."""
 LABELS = "labels"
-CLASSES = 64
-"""Classes of tokens whose neighbours are counted: their ids modulo this number."""
-PRIOR = 8.0
-"""Pairs that are taken to have been seen after every token, spread as the tokens are."""
 VARIED = 8
 """Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
 ONE_CLASS = 0.9
@@ -28,7 +23,6 @@ CONSTANT = 0.05
 """Standard deviation of that feature relative to its mean."""
 LEAST_CLASSED = 4
 """Sequences of a batch that have a class each."""
-MOST_FEATURES = 256
 SHORTER = 4
 """Batches in a row whose sequences have the same shorter length."""
 MOST_COMPARED = 4
@@ -38,7 +32,7 @@ BatchData = Mapping[str, object] | Tensor | Sequence[object]
 
 
 class BatchWatch:
-    """Reads each batch it is given, and remembers how often each token occurred, in constant memory.
+    """Reads each batch it is given, and remembers the last one, in constant memory.
 
     Args:
         padding: the argument that marks padding and the value that does, ``"NAME=VALUE"``; None for
@@ -47,12 +41,10 @@ class BatchWatch:
 
     def __init__(self, padding: str | None = None) -> None:
         self._padding = padding if padding is not None and "=" in padding else f"{TRANSFORMERS_MASK}=0"
-        self._counts: dict[str, Tensor] = {}
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
         self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
         self._of_one_class, self._classes = 0, set[int]()
-        self._features = (torch.zeros(0, dtype=torch.float64), 0)
 
     def facts(self, given: BatchData) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
@@ -61,13 +53,6 @@ class BatchWatch:
         - ``batch_padding``: share of tokens that are padding, or, if nothing marks padding, that are the most common
           token.
         - ``batch_common``: share of the most common token among those that are not padding.
-        - ``batch_surprise``: mean of -log p over the tokens, where p is the frequency of a token in earlier batches
-          (with one added to every count); from the second batch on.
-        - ``batch_order``: mean of -log p over the tokens given the one before, both in 64 classes, where p is that of
-          earlier batches. If the order of the tokens is lost, they are the same and their neighbours are not. For
-          inputs that are not tokens, the size of the differences of neighbours relative to that of the entries.
-        - ``batch_labels``: the same as ``batch_surprise``, of the labels.
-        - ``batch_size``: root mean square of the entries, for inputs that are not tokens.
         - ``batch_ignored``: share of labels that a loss leaves out.
         - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
         - ``batch_length``: tokens of a sequence, with padding.
@@ -76,9 +61,6 @@ class BatchWatch:
         - ``batch_one_class``: how many batches in a row had sequences of a single class, if not all of the same one.
         - ``batch_feature``: the number of the feature that drowns the others and hardly varies, for inputs that are not
           tokens; -1 if there is none.
-        - ``batch_columns``: one, plus how far mean, spread and differences of neighbours of each feature are from those
-          of earlier batches, relative to how far features are from each other, for inputs of shape (batch, tokens,
-          features) and images of several channels; from the second batch on.
         - ``batch_stuck``: how many batches in a row were the same as the one before, after eight that were not.
         """
         named = _named(given)
@@ -88,11 +70,8 @@ class BatchWatch:
             found["batch_ignored"] = float((labels == IGNORED).double().mean())
             counted = labels.detach().cpu().long()
             counted = counted[counted >= 0]
-            counts = torch.bincount(counted).double()
-            if counted.numel():
-                found |= self._surprise("batch_labels", counts)
             if labels.ndim == 1 and len(counted) >= LEAST_CLASSED:
-                found["batch_one_class"] = self._one_class(counts)
+                found["batch_one_class"] = self._one_class(torch.bincount(counted).double())
         name, value = _inputs_in(named)
         if value is None:
             return found
@@ -105,14 +84,8 @@ class BatchWatch:
             found["batch_not_finite"] = float((~torch.isfinite(value)).double().mean())
             if found["batch_not_finite"] > 0.0:
                 return found
-            size = float(torch.linalg.vector_norm(value.double()))
-            found["batch_size"] = size / math.sqrt(value.numel())
-            if value.ndim == 3 and value.shape[-1] > 1 and size > 0.0:
+            if value.ndim == 3 and value.shape[-1] > 1 and bool(value.any()):
                 found["batch_feature"] = float(_drowning(value.detach().double().flatten(0, -2)))
-            if value.ndim in (3, 4) and size > 0.0:
-                found |= self._columns(value.detach().double().movedim(-1 if value.ndim == 3 else 1, 0))
-            if value.shape[-1] > 1 and size > 0.0:
-                found["batch_order"] = float(torch.linalg.vector_norm(value.detach().double().diff(dim=-1))) / size
             return found
         found["batch_length"], found["batch_cut"] = float(value.shape[-1]), self._cut(len(value), value.shape[-1])
         ids = value.detach().cpu().long()
@@ -121,8 +94,6 @@ class BatchWatch:
         content = ids.flatten() if keep is None else ids[keep]
         if content.numel():
             found["batch_common"] = float(torch.bincount(content.clamp(min=0)).max() / content.numel())
-            found |= self._surprise("batch_surprise", torch.bincount(content.clamp(min=0)).double())
-            found |= self._order(ids, keep)
         return found
 
     def _keep(self, named: Mapping[str, Tensor], value: Tensor) -> Tensor | None:
@@ -131,51 +102,6 @@ class BatchWatch:
         if mask is None or mask.shape != value.shape:
             return None
         return mask.detach().cpu() != int(marks)
-
-    def _surprise(self, name: str, counts: Tensor) -> dict[str, float]:
-        seen, now, size = self._counted(name, counts)
-        if not seen.sum():
-            return {}
-        log_p = ((seen + 1.0) / (seen.sum() + size)).log()
-        return {name: float(-(now * log_p).sum() / now.sum())}
-
-    def _order(self, ids: Tensor, keep: Tensor | None) -> dict[str, float]:
-        """Of tokens given the one before; ids far apart may share a class, which lowers the surprise alike."""
-        pairs = CLASSES * (ids[..., :-1].clamp(min=0) % CLASSES) + ids[..., 1:].clamp(min=0) % CLASSES
-        pairs = pairs if keep is None else pairs[keep[..., :-1] & keep[..., 1:]]
-        if not pairs.numel():
-            return {}
-        seen, now, _ = self._counted("batch_order", torch.bincount(pairs.flatten(), minlength=CLASSES**2).double())
-        if not seen.sum():
-            return {}
-        table = seen.view(CLASSES, CLASSES)
-        # A pair is expected as often as its second token is, before it was seen: then order says nothing.
-        usual = (table.sum(0) + 1.0) / (table.sum() + CLASSES)
-        log_p = ((table + PRIOR * usual) / (table.sum(1, keepdim=True) + PRIOR)).log()
-        return {"batch_order": float(-(now.view_as(table) * log_p).sum() / now.sum())}
-
-    def _counted(self, name: str, counts: Tensor) -> tuple[Tensor, Tensor, int]:
-        """What was counted in earlier batches, and now, in tensors of one size; now is added."""
-        before = self._counts.get(name, torch.zeros(0, dtype=torch.float64))
-        size = max(len(counts), len(before))
-        seen, now = (torch.nn.functional.pad(one, (0, size - len(one))) for one in (before, counts))
-        self._counts[name] = seen + now
-        return seen, now, size
-
-    def _columns(self, features: Tensor) -> dict[str, float]:
-        """Given the features first and neighbours last: other columns in the same places have other statistics."""
-        if not 1 < len(features) <= MOST_FEATURES or features.shape[-1] < 2:
-            return {}
-        flat = features.flatten(1)
-        steps = features.diff(dim=-1).flatten(1)
-        now = torch.stack([flat.mean(1), flat.std(1, correction=0), steps.std(1, correction=0)]).cpu()
-        before, number = self._features
-        self._features = (now, 1) if before.shape != now.shape else (before + now, number + 1)
-        if before.shape != now.shape:
-            return {}
-        usual = before / number
-        apart = float((usual - usual.mean(1, keepdim=True)).norm())
-        return {"batch_columns": 1.0 + float((now - usual).norm()) / apart} if apart > 0.0 else {}
 
     def _stuck(self, value: Tensor) -> float:
         kept = value.detach()[:MOST_COMPARED].cpu().clone()

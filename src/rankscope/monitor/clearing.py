@@ -1,4 +1,4 @@
-"""Whether the gradient of a step still contains that of the step before."""
+"""Whether the optimizer gets what backward left: no gradient of the step before, and at which size and angle."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class Clearing:
     With :math:`g` the gradient of one small parameter, :math:`h` the sum that backward added to it and :math:`g'` its
     value after the last step of the optimizer, :math:`g = a h + b g'`. Clipping and loss scales change :math:`a` and
     :math:`b`, and :math:`b = 0` if gradients were cleared. **Exact** up to rounding, for one process.
+
+    Attributes:
+        ratio: size of the last gradient that was judged, relative to what backward added; negative if it was turned.
+        cosine: between the two.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,7 @@ class Clearing:
         self._handle: Any = None
         self._judged: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
         self._share = math.nan
+        self.ratio, self.cosine = math.nan, math.nan
 
     def after_backward(self, model: nn.Module, *, is_due: bool) -> None:
         """Judge the step before, if it was read; and remember a parameter, if this one is."""
@@ -54,13 +59,11 @@ class Clearing:
     def after_step(self) -> None:
         """Listen to what the next backward adds, if the optimizer made a step and left the gradient as it was."""
         one = self._parameter
-        if one is None or self._value is None or one.grad is None or torch.equal(_flat(one), self._value):
+        if one is None or self._value is None or torch.equal(_flat(one), self._value):
             return
-        self._old = _flat(one.grad)
-        if bool(self._old.any()):
-            self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
-        else:
-            self._share = 0.0
+        self._old = torch.zeros_like(self._value) if one.grad is None else _flat(one.grad)
+        self._share = math.nan if bool(self._old.any()) else 0.0
+        self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Stop listening."""
@@ -74,7 +77,11 @@ class Clearing:
         share, self._share = self._share, math.nan
         if judged is not None:
             now, *added = map(_flat, judged[1]())
-            share = _carried(now, judged[0], added)
+            share = _carried(now, judged[0], added) if bool(judged[0].any()) else 0.0
+            if len(added) == 1:  # of several, one may have been cleared before the next, as where two networks play
+                new = torch.stack(added).sum(0)
+                self.cosine = float(torch.nn.functional.cosine_similarity(new, now, dim=0))
+                self.ratio = math.copysign(float(now.norm() / new.norm()), self.cosine)
         return share
 
     def _hear(self, gradient: Tensor) -> None:

@@ -9,37 +9,29 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankscope.causes import Finding
 from rankscope.errors import InputError, ReadingError, ResultError
+from rankscope.examination import Finding
 from rankscope.linalg.to_host import start_to_host
 from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.alarms import AlarmSpec, Judgement
+from rankscope.monitor.alarms.kept_gradients import CARRIED
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.block_statistics import GraphReader
-from rankscope.monitor.causes import (
-    Cause,
-    Scene,
-    Structure,
-    cause_by_experiment,
-    find_cause,
-    is_shown,
-    shown,
-    structural_cause,
-    was_so_at_start,
-)
-from rankscope.monitor.changes import LossLevel
 from rankscope.monitor.clearing import Clearing
+from rankscope.monitor.findings import is_shown, shown
+from rankscope.monitor.ledger import Ledger
+from rankscope.monitor.loss_level import LossLevel
+from rankscope.monitor.objective import ObjectiveWatch
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import MetricsLike, Objective, ProbeBattery, Prober
 from rankscope.monitor.ranks import Ranks
@@ -51,6 +43,7 @@ from rankscope.monitor.readings import (
     LayerValue,
     Reading,
     fact,
+    noted,
     one_line,
     scalar_name,
     too_few,
@@ -58,14 +51,20 @@ from rankscope.monitor.readings import (
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
-from rankscope.monitor.steps import contradiction, settings_of
-from rankscope.monitor.watching import AlarmWatch, References, random_null, worst_of
-from rankscope.monitor.writes import Writes
+from rankscope.monitor.watching import AlarmWatch, References
+from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follows
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
 STREAM = "stream_rms"
-LOSS_FACTS = ("loss_now", "loss_level", "loss_spread")
+EMPTY, NOTHING_LEFT = ("padding", "ignored"), 0.99
+"""Share of a batch that is padding or has ignored labels, at which the mean over what is left is no number."""
+SAME_ANGLE = 0.99
+"""Cosine of what backward left and what the optimizer gets, below which that is written down."""
+FOLLOWS = 32
+"""Steps before the onset of a rise in which what nobody declared makes it a warning, however slow it is."""
+REMEMBERED = 512
+"""Readings whose motion of the weights is remembered."""
 OVERFLOWS = 16.0
 """Growth of the stream since the start of the run that is blamed for numbers that are not finite."""
 
@@ -148,23 +147,21 @@ class Gauge:
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
         self._optimizers: tuple[Optimizer, ...] = ()
-        self.writes: Writes | None = None
+        self.ledger: Ledger | None = None
         self.answers = Answers()
-        self._loss_level = LossLevel()
+        self._loss_level, self._objective_watch = LossLevel(), ObjectiveWatch()
         self._raw: int | None = None
         self._unseen: dict[str, tuple[int, Callable[[], list[Tensor]]]] = {}
         self._before, self._closed = 0, False
         self._offset = 0
-        # The last but one as well: an alarm that needs two readings may follow a look that has seen the change already.
-        self._structures: deque[Structure] = deque(maxlen=2)
-        self._changes: tuple[Cause, ...] = ()
-        self._causes: dict[str, Cause] = {}
+        self._events: list[Alarm] = []
+        self._code = ""
+        self._motions: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+        self._gradient_told: set[str] = set()
         self._alarms: list[Alarm] = []
         self._notes: list[Alarm] = []
         self.objective: Objective | None = None
         self._findings: tuple[Finding, ...] | None = None
-        self._departure: tuple[Cause, ...] = ()
-        self._is_random = False
         self._batches, self._clearing = BatchWatch(padding), Clearing()
         self._where, self._strict = where, strict
         # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
@@ -186,15 +183,15 @@ class Gauge:
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
-        """The optimizers of the run, once they are set. Their rates and writes between their steps are evidence."""
+        """The optimizers of the run, once they are set. Their settings and writes between steps are events."""
         return self._optimizers
 
     @optimizers.setter
     def optimizers(self, optimizers: tuple[Optimizer, ...]) -> None:
         self._optimizers = optimizers
         if self._ranks.world == 1 and not self._only_graph:
-            self.writes = self.writes or Writes(optimizers)
-            self.writes.model = self._prober.model
+            self.ledger = self.ledger or Ledger(optimizers)
+            self.ledger.model = self._prober.model
 
     @property
     def should_stop(self) -> bool:
@@ -222,6 +219,58 @@ class Gauge:
         if self.disabled is None and self._ranks.world == 1:
             with self._guarded():
                 self.answers.keep(loss)
+                self.hear_objective(loss)
+
+    def hear_objective(self, loss: Tensor) -> None:
+        """Compare the operations of a loss, before ``backward``, with those of the losses before."""
+        if not self._objective_watch.follows:
+            self._objective_watch.follow(self._prober.model)
+        elif words := self._objective_watch.take(loss):
+            self._events.append(noted("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective"))
+            self._loss_level.forget()
+
+    @contextmanager
+    def planned(self, words: str) -> Iterator[None]:
+        """Declare what is written, set or switched inside: it is an event, and nothing that went wrong.
+
+        Example:
+            >>> from rankscope import Inputs, load
+            >>> with Gauge(load("init:tiny-bert"), Inputs(sequences=2, tokens=8)) as gauge:
+            ...     with gauge.planned("merge the adapters"):
+            ...         pass  # writes weights
+        """
+        if self.ledger is None:
+            yield
+        else:
+            with self.ledger.planned(words):
+                yield
+        self._prober.code.forget()
+        self._loss_level.forget()
+
+    def why(self) -> Why:
+        """Why the run went bad: what is shown, recorded and seen, in order; with what ``doctor`` finds now.
+
+        Example:
+            >>> from rankscope import Inputs, load
+            >>> with Gauge(load("init:tiny-bert"), Inputs(sequences=2, tokens=8)) as gauge:
+            ...     reading = gauge.step(0)
+            ...     str(gauge.why())
+            'No fault seen (1 reading).'
+        """
+        raised = [one for one in self._alarms if one.state == "raised"]
+        found: list[Clue] = []
+        if self.last is not None and self._where == "probe" and self.disabled is None:
+            with self._guarded():
+                found = [
+                    Clue("shown", self.last.step, "structure", shown(one), FAULTS)
+                    for one in self._prober.diagnosed()
+                    if is_shown(one)
+                ]
+        return self._explained(raised, found)
+
+    def _explained(self, raised: Sequence[Alarm], found: Sequence[Clue] = ()) -> Why:
+        count = self._outlets.count + self._before
+        return explained(raised, [*self._notes, *self._events], list(self._motions), count, found)
 
     def after_backward(self, step: int) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
@@ -253,8 +302,8 @@ class Gauge:
         number = self._numbered(step)
         if number is None:
             return None
-        if self.writes is not None:
-            self.writes.step = number
+        if self.ledger is not None:
+            self.ledger.step = number
         if loss is not None:
             self.notice(number, "loss", loss)
         if not self._is_due(number):
@@ -309,7 +358,7 @@ class Gauge:
         if name == "loss":
             if self.answers.is_new():
                 self._loss_level.forget()
-            self._loss_level.take(value)
+            self._loss_level.take(step, value)
             self.answers.hear(value)
 
     def silence(self, *names: str) -> None:
@@ -338,13 +387,15 @@ class Gauge:
             if self._graph is not None:
                 self._graph.close()
             self._clearing.close()
-            if self.writes is not None:
-                self.writes.close()
+            self._objective_watch.close()
+            if self.ledger is not None:
+                self.ledger.close()
             self._status.listen()
             self._outlets.describe(self._status.news())
             count = self._outlets.count + self._before
             if 0 < count < ENOUGH and not self._closed and self._ranks.is_first:
-                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), self.summary.rstrip("."))
+                last = self.summary.replace(f", {too_few(count)}", "").rstrip(".")
+                LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), last)
             self._closed = True
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
@@ -396,10 +447,10 @@ class Gauge:
 
     def _refusal(self, step: int) -> Reading:
         """The only reading of a model that cannot be read: the fault that is shown."""
-        cause = _cause_of(self._findings or ())
-        self.disabled = f"the model cannot be read with the fault that it has. {cause.words}"
-        words = f"The model has a fault, step {step}: {cause.words}"
-        alarm = Alarm(FAULTS, "raised", step, None, None, words, {}, cause.component)
+        fault = _faults(self._findings or ())
+        self.disabled = f"the model cannot be read with the fault that it has. {fault}"
+        words = f"The model has a fault, step {step}: {fault}"
+        alarm = Alarm(FAULTS, "raised", step, None, None, words, {}, "structure")
         self._alarms.append(alarm)
         reading = Reading(step, {}, (), (alarm,), (), time=time.time())
         self._outlets.write(reading)
@@ -426,9 +477,10 @@ class Gauge:
             return ()
         if self._where == "probe":
             self._prober.battery.turn(step)
-        weights = () if self._only_graph else self._prober.look_at_weights(step, self._rate(), self.optimizers)
-        written = () if self.writes is None else self.writes.take(self._prober.view)
-        values = (*(read or self._prober.look()), *weights, *written, *gradients)
+        weights = () if self._only_graph else self._prober.look_at_weights(step, self.optimizers)
+        if self.ledger is not None:
+            self._events += self.ledger.take(self._prober.view)
+        values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(step, loss, batch))
 
@@ -439,23 +491,41 @@ class Gauge:
             yield fact("loss_not_finite", "loss", float(not math.isfinite(value)))
             if math.isfinite(value):
                 yield fact("loss", "loss", value)
-            if (risen := self._loss_level.risen()) is not None:
-                yield fact("loss_risen", "loss", float(risen))
-            for name, number in zip(LOSS_FACTS, self._loss_level.level() or (), strict=False):
-                yield fact(name, "loss", number)
+            if (rise := self._loss_level.rise()) is not None:
+                last = [*self._notes, *self._events]
+                sudden = (one for one in last if one.component != "none" and not one.evidence.get("declared"))
+                follows_one = any(0 <= rise.step - one.step <= FOLLOWS for one in sudden)
+                size = max(1.0, rise.size) if follows_one else rise.size
+                rows = {"risen": size, "before": rise.before, "after": rise.after, "since": float(rise.step)}
+                yield from (fact(f"loss_{name}", "loss", number) for name, number in rows.items())
+                if size >= 1.0:
+                    self._loss_level.forget()  # told once: what follows is compared with this level
             for name, number in self.answers.facts(step, self._rate()).items():
                 yield fact(name, "loss", number)
         if math.isfinite(carried := self._clearing.take()):
             yield fact("gradient_carried", "gradients", carried)
+        if not carried >= CARRIED:  # a gradient that was kept is another alarm
+            self._events += self._changed_gradient(step)
         self._clearing.after_step()
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
-        if self.optimizers:
-            beyond, words = contradiction(self.optimizers)
-            yield fact("settings_contradiction", words or "optimizer", beyond)
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)
+
+    def _changed_gradient(self, step: int) -> Iterator[Alarm]:
+        """What is done to gradients between backward and the step, each kind once: clipping, a scale, another angle."""
+        ratio, cosine = self._clearing.ratio, self._clearing.cosine
+        kinds = {
+            "turned": cosine < -SAME_ANGLE,
+            "at another angle": abs(cosine) < SAME_ANGLE,
+            "scaled": abs(ratio) < 0.5,
+        }
+        for kind in (kind for kind, is_so in kinds.items() if is_so and kind not in self._gradient_told):
+            self._gradient_told.add(kind)
+            words = f"gradients are {kind} between backward and the step, to {ratio:.3g} (cosine {cosine:.3g})"
+            declared = float(kind != "turned")
+            yield noted("gradient_changed", step, words, "gradients", ratio=ratio, cosine=cosine, declared=declared)
 
     def _rate(self) -> float:
         """The largest learning rate of the optimizers; NaN if none is known."""
@@ -463,87 +533,30 @@ class Gauge:
         return max((float(group["lr"]) for group in groups), default=math.nan)
 
     def _conclude(self, step: int, values: tuple[LayerValue, ...]) -> Reading:
-        if not self._references.null:
-            self._references.null = random_null(self._prober.battery.specs, self._prober.battery.shapes)
         if self._resumes is not None:
             self._resume(step, self._resumes)
-        self._changes = ()
         is_first = self._outlets.count == 0 and self._before == 0
         if is_first:
             self._look_at_start()
             if (number := sum(map(is_shown, self._findings or ()))) > 0:
                 values = (*values, fact(FAULTS, "structure", float(number)))
-        if self._prober.unread:
-            words = f"it can no longer be read as before: {self._prober.unread}"
-            self._changes = (Cause("structure", words),)
-            values = (*values, fact("structure_changes", "structure", 1.0))
-        elif (self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed) and not self._only_graph:
-            values = (*values, self._compared(step))
-        self._references.take(values, step)
-        self._references.past[-1] = replace(self._references.past[-1], settings=settings_of(self.optimizers))
-        states, active = self._references.states(values), self._watch.active
+        if not self._only_graph:
+            self._compare_code(step)
+        self._references.take(values)
+        states = self._references.states(values)
+        motion = fastest(Reading(step, {}, values, (), ()))
+        self._motions.append((step, motion))
 
-        # Once for all alarms of a reading: it is a pass of the probe.
-        departed = cache(partial(self._departed, step, self._prober.structure))
+        def explain(spec: AlarmSpec, judgement: Judgement) -> tuple[str, str]:
+            return self._told(spec, judgement, step, values)
 
-        def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
-            if spec.name == FAULTS:
-                return _cause_of(self._findings or ())
-            structure = cache(self._prober.structure)
-            whole, past = states.get((None, None), states[stack, layer]), tuple(self._references.past)
-            of_batch = all(metric.startswith("batch_") for metric in spec.metrics)
-            if self._prober.needs_all_ranks and not of_batch:
-                # Only the first rank knows its batch. A cause that it alone finds there would leave the others waiting
-                # in the passes that look further.
-                own = {name: value for name, value in whole.now.items() if not name.startswith("batch_")}
-                whole, past = replace(whole, now=own), tuple(replace(one, data=False) for one in past)
-
-            def experiment() -> Cause:
-                return cause_by_experiment(
-                    spec,
-                    self._prober.depth(stack),
-                    plain(),
-                    lambda found: worst_of(spec, stack, self._references.states(found)),
-                    partial(self._prober.without, stack),
-                )
-
-            faults = tuple(filter(is_shown, self._findings or ()))
-            found = find_cause(
-                Scene(
-                    spec=spec,
-                    stack=stack,
-                    layer=layer,
-                    state=states[stack, layer],
-                    whole=whole,
-                    past=past,
-                    changes=() if of_batch else self._changes or departed(),
-                    before=self._structures[0] if self._structures and not self._only_graph else None,
-                    structure=structure,
-                    diagnose=self._prober.diagnosed,
-                    faults=faults,
-                    inputs_apart=_last_of(values, "inputs_relative_residual"),
-                    not_finite=lambda: None if of_batch else self._not_finite_at(values, spec),
-                    structural=lambda: structural_cause(
-                        self._prober.diagnosed if was_so_at_start(spec, states[stack, layer]) else tuple, faults
-                    ),
-                    experiment=experiment,
-                )
-            )
-            if found.component == "unknown":
-                found = next((one.following(name) for name, one in self._causes.items() if name in active), found)
-            self._causes[spec.name] = found
-            return found
-
-        @cache
-        def plain() -> tuple[LayerValue, ...]:
-            return values if self._where == "probe" else self._prober.look()
-
-        found = self._watch.look(step, states, blame)
+        found = self._watch.look(step, states, explain)
         if self._where == "probe" and self._prober.caveats:
             words = " ".join(self._prober.caveats)
             found = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in found)
         alarms = tuple(one for one in found if one.state != "noted")
-        notes = tuple(one for one in found if one.state == "noted")
+        events, self._events = self._events, []
+        notes = (*events, *(one for one in found if one.state == "noted"))
         if is_first:
             notes = (*notes, *_notes_of(self._findings or (), step))
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
@@ -554,76 +567,88 @@ class Gauge:
         scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time(), notes=notes)
 
-    def _departed(self, step: int, structure: Callable[[], Structure]) -> tuple[Cause, ...]:
-        """What was found since the last look at the structure when earlier weights ran again."""
-        departure = None if self._only_graph or self._is_random else self._prober.departure(step)
-        if departure is not None:
-            before = self._structures[-1] if self._structures else None
-            self._departure = (structure().departed(departure, before),)
-        return self._departure
+    def _told(self, spec: AlarmSpec, judgement: Judgement, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
+        """The component of an alarm, and where it was first or what it follows; no experiment is made for it."""
+        if spec.name == FAULTS:
+            return "structure", _faults(self._findings or ())
+        component, words = judgement.component, ""
+        if spec.name == "not_finite":
+            component, words = self._not_finite_at(step, values)
+        if spec.name == "not_finite_gradients":
+            words = f"First: {self._prober.not_finite['gradients']}."
+        as_if = Alarm(spec.name, "raised", step, None, None, "", {"since": _since(values, step)}, component)
+        cause = self._explained([*(one for one in self._alarms if one.state == "raised"), as_if]).cause
+        if cause is None or cause.name == spec.name or component == "data":
+            return component, words
+        if component != "unknown" and spec.name not in SYMPTOMS:  # what the fact itself says
+            return component, follows(cause) if cause.how == "shown" else words
+        return cause.component, " ".join(part for part in (words, follows(cause)) if part)
 
-    def _compared(self, step: int) -> LayerValue:
-        """How the model is put together, compared with what was seen last, here or in an earlier session.
-
-        If that shows nothing, what it computes with earlier weights is compared.
-        """
-        now = self._prober.structure()
-        departed = self._departed(step, lambda: now)  # in every case: it also keeps the current weights
-        self._changes = (now.differences(self._structures[-1]) if self._structures else ()) or departed
-        # The control: where the same pass again shows a change, the model is not deterministic, and none is claimed.
-        self._is_random = self._is_random or bool(self._changes and self._prober.structure().differences(now))
-        self._changes = () if self._is_random else self._changes
-        self._departure = ()
-        self._structures.append(now)
-        self._outlets.describe({"structure": now.to_json()})
-        return fact("structure_changes", "structure", float(len(self._changes)))
+    def _compare_code(self, step: int) -> None:
+        """At every fourth reading, or if the model could not be read as before: the operations of the probe's pass."""
+        unread, is_due = self._prober.unread, self._outlets.count % STRUCTURE_EVERY == 0 or self._prober.is_renewed
+        if unread and self._code:
+            self._code = ""
+            words = f"the model can no longer be read as before: {unread}"
+            self._events.append(noted("model_changed", step, words, "structure"))
+        elif is_due and not unread and not self._prober.needs_all_ranks:
+            if words := self._prober.compared(step):
+                self._events.append(noted("model_changed", step, words, "structure"))
+            if self._prober.code.digest != self._code:
+                self._code = self._prober.code.digest
+                self._outlets.describe({"code": self._code})
 
     def _resume(self, step: int, record: Record) -> None:
         """Continue a record: the readings before this step are the history of the run."""
         self._resumes = None
-        structure = Structure.from_json(record.facts.get("structure"))
-        self._structures.extend(() if structure is None else (structure,))
         for reading in record.readings:
             if reading.step < step:
-                self._references.take(reading.table, reading.step)
-                self._watch.look(reading.step, self._references.states(reading.table), _no_cause)
+                self._references.take(reading.table)
+                self._watch.look(reading.step, self._references.states(reading.table), lambda *_: ("unknown", ""))
                 self._outlets.recall(reading)
+                self._motions.append((reading.step, fastest(reading)))
+                self._notes += reading.notes
                 self._before += 1
+        before = record.facts.get("code")
+        if self._before and not self._only_graph and not self._prober.needs_all_ranks and isinstance(before, str):
+            self._prober.compared(step)
+            if before not in ("", self._prober.code.digest):
+                words = "the operations of the model are not those of the earlier session"
+                self._events.append(noted("model_changed", step, words, "structure"))
 
-    def _not_finite_at(self, values: Sequence[LayerValue], spec: AlarmSpec) -> Cause | None:
-        """Where the first number that is not finite was seen, and when all were finite last."""
+    def _not_finite_at(self, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
+        """The component and the place where the first number that is not finite was seen, and when all were last."""
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
-        if not bad or (bad == {"gradients_not_finite"} and not bad & set(spec.metrics)):
-            return None  # a loss scaler skips steps whose gradients overflow: not the cause of another alarm
-        if spec.name != "not_finite" and "not_finite" in self._causes:
-            return self._causes["not_finite"].following("not_finite")  # what came first does not change any more
+        of_batch = {row.metric: row.mean for row in values if row.metric.startswith("batch_")}
+        if "batch_not_finite" in bad or max(of_batch.get(f"batch_{name}", 0.0) for name in EMPTY) >= NOTHING_LEFT:
+            return "data", "First: the batch."
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
         before = self._prober.before_update
         if before is not None and before[0]:
             component, words = before
-            if component == "weights" and (earlier := self._cause_in_earlier_step(words, since)) is not None:
+            if component == "weights" and (earlier := self._cause_in_earlier_step(words, since, step)) is not None:
                 return earlier
             words = words if component == "weights" else f"the output of {words}"
-            return Cause(component, f"First, before the update: {words}.{since}")
+            return (component, f"First, before the update: {words}.{since}")
         if "weights_not_finite" in bad and self._prober.all_weights_bad:
             return self._cause_of_bad_update("loss_not_finite" in bad, since)
         for of in ("weights", "gradients"):
             if f"{of}_not_finite" in bad and not (of == "gradients" and "loss_not_finite" in bad):
-                return Cause(of, f"First: {self._prober.not_finite[of]}.{since}")
+                return (of, f"First: {self._prober.not_finite[of]}.{since}")
         if "not_finite" in bad:
-            return Cause("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
-        return Cause("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
+            return ("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
+        return ("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
 
-    def _cause_in_earlier_step(self, words: str, since: str) -> Cause | None:
+    def _cause_in_earlier_step(self, words: str, since: str, step: int) -> tuple[str, str] | None:
         """A step since the last finite reading whose gradient was not finite, which its update brought to weights."""
         gradient, loss = (self._first_bad.get(name, math.inf) for name in ("gradient", "loss"))
-        if not (self._finite or 0) <= gradient < self._references.past[-1].step:
+        if not (self._finite or 0) <= gradient < step:
             return None
         component = "loss" if loss <= gradient else "gradients"
         told = f"First: the {component} of step {min(loss, gradient):.0f}, whose update reached {words}."
-        return Cause(component, f"{told}{since}")
+        return (component, f"{told}{since}")
 
-    def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> Cause:
+    def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> tuple[str, str]:
         """An update wrote all weights: what is known of its gradient, of the loss and of the activations before it.
 
         If gradients were read at this step, weights and activations of the probe were finite before the update.
@@ -640,16 +665,16 @@ class Gauge:
         words += "."
         if self.last is not None and grown >= OVERFLOWS:
             words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
-            return Cause("activations", f"{words}{since}")
+            return ("activations", f"{words}{since}")
         if first_gradient is None and "gradient" in self._heard:
-            return Cause("optimizer", f"{words}{since}")
+            return ("optimizer", f"{words}{since}")
         if self._prober.before_update is not None and loss_is_bad:
             words += " Before it, weights and the activations of the probe were finite, and the loss was not."
-            return Cause("loss", f"{words}{since}")
+            return ("loss", f"{words}{since}")
         if first_loss is not None and first_loss == first_gradient:
             words += f" The loss was not finite either at step {first_loss}, the first such step."
-            return Cause("loss", f"{words}{since}")
-        return Cause("gradients", f"{words}{since}")
+            return ("loss", f"{words}{since}")
+        return ("gradients", f"{words}{since}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -689,10 +714,14 @@ def _earlier(folder: str | Path) -> Record | None:
         return None
 
 
-def _cause_of(findings: Sequence[Finding]) -> Cause:
+def _faults(findings: Sequence[Finding]) -> str:
     """The faults that the doctor shows, and its changes."""
-    causes = [shown(one) for one in findings if is_shown(one)]
-    return Cause("structure", "\nAlso: ".join(one.words for one in causes))
+    return "\nAlso: ".join(shown(one) for one in findings if is_shown(one))
+
+
+def _since(values: Sequence[LayerValue], step: int) -> float:
+    """The onset of a rise of the loss; else this step."""
+    return next((row.mean for row in values if row.metric == "loss_since"), float(step))
 
 
 def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
@@ -701,10 +730,6 @@ def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
         if one.kind != "harmless" and not is_shown(one):
             words = one.sentence if one.kind == "note" else f"Possible: {one.sentence}"
             yield Alarm(FAULTS, "noted", step, None, None, words, {}, "structure")
-
-
-def _no_cause(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
-    return Cause("unknown", "")
 
 
 def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
@@ -719,12 +744,6 @@ def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
         found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
         found[scalar_name(metric, stack, "most")] = max(means)
     return found
-
-
-def _last_of(values: Sequence[LayerValue], metric: str) -> float:
-    """The metric after the last block, the smallest of several stacks; NaN if it was not read."""
-    last = {row.stack: row.mean for row in values if row.metric == metric and row.layer is not None}
-    return min((value for value in last.values() if math.isfinite(value)), default=math.nan)
 
 
 def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:

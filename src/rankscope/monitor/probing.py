@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.causes import Finding, examine, find
 from rankscope.errors import InputError, RankscopeError, SiteError
+from rankscope.examination import Finding, examine, find
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
 from rankscope.models.loading import load
@@ -23,13 +23,12 @@ from rankscope.models.model import Model
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import needs_all_ranks
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, examining, full_precision
 from rankscope.monitor.motion import WeightMotion
 from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
 from rankscope.monitor.readings import LayerValue, fact
-from rankscope.monitor.replay import Departure, Replay
+from rankscope.monitor.same_code import SameCode
 from rankscope.monitor.schedules import Linear
 from rankscope.monitor.underflow import lost_to_underflow
 from rankscope.runs.rows import STATUS_CODE, STATUSES, Piece, RowWriter
@@ -37,9 +36,6 @@ from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import view_of
-from rankscope.surgery import BranchGains
-from rankscope.surgery.graft import Spot
-from rankscope.surgery.operating import grafting
 from rankscope.surgery.session import is_operating
 from rankscope.verbs.between_inputs import SITE, Pooling
 from rankscope.verbs.doctor.reaching import batch_for
@@ -280,6 +276,7 @@ class Prober:
         is_renewed: whether the last look found the model on another path than before.
         unread: why a model that was read before cannot be any more; empty while it can.
         why_not_read: why it could not be read when it was examined; None if it could.
+        code: compares the operations of the probe's pass.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
@@ -291,7 +288,7 @@ class Prober:
         self._renewals, self.unread = 0, ""
         self.why_not_read: str | None = None
         self._watched, self._probe = watched, probe
-        self._motion, self._replay = WeightMotion(), Replay()
+        self._motion, self.code = WeightMotion(), SameCode()
         self._gradient = math.nan
         self.before_update: tuple[str, str] | None = None
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
@@ -401,16 +398,14 @@ class Prober:
                     part.run(self.model)
         return self.battery.values()
 
-    def look_at_weights(
-        self, step: int, rate: float = math.nan, optimizers: Sequence[Optimizer] = ()
-    ) -> tuple[LayerValue, ...]:
-        """Current norms of the weights, and how far they moved since the last look, at this learning rate."""
+    def look_at_weights(self, step: int, optimizers: Sequence[Optimizer] = ()) -> tuple[LayerValue, ...]:
+        """Current norms of the weights, and how far they moved since the last look."""
         view, _, _ = self.set_up()
         norms, gradient = parameter_norms(view, "weight"), self._gradient
         self._gradient = math.nan
         self.all_weights_bad = len(norms.bad) == norms.number > 0
         self.not_finite["weights"] = self._bad_weights(norms)
-        moved = self._motion.take(view, step, rate=rate, gradient=gradient, optimizers=optimizers)
+        moved = self._motion.take(view, step, gradient=gradient, optimizers=optimizers, used=self.code.used)
         return (*_rows(norms, "weights"), *moved)
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
@@ -453,44 +448,7 @@ class Prober:
                 part.run(self.model)
         return found[0] if found else None
 
-    def structure(self) -> Structure:
-        """Run the first part of the probe and see how the model is put together."""
-        view, prepared, _ = self.set_up()
-        with beside_training(self.model):
-            return read_structure(view, prepared[0])
-
-    def departure(self, step: int) -> Departure | None:
-        """Where the model no longer computes what it did with the same weights; None where ranks share them."""
-        view, prepared, _ = self.set_up()
-        return None if self.needs_all_ranks else self._replay.take(view, prepared[0], step)
-
-    def depth(self, stack: str | None) -> int:
-        """Number of blocks of a stack."""
-        view, _, _ = self.set_up()
-        return next(one.depth for one in view.stacks if one.name == stack)
-
-    def without(self, stack: str | None, component: str, first: int, last: int) -> tuple[LayerValue, ...]:
-        """The metrics on the first part of the probe with one kind of branch switched off in some blocks.
-
-        Raises:
-            UnsupportedOperationError: the model has no such branch that could be switched off.
-        """
-        view, _, _ = self.set_up()
-
-        def amount(at: Spot) -> float:
-            return 0.0 if at.stack == stack and first <= at.layer <= last else 1.0
-
-        chosen = {name: amount if name == component else 1.0 for name in ("attention", "mlp")}
-        graft = BranchGains(view, chosen["attention"], chosen["mlp"])
-        return self._look_while(grafting(self.model, graft, view=view))
-
-    def _look_while(self, changed: AbstractContextManager[Any]) -> tuple[LayerValue, ...]:
-        """The metrics on the first part of the probe while the model is changed."""
-        view, prepared, _ = self.set_up()
-        try:
-            with beside_training(self.model), changed, self.battery.reading(view, prepared[0]):
-                prepared[0].run(self.model)
-        except BaseException:
-            self.battery.values()  # discard what was read before the change was refused
-            raise
-        return self.battery.values()
+    def compared(self, step: int) -> str:
+        """How the operations of the probe's pass differ from those of the look before; empty if they do not."""
+        _, prepared, _ = self.set_up()
+        return self.code.take(self.model, prepared[0], step)

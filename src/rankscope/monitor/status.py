@@ -43,17 +43,13 @@ _NO_CRITERION = (
 )
 _OF_ALARMS = {
     "gradient_underflow": "no matrix has a gradient",
-    "settings_contradiction": "no optimizer is known: set gauge.optimizers, or use watch",
     "answers_alike": _NO_CRITERION,
     "gradient_carried": "several processes add to the gradients",
     "qk_to_v_gradient": "no block has query, key and value weights that are known by name and have gradients",
-    "weight_motion": "the weights are sharded over processes",
     "still_steps": "the weights are sharded over processes",
-    "weights_written": "there is no optimizer, or the weights are sharded over processes",
     _BETWEEN_INPUTS: f"the probe needs at least {LEAST_INPUTS} different inputs, with finite values",
     "batch_copies": "the batch has no tensor of tokens or features",
     "batch_padding": "the batch has no tensor of tokens and no labels",
-    "batch_surprise": "the batch has no tensor of tokens or features",
 }
 _UNDEFINED = "it is undefined in every block; a probe with a single token per sequence has this effect"
 _NO_GRADIENTS = "no gradients were read: call gauge.after_backward(step) between backward() and zero_grad()"
@@ -256,14 +252,11 @@ class StatusWatch:
         if self._unmet is not None:
             return
         why = reasons_why_not(self._request.metrics, values, view, notes)
-        read = {row.metric for row in values if row.metric not in why} | {
-            "structure_changes",
-            "shown_faults",
-        }
+        read = {row.metric for row in values if row.metric not in why} | {"shown_faults"}
         if not any(map(is_distributed, view.model.parameters())):
-            read |= {"weight_motion", "still_steps", "weights_written"}  # from the second reading on
+            read.add("still_steps")  # from the second reading on
         if "loss_not_finite" in read:
-            read.add("loss_now")  # after enough steps
+            read.add("loss_risen")  # after enough steps
         if "gradients_not_finite" in read and self._ranks.world == 1:
             read.add("gradient_carried")  # after the next step
         if not self._ranks.is_first:

@@ -1,29 +1,12 @@
-"""What an optimizer is about to do with the weights: which ones it holds, and whether its epsilon decides its steps."""
+"""The optimizers of a run: the torch optimizer under wrappers, its settings, and the parameters that it holds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from rankscope.linalg.to_host import to_host
-from rankscope.models.wrapping import is_distributed
-
-ROUNDED = 4.0
-"""Times the largest ratio that a mean of gradients and the root of one of their squares can have; room for rounding."""
-DECAYED = 0.7
-"""Cosine between the mean of gradients of a matrix and its weights, from which on steps shrink it and little else."""
-REVERSED = 8.0
-"""Times as many steps over which gradients are averaged, as those over which their squares are. Equal numbers of steps
-are usual, and twice as many occur; the usual settings in the wrong order give 10 to 100."""
-_SAMPLED = 256
-_MOST = 16
-"""Parameters of an optimizer whose second moments are sampled."""
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 
 def with_hooks(optimizer: object) -> Optimizer | None:
@@ -34,74 +17,15 @@ def with_hooks(optimizer: object) -> Optimizer | None:
     return inner if isinstance(inner, Optimizer) and hasattr(inner, "_optimizer_step_pre_hooks") else None
 
 
-def settings_of(optimizers: Sequence[Optimizer]) -> dict[str, float]:
-    """The numbers of the first group of the first optimizer, besides learning rates."""
-    groups = [group for one in optimizers[:1] for group in one.param_groups[:1]]
+def settings_of(group: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a group of an optimizer, by name; betas are ``betas[0]`` and ``betas[1]``."""
     found: dict[str, float] = {}
-    for name in ("weight_decay", "eps", "momentum", "dampening", "alpha", "betas", "maximize", "amsgrad"):
-        for group in groups:
-            values = group.get(name, ())
-            for number, value in enumerate(values if isinstance(values, tuple) else (values,)):
-                if isinstance(value, (int, float)):
-                    found[f"{name}[{number}]" if isinstance(values, tuple) else name] = float(value)
+    for name in ("lr", "weight_decay", "eps", "momentum", "dampening", "alpha", "betas", "maximize", "amsgrad"):
+        value = group.get(name)
+        for number, one in enumerate(value if isinstance(value, tuple) else (value,)):
+            if one is not None and hasattr(one, "__float__"):
+                found[f"{name}[{number}]" if isinstance(value, tuple) else name] = float(one)
     return found
-
-
-def contradiction(optimizers: Sequence[Optimizer]) -> tuple[float, str]:
-    """How far beyond what is usual the worst group of settings is, 1 at the limit, and that in words if it is beyond.
-
-    Decided by what the state holds: a mean of gradients and one of their squares, each with its beta, or a momentum. A
-    mean of gradients that no gradients can have, given that of their squares, is impossible (the squares were rounded
-    to zero, or are another parameter's); one along the weights, a decay that was added to the gradients.
-    """
-    found = [(0.0, "")]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            states = [optimizer.state.get(parameter, {}) for parameter in group["params"]]
-            state: Mapping[str, Any] = next(filter(None, states), {})
-            betas, momentum = group.get("betas", ()), group.get("momentum", 0.0)
-            if {"exp_avg", "exp_avg_sq"} <= state.keys() and len(betas) == 2 and max(betas) < 1.0:
-                first, second = (1.0 / (1.0 - float(beta)) for beta in betas)
-                words = f"averages gradients over {first:,.0f} steps and their squares over {second:,.0f}"
-                settings = f"(betas {float(betas[0]):.4g} and {float(betas[1]):.4g})"
-                found.append((first / second / REVERSED, f"{words}; the usual order is the other way round {settings}"))
-                found += _of_means(optimizer, group)
-            if state.get("momentum_buffer") is not None and isinstance(momentum, (int, float)) and momentum >= 1.0:
-                words = f"keeps {momentum:.4g} of its velocity at each step, so that no gradient is ever forgotten"
-                found.append((2.0 * momentum, f"{words} (momentum)"))
-    beyond, words = max(found)
-    return beyond, words if beyond >= 1.0 else ""
-
-
-def _of_means(optimizer: Optimizer, group: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
-    """The same for what the means of a group hold: the median of some matrices, by a sample of each."""
-    held: list[tuple[Tensor, Any, Any]] = []
-    for one in group["params"]:
-        state: Mapping[str, Any] = optimizer.state.get(one, {})
-        parts = (one.detach(), state.get("exp_avg"), state.get("exp_avg_sq"))
-        plain = all(type(part) is Tensor and part.is_floating_point() and part.shape == one.shape for part in parts)
-        if one.ndim > 1 and one.numel() >= _SAMPLED and plain:
-            held.append(parts)
-    held = held[:: max(1, len(held) // _MOST)]
-    if not held:
-        return
-    samples = [sample.double() for sample in to_host([_sample(part) for parts in held for part in parts])]
-    first, second = (float(beta) for beta in group["betas"])
-    if first**2 < second:
-        # of sums over any gradients, by Cauchy and Schwarz
-        most = (1.0 - first) / math.sqrt((1.0 - second) * (1.0 - first**2 / second))
-        roots = [squares.sqrt() + float(group.get("eps", 0.0)) for squares in samples[2::3]]
-        means = zip(samples[1::3], roots, strict=True)
-        largest = max(float((mean.abs() / root).nan_to_num(0.0, 0.0).max()) for mean, root in means)
-        words = f"holds a mean of gradients that is {largest:.3g} times the root of the mean of their squares"
-        words = f"{words}, and no gradients give more than {most:.2g}"
-        yield largest / most / ROUNDED, words
-    along = median(
-        float(torch.nn.functional.cosine_similarity(weight, mean, dim=0))
-        for weight, mean in zip(samples[::3], samples[1::3], strict=True)
-    )
-    words = f"takes steps along the weights themselves (cosine {along:.2g})"
-    yield along / DECAYED, f"{words}: a decay that is added to gradients outweighs them (weight_decay)"
 
 
 def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]:
@@ -111,36 +35,43 @@ def held_by(model: nn.Module, optimizers: Sequence[Optimizer]) -> frozenset[str]
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in held)
 
 
-def epsilon_ratio(optimizers: Sequence[Optimizer]) -> float:
-    """Epsilon over the root of the second moment that it is added to, the median over matrices; NaN if there is none.
+def predicted(
+    optimizer: Optimizer, group: dict[str, Any], weight: Tensor, gradient: Tensor, state: dict[str, Any]
+) -> Tensor | None:
+    """The weight after a step of ``SGD``, ``Adam`` or ``AdamW``, by their formulas; None for any other optimizer.
 
-    Far above 1, steps are no longer of the size of the learning rate. **Estimate** from a sample of the entries whose
-    second moment is not zero. Adam and its kin, RMSprop and Adagrad have one.
+    Args:
+        optimizer: that makes the step.
+        group: its settings.
+        weight: entries of a parameter, before the step.
+        gradient: the same entries of its gradient.
+        state: the same entries of what the optimizer held, before the step; empty before the first one.
+
+    Example:
+        >>> weight = torch.ones(2, dtype=torch.float64).requires_grad_()
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+        >>> predicted(optimizer, optimizer.param_groups[0], weight.detach(), 2.0 * torch.ones_like(weight), {}).tolist()
+        [0.8, 0.8]
     """
-    moments = [one for optimizer in optimizers for one in _moments(optimizer)]
-    places = [round(number * (len(moments) - 1) / max(1, _MOST - 1)) for number in range(_MOST)] if moments else []
-    chosen = [moments[place] for place in dict.fromkeys(places)]
-    found = []
-    for (_, epsilon, correction), sample in zip(chosen, to_host([_sample(one) for one, _, _ in chosen]), strict=True):
-        known = sample[sample > 0].double()
-        if len(known):
-            found.append(epsilon / math.sqrt(float(known.median()) / correction))
-    return median(found) if found else math.nan
-
-
-def _moments(optimizer: Optimizer) -> Iterator[tuple[Tensor, float, float]]:
-    """Second moment, epsilon and the factor by which the moment is biased, of every matrix."""
-    for group in optimizer.param_groups:
-        epsilon: Any = group.get("eps")
-        for parameter in group["params"] if isinstance(epsilon, float) else ():
-            state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-            known = [state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state]
-            if parameter.ndim > 1 and known and isinstance(known[0], Tensor) and not is_distributed(known[0]):
-                biased = 1.0 - group["betas"][1] ** float(state["step"]) if "exp_avg_sq" in state else 1.0
-                if known[0].shape == parameter.shape and biased > 0.0:
-                    yield known[0], float(epsilon), biased
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().flatten()
-    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()
+    # A loss scale that a fused step takes out is not in the gradient.
+    if type(optimizer) not in (SGD, Adam, AdamW) or group.get("fused") or group.get("amsgrad"):
+        return None
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    gradient = -gradient if group.get("maximize") else gradient
+    if isinstance(optimizer, SGD):
+        gradient, momentum = gradient + decay * weight, float(group["momentum"])
+        if momentum:
+            held = state.get("momentum_buffer")
+            held = gradient if held is None else momentum * held + (1.0 - float(group["dampening"])) * gradient
+            gradient = gradient + momentum * held if group["nesterov"] else held
+        return weight - rate * gradient
+    if type(optimizer) is AdamW or group.get("decoupled_weight_decay"):
+        weight = weight * (1.0 - rate * decay)
+    else:
+        gradient = gradient + decay * weight
+    (first, second), count = map(float, group["betas"]), float(state.get("step", 0.0)) + 1.0
+    mean = first * state.get("exp_avg", 0.0) + (1.0 - first) * gradient
+    square = second * state.get("exp_avg_sq", 0.0) + (1.0 - second) * gradient.square()
+    root = (square / (1.0 - second**count)).sqrt() + float(group["eps"])
+    after: Tensor = weight - rate / (1.0 - first**count) * mean / root
+    return after

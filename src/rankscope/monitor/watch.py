@@ -24,13 +24,14 @@ from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.answers import Answers, Samples, cross_entropy, labels_of
 from rankscope.monitor.gauge import Gauge
+from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.probing import MetricsLike, Objective
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.status import ReadingRequest
 from rankscope.monitor.steps import with_hooks
 from rankscope.monitor.watched import PROBE, FirstBatch, Watched
-from rankscope.monitor.writes import Writes
+from rankscope.monitor.why import Why
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -76,9 +77,10 @@ class Watch(Watched):
         self._objective: Objective | None = None
         self._handles: list[Any] = [module.register_forward_hook(self._loss_of)]
         self._hear_backward()
-        self._writes, self._answers = Writes(self._optimizers), Answers()
+        self._answers = Answers()
         for one in self._optimizers:
             self._handles += [one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after)]
+        self._ledger = Ledger(self._optimizers)  # its hooks come after those that know the model
 
     # What the loop calls
 
@@ -114,6 +116,22 @@ class Watch(Watched):
         if self.gauge is not None:
             self.gauge.silence(*names)
 
+    @contextmanager
+    def planned(self, words: str) -> Iterator[None]:
+        """Declare what is written, set or switched inside: ``with watch.planned("merge adapters"): ...``."""
+        if self.gauge is None:
+            yield
+        else:
+            with self.gauge.planned(words):
+                yield
+
+    def why(self) -> Why:
+        """Why the run went bad: what is shown, recorded and seen, in order; with what ``doctor`` finds now."""
+        if self.gauge is None:
+            return Why(None, None, (), 0)
+        with self._not_of_the_training():
+            return self.gauge.why()
+
     def close(self) -> None:
         """Take a reading that is pending, remove all hooks, and close record and sinks; may be called again."""
         self._guarded(self._read_pending)
@@ -124,9 +142,12 @@ class Watch(Watched):
             undo()
         self._undo = []
         self._batches.close()
-        self._writes.close()
+        self._ledger.close()
         if self.gauge is not None:
             self.gauge.close()
+
+    def __deepcopy__(self, memo: Any) -> Watch:
+        return self  # a copy of a watched model, such as a teacher, is not watched
 
     def __enter__(self) -> Watch:
         return self
@@ -162,7 +183,7 @@ class Watch(Watched):
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
             return
-        if self._batches.is_paused:
+        if self._batches.is_paused or module is not self._module:
             return
         if self.gauge is None and self._objective is None and isinstance(output, Tensor) and output.ndim > 1:
             self._output = output.detach()[:PROBE]
@@ -187,6 +208,7 @@ class Watch(Watched):
         if isinstance(loss, Tensor):
             self._guarded(lambda: self._answers.keep(loss))
             self._guarded(lambda: self._learn_objective(loss))
+            self._guarded(lambda: self._hear_objective(loss))
 
     def _learn_objective(self, loss: Tensor) -> None:
         """The labels of the first batch, if its loss is the cross-entropy of what the model returned."""
@@ -194,6 +216,10 @@ class Watch(Watched):
         if output is not None:
             labels = labels_of(loss, output)
             self._objective = None if labels is None else (cross_entropy, labels)
+
+    def _hear_objective(self, loss: Tensor) -> None:
+        if self.gauge is not None:
+            self.gauge.hear_objective(loss)
 
     def _reach(self, gradient: Tensor) -> None:
         self._reached = True
@@ -210,14 +236,14 @@ class Watch(Watched):
             watch = me()
             one = tensors[0] if isinstance(tensors, tuple | list) and len(tensors) == 1 else tensors
             is_loss = isinstance(one, Tensor) and one.numel() == 1 and not torch.compiler.is_compiling()
-            is_heard = watch is not None and watch._handles and not (watch._told or watch._returns)
-            if watch is None or not is_heard or watch._batches.is_paused or not is_loss:
+            if watch is None or not is_loss or not watch._needs_loss:
                 plain(tensors, *args, **kwargs)
                 return
             loss = _unscaled(one)  # before backward frees what the graph saved
             samples: Samples = {}
             watch._guarded(lambda: samples.update(watch._answers.sample(one)))
             watch._guarded(lambda: watch._learn_objective(one))
+            watch._guarded(lambda: watch._hear_objective(one))
             watch._reached = False
             plain(tensors, *args, **kwargs)
             if watch._reached:
@@ -232,7 +258,15 @@ class Watch(Watched):
 
         self._undo.append(undo)
 
+    @property
+    def _needs_loss(self) -> bool:
+        """Whether a loss is only known from ``backward``."""
+        return bool(self._handles) and not (self._told or self._returns or self._batches.is_paused)
+
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        is_first = self.gauge is None and self._probe is None and self._batches.parts == 0
+        if is_first and any(map(callable, (*args[1:], *kwargs.values()))):
+            return  # a closure calls the model inside the step
         self._guarded(lambda: self._begin(optimizer))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -313,7 +347,7 @@ class Watch(Watched):
             self.gauge.answers = self._answers
             # The labels are those of the first batch: the probe has to be of that batch as well.
             self.gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
-            self.gauge.writes = self._writes  # its hooks are there already: none can be added inside another one
+            self.gauge.ledger = self._ledger  # its hooks are there already: none can be added inside another one
             self.gauge.optimizers = self._optimizers
             self.gauge.silence(*self._silenced)
         return self.gauge

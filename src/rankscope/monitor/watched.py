@@ -49,7 +49,7 @@ class FirstBatch:
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_paused:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_paused or module is not self.module:
             return
         if not module.training:
             self.saw_eval = True
@@ -63,6 +63,9 @@ class FirstBatch:
             self._gather(named)
         if self._heard is not None:
             self._heard(named)
+
+    def __deepcopy__(self, memo: Any) -> FirstBatch:
+        return self  # a copy of a watched model, such as a teacher, is not watched
 
     def _look_inside(self, model: nn.Module) -> None:
         """Follow the part that this very forward will call with tensors."""

@@ -245,17 +245,15 @@ def _sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return query >= 0
 
 
-def is_attention_shaped(scores: object, batch: int, tokens: int, inside_attention: bool) -> bool:
-    """Whether a softmax over these scores is attention, judged by their shape.
+def is_attention_shaped(scores: object, batch: int, tokens: int) -> bool:
+    """Whether a softmax over these scores can be attention, judged by their shape.
 
-    The shape must be ``batch heads query key`` with one row per token. Three axes (``batch*heads query key``) count
-    only inside a module named like attention, because a router's softmax has three as well.
+    The shape must be ``batch heads query key`` or ``batch*heads query key``, with one row per token. A router's softmax
+    may have three axes as well: what its scores are made of decides.
     """
     if not isinstance(scores, Tensor) or scores.dim() not in (3, 4) or scores.shape[-2] != tokens:
         return False
-    if scores.dim() == 3:
-        return inside_attention and scores.shape[0] % batch == 0
-    return scores.shape[0] == batch
+    return scores.shape[0] == batch if scores.dim() == 4 else scores.shape[0] % batch == 0
 
 
 def is_over_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

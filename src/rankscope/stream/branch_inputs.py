@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from rankscope.stream.dispatch import KernelMode
+from rankscope.pass_graph.kernel_mode import KernelMode
 from rankscope.stream.frames import tensors_in
 
 _PRODUCTS = frozenset(

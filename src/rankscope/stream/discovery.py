@@ -278,14 +278,14 @@ def _stacks(
 
     With ``long_skips``, the model runs once more with its blocks known.
     """
-    records, tape = probe(model, run, batch, stream, sums, roles=True, settled=settled, begun=begun)
+    records, graph = probe(model, run, batch, stream, sums, roles=True, settled=settled, begun=begun)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
     for record in chosen:
         stacks.setdefault(_pattern(record), []).append(record)
     names = _stack_names(list(stacks))
     found = [_stack(names[key], calls, batch, stream) for key, calls in stacks.items()]
-    # The tape knows module calls by their number in the pass; the replay needs to know which of them are blocks.
+    # The graph knows module calls by their number in the pass; the replay needs to know which of them are blocks.
     numbers = {id(record): number for number, record in enumerate(records)}
     calls = {
         numbers[id(record)]: _known(position, call, record)
@@ -298,23 +298,23 @@ def _stacks(
         for position in range(len(found) if long_skips else 0)
     }
     if searches:
-        _, tape = probe(model, run, batch, stream, sums, searches)
+        _, graph = probe(model, run, batch, stream, sums, searches)
     for key, search in searches.items():
         calls[key] = KnownCall(-1 - key, key, key, tuple((last, True) for _, last, _ in search.found))
-    seen = carries_of(tape, calls, len(found))
-    long = [long_skips_of(tape, -1 - position, search.found) for position, search in enumerate(searches.values())]
+    seen = carries_of(graph, calls, len(found))
+    long = [long_skips_of(graph, -1 - position, search.found) for position, search in enumerate(searches.values())]
     complete = tuple(
         replace(
             stack,
             sums=sums,
             carries=(*(long[position] if searches else ()), *seen.carries[position]),
             own_norms=tuple(seen.norms[position]),
-            operators=tuple(tape.operators),
+            operators=tuple(graph.operators),
         )
         for position, stack in enumerate(found)
     )
     is_lost = any(search.is_lost for search in searches.values()) or any(record.is_lost for record in chosen)
-    return _Found(complete, records, seen.all_true and not is_lost, not tape.functions.isdisjoint(JOINS))
+    return _Found(complete, records, seen.all_true and not is_lost, not graph.functions.isdisjoint(JOINS))
 
 
 def _known(stack: int, call: BlockCall, record: CallRecord) -> KnownCall:
@@ -404,7 +404,7 @@ def _stack(name: str | None, records: list[CallRecord], batch: int, stream: Stre
     for record in records:
         blocks = _cut_into_blocks(record)
         final_norm_inside = len(blocks) > 1 and record.ends_with_norm
-        calls.append(BlockCall(record.name, layer, blocks, final_norm_inside))
+        calls.append(BlockCall(record.name, layer, blocks, final_norm_inside, tuple(record.softmaxes)))
         layer += len(blocks)
     layout = (stream or Stream()).with_axes(_layout(records[0], batch))
     is_declared = stream is not None and stream.axes is not None

@@ -13,13 +13,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rankscope.errors import InputError, LayoutError, SiteError
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.models.wrapping import without_fastpath
+from rankscope.models.wrapping import is_distributed, without_fastpath
 from rankscope.stream.observation import (
     BlockWatch,
     Ends,
@@ -209,6 +210,12 @@ def _settled(stack: Stack, facts: _Facts, seen: SeenStack) -> Stack:
         raise _refusal(stack, facts, against)
     for call in seen.calls:
         for tensor in (call.entry, call.left):
+            is_wrapper: bool = is_traceable_wrapper_subclass(tensor)
+            if is_wrapper and not is_distributed(tensor):
+                raise LayoutError(
+                    f"{call.name} takes or returns a {type(tensor).__name__}, a tensor of a class of its own, whose "
+                    "entries only its own functions know. Give the model plain tensors, or weights that make them."
+                )
             if tensor is not None and _batch_of(stack.stream, tensor.shape, facts.rows) != facts.rows:
                 raise LayoutError(
                     f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and returns one of shape "

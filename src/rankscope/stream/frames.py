@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from rankscope.errors import SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import Sums
+from rankscope.pass_graph.identity import ByTensor
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     ADDED_PRODUCTS,
@@ -39,8 +40,6 @@ from rankscope.stream.operators import (
     SLICE,
     SUMS,
 )
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class SkipSum:
         stream, branch = self.own.value(), self.other.value()
         return stream, branch if branch.shape == stream.shape else branch.expand(stream.shape)
 
-    def of(self, stream: Tensor | None, branch: Tensor | None) -> Tensor:
-        """The same call with another stream and branch, at most one of them left out.
+    def of(self, stream: Tensor | None, branch: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The same call with another stream and branch, at most one of them left out; ``dtype`` is that of the sum.
 
         What is left out is not multiplied by zero, which would turn an infinite entry into NaN. The result is a new
         tensor, because the model may write to it in place.
@@ -92,47 +91,8 @@ class SkipSum:
         if stream is None or branch is None:
             present = stream if stream is not None else branch
             assert present is not None
-            return present.clone()
+            return present.to(dtype, copy=True)  # under autocast, a branch has less precision than the stream
         return stream + branch
-
-
-class ByTensor(Generic[Value]):
-    """One value for each of some tensor objects, as long as they live; no tensor is kept alive.
-
-    Python gives the id of an object that is gone to a later one, so an entry counts only if its weak reference still
-    leads to the tensor that is asked for.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
-
-    def __setitem__(self, tensor: Tensor, value: Value) -> None:
-        self._held[id(tensor)] = (weakref.ref(tensor), value)
-
-    def __contains__(self, candidate: object) -> bool:
-        entry = self._held.get(id(candidate))
-        return entry is not None and entry[0]() is candidate
-
-    def get(self, candidate: object) -> Value | None:
-        """The value of this exact object; None if it has none."""
-        entry = self._held.get(id(candidate))
-        return entry[1] if entry is not None and entry[0]() is candidate else None
-
-    def drop(self, tensor: Tensor) -> None:
-        """Forget the value of a tensor, if it has one."""
-        self._held.pop(id(tensor), None)
-
-    def clear(self) -> None:
-        """Forget all values."""
-        self._held.clear()
-
-    def change(self, new: Callable[[Value], Value]) -> None:
-        """Replace every value by a new one."""
-        self._held = {key: (reference, new(value)) for key, (reference, value) in self._held.items()}
-
-    def drop_where(self, unwanted: Callable[[Value], bool]) -> None:
-        """Forget some of the values."""
-        self._held = {key: entry for key, entry in self._held.items() if not unwanted(entry[1])}
 
 
 class StreamFrame:

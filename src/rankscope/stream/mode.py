@@ -78,6 +78,7 @@ class ActiveBlock(StreamFrame):
         self._attention = [(i, kind) for i, plan in enumerate(blocks) for kind in plan.attention]
         self._adds_seen = 0
         self._attention_seen = 0
+        self._softmaxes_seen = 0
         self._sequences = sequences_in_pass()
         self._check_batch()
 
@@ -113,17 +114,6 @@ class ActiveBlock(StreamFrame):
         return all(block != self.block for block, _ in self._adds[self._adds_seen :])
 
     @property
-    def adds_seen(self) -> int:
-        """Number of adds that have happened or are happening in this call."""
-        return self._adds_seen
-
-    @property
-    def cuts_to_come(self) -> bool:
-        """Whether a skip that surgery can remove is still to come in this call."""
-        left = zip(self._adds[self._adds_seen :], self._joins[self._adds_seen :], strict=True)
-        return any(label is not None and not joins for (_, label), joins in left)
-
-    @property
     def is_at_final_norm(self) -> bool:
         """Whether a norm that runs now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)
@@ -145,6 +135,16 @@ class ActiveBlock(StreamFrame):
         self._attention_seen += 1
         block, kind = self._attention[self._attention_seen - 1]
         return SiteRef(self.stack.name, self.call.first_layer + block, f"{kind}.probs")
+
+    def is_attention(self, scores: Tensor) -> bool:
+        """Whether the softmax over the last axis of these scores, which is happening, is attention.
+
+        One more than the probe saw counts if it looks like attention, and is then refused.
+        """
+        known, number = self.call.softmaxes, self._softmaxes_seen
+        self._softmaxes_seen += 1
+        is_meant = known[number] if number < len(known) else scores.dim() == 4
+        return is_meant and is_attention_shaped(scores, *self.batch_and_tokens())
 
     def check_complete(self, *, attention: bool) -> None:
         """Raise unless everything the probe saw has happened."""
@@ -430,11 +430,10 @@ class StreamMode(TorchFunctionMode):
             return self.on_flex(call.next_attention(), args, kwargs, func)
         if not call.has_attention:
             return func(*args, **kwargs)
-        batch, tokens = call.batch_and_tokens()
-        # Softmax is also used for gates and routers: only a softmax over keys, of the shape of attention, counts.
-        inside = self._attention_depth > 0
-        if not is_over_keys(args, kwargs) or not is_attention_shaped(args[0], batch, tokens, inside):
+        # Softmax is also used for gates and routers.
+        if not is_over_keys(args, kwargs) or not call.is_attention(args[0]):
             return func(*args, **kwargs)
+        batch = call.batch_and_tokens()[0]
         scores = args[0] if args[0].dim() == 4 else args[0].reshape(batch, -1, *args[0].shape[-2:])
         options = {name: value for name, value in kwargs.items() if name != "dim"} | {"dim": -1}
         out = self.on_softmax(call.next_attention(), (scores, *args[2:]), options, func)

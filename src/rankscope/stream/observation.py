@@ -27,7 +27,8 @@ from rankscope.models.loading.devices import seed_generators
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks
-from rankscope.stream.frames import ByTensor, by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
+from rankscope.pass_graph.identity import ByTensor
+from rankscope.stream.frames import by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, QUERIES, SDPA, SOFTMAXES, is_flex
 
 T = Tensor

@@ -7,7 +7,6 @@ frames that are blocks.
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -29,17 +28,18 @@ from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums
 from rankscope.models.wrapping import hidden
+from rankscope.pass_graph.identity import ByTensor
+from rankscope.pass_graph.ir import Graph
+from rankscope.pass_graph.record import GraphRecorder
 from rankscope.stream.attention_calls import (
     AttentionCall,
-    from_sdpa,
     inside_multi_head,
     is_attention_shaped,
     is_over_keys,
+    sdpa_arguments,
 )
 from rankscope.stream.carries import KnownCall
-from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import (
-    ByTensor,
     SkipSum,
     StreamFrame,
     first_tensor,
@@ -62,7 +62,6 @@ from rankscope.stream.operators import (
     SHAPED_LIKE,
     SOFTMAXES,
     SUMS,
-    is_attention,
     is_flex,
     is_norm,
     modes_asleep,
@@ -71,7 +70,6 @@ from rankscope.stream.operators import (
 from rankscope.stream.roles import PASSES, TokenTrial, responses, silent_in
 from rankscope.stream.states import LongSum, States
 
-CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
 _MATRIX_PRODUCTS = (
     PRODUCTS | PROJECTIONS | ADDED_MATRIX_PRODUCTS | {torch.mm, Tensor.mm, torch.tensordot, SDPA, MULTI_HEAD}
 )
@@ -81,8 +79,8 @@ class Ancestry(IntFlag):
     """Where the values of a tensor come from, relative to one frame.
 
     DERIVED: from the stream. ATTENTION, CROSS: through attention, cross-attention. OTHER: also through something else.
-    FRESH: from the stream since its last add. MAPPED: through a product with a matrix. NAMED: ATTENTION only because of
-    the name of a module. MIXED: through a sum inside, whose branch mixes tokens.
+    FRESH: from the stream since its last add. MAPPED: through a product with a matrix. SELF: through a product of two
+    tensors, both from the stream, since the last product. MIXED: through a sum inside, whose branch mixes tokens.
     """
 
     NONE = 0
@@ -92,7 +90,7 @@ class Ancestry(IntFlag):
     OTHER = 8
     FRESH = 16
     MAPPED = 32
-    NAMED = 64
+    SELF = 64
     MIXED = 128
 
 
@@ -107,6 +105,7 @@ class CallRecord:
         adds: one label for each add onto the call's own input, ``None`` if the branch does not come from it.
         joins: for each of these, whether its branch was computed before the previous add.
         attention: for each attention call, how many adds came before it, and its kind.
+        softmaxes: for each softmax over the last axis, whether it is one of these.
         norms_at: for each norm of the stream or of a branch, how many adds came before it.
         ends_with_norm: whether the call ends with a final norm, or something else, that the skips inside do not go
             through.
@@ -131,6 +130,7 @@ class CallRecord:
     adds: list[Label | None] = field(default_factory=list)
     joins: list[bool] = field(default_factory=list)
     attention: list[tuple[int, Literal["attention", "cross_attention"]]] = field(default_factory=list)
+    softmaxes: list[bool] = field(default_factory=list)
     final_norm: str | None = None
     fed_by: list[CallRecord] = field(default_factory=list)
     is_lost: bool = False
@@ -184,7 +184,7 @@ class _Part(NamedTuple):
 class ProbeFrame(StreamFrame):
     """A stream frame that also tracks where every other tensor of the call comes from."""
 
-    def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int, sums: Sums = "plain") -> None:
+    def __init__(self, entry: Tensor, record: CallRecord, sums: Sums = "plain") -> None:
         self._newest = ByTensor[None]()
         super().__init__(entry, sums)
         self.record = record
@@ -195,7 +195,6 @@ class ProbeFrame(StreamFrame):
         """Other operations that were given two derived tensors."""
         self.has_superseded = False
         self.joined: Tensor | None = None
-        self._attention_depth = attention_depth
         self._ancestries = ByTensor[Ancestry]()
         self._through = ByTensor[int]()
         """The adds of this frame through which a tensor was computed, as bits."""
@@ -248,32 +247,25 @@ class ProbeFrame(StreamFrame):
         """Set the ancestry of a tensor."""
         self._ancestries[tensor] = ancestry
 
-    def mark_attention(self, tensor: Tensor, crosses: bool, *, by_name: bool = False) -> None:
-        """Mark a tensor as the output of attention, or (``by_name``) of a module named like attention."""
-        if not self.is_stream(tensor):
-            own = self.ancestry(tensor)
-            cross = Ancestry.CROSS if crosses else Ancestry.NONE
-            named = Ancestry.NAMED if by_name and not own & Ancestry.ATTENTION else Ancestry.NONE
-            self.mark(tensor, own | Ancestry.DERIVED | Ancestry.ATTENTION | cross | named)
+    def see_attention(self, call: AttentionCall, outputs: Sequence[Tensor], *, counts: bool) -> None:
+        """Record attention. It is cross-attention if its queries come from the stream, and its keys do not.
 
-    def see_attention(
-        self, call: AttentionCall, outputs: Sequence[Tensor], crosses_by_name: bool, *, counts: bool
-    ) -> None:
-        """Record an attention call; it is cross-attention if its keys do not come from the stream.
-
-        ``counts`` is False for attention between tokens other than those of this frame's stream.
+        ``counts`` is False for attention whose probabilities are not shown, or between tokens other than those of this
+        frame's stream.
         """
-        foreign = (
-            call.query is not None
-            and call.key is not None
-            and bool(self.ancestry(call.query))
-            and not self.ancestry(call.key)
-        )
-        crosses = crosses_by_name or foreign
+        if call.scores is not None:
+            own = self.ancestry(call.scores)
+            crosses = bool(own & Ancestry.DERIVED) and not own & Ancestry.SELF
+        else:
+            assert call.query is not None
+            assert call.key is not None
+            crosses = bool(self.ancestry(call.query)) and not self.ancestry(call.key)
         if counts:
             self.record.attention.append((len(self.record.adds), "cross_attention" if crosses else "attention"))
+        marks = Ancestry.DERIVED | Ancestry.ATTENTION | (Ancestry.CROSS if crosses else Ancestry.NONE)
         for tensor in outputs:
-            self.mark_attention(tensor, crosses)
+            if not self.is_stream(tensor):
+                self.mark(tensor, self.ancestry(tensor) | marks)
 
     def see_add(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Record an add onto the stream, if this is one; returns the tensor that is the stream."""
@@ -343,11 +335,12 @@ class ProbeFrame(StreamFrame):
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
         return "mlp"  # unless the experiment shows that it mixes tokens
 
-    def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
+    def spread(
+        self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], factors: Sequence[Tensor]
+    ) -> None:
         """Pass ancestries on from the inputs of a call to its outputs.
 
-        ``depth`` is the number of active attention modules: outside of them, the sum of a tensor from attention and
-        one that is not from attention is the joint branch of a parallel block.
+        ``factors`` are the activations that are multiplied, if this is a product of matrices, and weights are not.
         """
         if func in CONSTANTS:
             return
@@ -364,8 +357,11 @@ class ProbeFrame(StreamFrame):
             self._through[tensor] = through
         if func in _MATRIX_PRODUCTS:
             union |= Ancestry.MAPPED
+        if len(factors) > 1:
+            both = all(self.ancestry(factor) for factor in factors)
+            union = union | Ancestry.SELF if both else union & ~Ancestry.SELF
         # A parallel block adds attention(x) + mlp(x) first and the sum to the stream afterwards.
-        if func in ADDS and depth <= self._attention_depth and len(ancestries) == 2:
+        if func in ADDS and len(ancestries) == 2:
             from_attention = sum(bool(ancestry & Ancestry.ATTENTION) for ancestry in ancestries)
             if from_attention == 1 and all(ancestry & Ancestry.DERIVED for ancestry in ancestries):
                 union |= Ancestry.OTHER
@@ -453,10 +449,10 @@ def probe(
     roles: bool = False,
     settled: Sequence[CallRecord] = (),
     begun: ReferencePass | None = None,
-) -> tuple[list[CallRecord], Tape]:
+) -> tuple[list[CallRecord], Graph]:
     """Run the model once through ``run``: a record of each module call, in order of entry, and all operations.
 
-    ``long_skips`` look for long skips in the same pass, by the number under which the tape records them. With
+    ``long_skips`` look for long skips in the same pass, by the number under which the graph has them. With
     ``roles``, it runs a few times more to see which branches mix tokens; otherwise only attention counts as mixing.
     ``settled`` are the calls of an earlier probe that recognised fewer forms of sums: if there are no more adds now,
     their labels hold. ``begun`` is the first pass, if it has run before.
@@ -464,17 +460,17 @@ def probe(
     if roles and some_mode_is_awake():
         # Under surgery the stream is not what the block made of its input, so roles are those of the model as written.
         mode = _Probe(batch, stream, sums, long_skips or {}, None)
-        _run_under(model, run, mode, mode.tape)
+        _run_under(model, run, mode, mode.recorder)
         with modes_asleep():
             written = probe(model, run, batch, stream, sums, roles=True)[0]
         _take_roles(mode.records, written)
-        return mode.records, mode.tape
+        return mode.records, mode.recorder.graph
     if begun is not None:
         mode, trial = begun.mode, begun.mode.trial
     else:
         trial = TokenTrial(batch, stream) if roles else None
         mode = _Probe(batch, stream, sums, long_skips or {}, trial)
-        _run_under(model, run, mode, mode.tape)
+        _run_under(model, run, mode, mode.recorder)
     if trial is not None and settled and _places(settled) == _places(mode.records):
         _take_roles(mode.records, settled)
     elif trial is not None:
@@ -487,7 +483,7 @@ def probe(
                 other = _Probe(batch, stream, sums, {}, trial)
                 _run_under(model, run, other)
                 _find_roles(mode.records, other, lambda again: _run_under(model, run, again), trial)
-    return mode.records, mode.tape
+    return mode.records, mode.recorder.graph
 
 
 def _places(records: Sequence[CallRecord]) -> list[tuple[str, int]]:
@@ -539,17 +535,24 @@ class ReferencePass:
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
         """Follow the pass of the model that runs inside this block."""
-        with _following(model, self.mode, self.mode.tape), self.watch.on(dict(model.named_modules())):
+        with _following(model, self.mode, self.mode.recorder), self.watch.on(dict(model.named_modules())):
             yield
 
 
-def _run_under(model: nn.Module, run: Callable[[], object], mode: _Probe, tape: Tape | None = None) -> None:
-    with _following(model, mode, tape):
+def record(model: nn.Module, run: Callable[[], object], batch: int, sums: Sums, recorder: GraphRecorder) -> None:
+    """Run the model once, and record its operations, its module calls, and the sums in them."""
+    _run_under(model, run, _Probe(batch, None, sums, {}, recorder=recorder), recorder)
+
+
+def _run_under(
+    model: nn.Module, run: Callable[[], object], mode: _Probe, recorder: GraphRecorder | None = None
+) -> None:
+    with _following(model, mode, recorder):
         run()
 
 
 @contextmanager
-def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[None]:
+def _following(model: nn.Module, mode: _Probe, recorder: GraphRecorder | None) -> Iterator[None]:
     # What a parametrization adds up is a weight, not a stream.
     lists = (module for module in model.modules() if isinstance(module, ParametrizationList))
     of_weights = {part for parametrizations in lists for part in parametrizations.modules()}
@@ -561,8 +564,8 @@ def _following(model: nn.Module, mode: _Probe, tape: Tape | None) -> Iterator[No
             stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
         stack.enter_context(torch.no_grad())
-        if tape is not None:
-            stack.enter_context(tape)
+        if recorder is not None:
+            stack.enter_context(recorder)
         stack.enter_context(mode)
         yield
 
@@ -580,14 +583,13 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
         if response is None:
             continue
         record.roles[number] = response
-        joined = [
-            {responses(trials, part.place): part for part in pair}
-            for pair in (parts[number] if number < len(parts) else [])
-        ]
-        pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
-        beside = {found["alone"].module for found in pairs if found["alone"].is_mapped}
-        if label == "both" and not beside and any(found.keys() == {"mixes"} for found in joined):
-            record.adds[number] = "attention"
+        joined = _compared(trials, parts[number : number + 1])
+        beside = _alone(joined)
+        if label == "both" and not beside:
+            # Of several parts that mix tokens: two branches of the block, or values that are convolved in a module.
+            seen = joined or _compared(trials, reference.parts_inside(record))
+            if not _alone(seen) and any(found.keys() == {"mixes"} for found in seen):
+                record.adds[number] = "attention"
         elif label == "mlp" and response == "mixes":
             record.adds[number] = "both" if beside else "mixer"
         elif label == "attention" and response == "alone":
@@ -599,6 +601,17 @@ def _settle(record: CallRecord, reference: _Probe, others: Sequence[_Probe]) -> 
             record.beside = alone[0]
 
 
+def _compared(trials: list[TokenTrial], parts: Iterable[list[tuple[_Part, _Part]]]) -> list[dict[Any, _Part]]:
+    """The summands of each sum, by how they responded."""
+    return [{responses(trials, part.place): part for part in pair} for pairs in parts for pair in pairs]
+
+
+def _alone(joined: Iterable[dict[Any, _Part]]) -> set[str | None]:
+    """The modules that act on tokens alone and whose results are added to what mixes them."""
+    pairs = [found for found in joined if found.keys() == {"mixes", "alone"}]
+    return {found["alone"].module for found in pairs if found["alone"].is_mapped}
+
+
 class _Probe(TorchFunctionMode):
     def __init__(
         self,
@@ -607,18 +620,21 @@ class _Probe(TorchFunctionMode):
         sums: Sums,
         long_skips: Mapping[int, LongSkips],
         trial: TokenTrial | None = None,
+        recorder: GraphRecorder | None = None,
     ) -> None:
         super().__init__()
         self.trial = trial
         self.known: dict[Hashable, list[Label | None]] = {}
         """The labels of each call in the reference pass, for the passes that are compared with it."""
+        self._idle: frozenset[Hashable] = frozenset()
+        """The calls that add nothing to their input there, and no two branches to each other."""
         self.mixed: set[tuple[Hashable, int]] = set()
         """Adds whose branch went through a sum inside that mixes tokens: module call and number."""
         self.parts: dict[Hashable, list[list[tuple[_Part, _Part]]]] = {}
         self._occurrences = Counter[str]()
         self._stream = stream
         self._long_skips = long_skips
-        self.tape = Tape()
+        self.recorder = GraphRecorder() if recorder is None else recorder
         self._sums = sums
         self.records: list[CallRecord] = []
         self.numbers: dict[int, int] = {}
@@ -627,7 +643,6 @@ class _Probe(TorchFunctionMode):
         self._open: list[ProbeFrame | Literal["adds nothing"] | None] = []
         """For each running module its frame; None if it takes no stream. In passes that are compared with the reference
         pass, calls that add nothing to their input have no frame."""
-        self._attention_modules: list[str] = []
         self._products = ByTensor[None]()
         self._returned = ByTensor[list[CallRecord]]()
         self._modules = ByTensor[str]()
@@ -641,8 +656,19 @@ class _Probe(TorchFunctionMode):
         """A mode for another pass with the same settings; the last one is given all ``earlier`` trials."""
         probe = _Probe(self._batch, self._stream, self._sums, {}, trial)
         probe.known = {(record.name, record.occurrence): record.adds for record in self.records}
+        idle = {key for key, adds in probe.known.items() if not any(adds) and not any(self.parts.get(key, ()))}
+        probe._idle = frozenset(idle)
         probe._earlier = earlier
         return probe
+
+    def parts_inside(self, record: CallRecord) -> list[list[tuple[_Part, _Part]]]:
+        """The sums of two branches in the modules that a call has called."""
+        inside = {id(record)}
+        for other in self.records:  # in order of entry
+            if id(other.parent) in inside:
+                inside.add(id(other))
+        calls = [other for other in self.records if id(other) in inside and other is not record]
+        return [pairs for other in calls for pairs in self.parts.get((other.name, other.occurrence), ())]
 
     def _is_skip(self, frame: ProbeFrame) -> bool:
         """Whether the add that was recorded last adds a branch to the stream, as far as is known."""
@@ -657,11 +683,8 @@ class _Probe(TorchFunctionMode):
         if func in QUERIES:
             return func(*args, **kwargs)
         if not self._frames and not self._long_skips:
-            before = self.tape.begin_function(func, ())
-            try:
+            with self.recorder.function(func):
                 return func(*args, **kwargs)
-            finally:
-                self.tape.end_function(before)
         # Every active module call has a frame, from the model down to the innermost module; each one follows its own
         # input, because it is not yet known which of them are blocks.
         is_sum = func in SUMS or func in JOINS
@@ -669,21 +692,18 @@ class _Probe(TorchFunctionMode):
         mixing = self._see_branches(added)
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
-            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
+            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, self._added(frame, stream))
             for frame, stream in zip(self._frames, added, strict=False)
             if stream is not None
         ]
         long_sums = {key: found.match(func, args, kwargs) for key, found in self._long_skips.items()}
         skips += [
-            (key, len(self._long_skips[key].found) - 1, found.carried)
+            (key, len(self._long_skips[key].found) - 1, (found.carried,))
             for key, found in long_sums.items()
             if found is not None
         ]
-        before = self.tape.begin_function(func, skips)
-        try:
+        with self.recorder.function(func, skips):
             out = self._run(func, args, kwargs, inputs)
-        finally:
-            self.tape.end_function(before)
         if func not in JOINS:
             self._restart(added, out, mixing)
         for frame, stream in zip(self._frames, added, strict=False):
@@ -694,11 +714,17 @@ class _Probe(TorchFunctionMode):
                 frame.follow_joined(func, args, kwargs, out)
             elif stream is not None:
                 frame.follow(out)
+                self.recorder.note_stream(self.numbers[id(frame.record)], out, len(frame.record.adds) - 1)
                 for found in self._long_skips.values():
                     found.note_sum(self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream, out)
         for key, found in self._long_skips.items():
             found.see(func, args, kwargs, out, long_sums[key])
         return out
+
+    def _added(self, frame: ProbeFrame, stream: Tensor) -> tuple[Tensor, ...]:
+        """The stream that a sum takes; if contents are recorded, also its two summands."""
+        assert frame.sum is not None
+        return (stream, *frame.sum.summands()) if self.recorder.keeps else (stream,)
 
     def _run(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]
@@ -710,19 +736,24 @@ class _Probe(TorchFunctionMode):
             joined = self._see_joined(func, args, kwargs, inputs)
         if func == MULTI_HEAD:
             calls, out = _inside_multi_head(func, args, kwargs)
+            are_shown = True
         else:
             out = func(*args, **kwargs)
-            calls = self._attention_calls(func, args, kwargs, out)
+            calls, are_shown = self._attention_calls(func, args, kwargs, out)
         # A call without a result, such as x[i] = y, has changed its first input.
         outputs = tensors_in(out) or inputs[:1]
-        if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
+        factors = [one for one in _factors(func, inputs) if not self.recorder.value_of(one).is_parameter]
+        if len(factors) > 1 or (func not in _MATRIX_PRODUCTS and any(tensor in self._products for tensor in inputs)):
             for tensor in outputs:
                 self._products[tensor] = None
         self._pass_on_joined(func, inputs, outputs, joined)
         for frame in self._frames:
-            frame.spread(func, inputs, outputs, len(self._attention_modules))
+            frame.spread(func, inputs, outputs, factors)
             frame.pass_on(func, args, out)
+            if frame.is_stream(out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out)
             if frame.makes_one_stream(func, args, kwargs, out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out, len(frame.record.adds) - 1)
                 self._reset(frame, ("made", len(frame.record.adds)), out)
             if _norms_tokens(func, args) and frame.is_normed(out):
                 # A norm over tokens (GroupNorm) is a norm of the stream, and not a part of the branch that reads it.
@@ -732,9 +763,13 @@ class _Probe(TorchFunctionMode):
             if frame.joined is not None:
                 frame.record.parallel_mlp = self._weighty_giver_of(frame.joined)
                 frame.joined = None
-            for call in calls:
-                fits = call.weights is None or self._fits(call.weights, frame)
-                frame.see_attention(call, outputs, self._crosses_by_name(), counts=fits)
+            counted = [are_shown and (call.weights is None or self._fits(call, frame)) for call in calls]
+            for call, counts in zip(calls, counted, strict=True):
+                # Keys that are weights are a memory, which every token reads alone, as an MLP.
+                is_memory = call.key is not None and self.recorder.value_of(call.key).is_parameter
+                frame.see_attention(call, [] if is_memory else outputs, counts=counts)
+            if func in SOFTMAXES and is_over_keys(args, kwargs):
+                frame.record.softmaxes.append(any(counted))
         return out
 
     def _see_branches(self, added: Sequence[Tensor | None]) -> list[ProbeFrame]:
@@ -852,30 +887,30 @@ class _Probe(TorchFunctionMode):
 
     def _attention_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> list[AttentionCall]:
+    ) -> tuple[list[AttentionCall], bool]:
+        """The attention that a call is, if it is one, and whether its probabilities are shown there."""
         if func is SDPA:
-            call = from_sdpa(args, kwargs)
-            return [] if call is None else [call]
+            named = sdpa_arguments(args, kwargs)
+            return [AttentionCall(query=named["query"], key=named["key"])], named["query"].dim() == 4
         if is_flex(func):
-            return [AttentionCall(query=args[0], key=args[1], value=args[2])]
-        over_keys = func in SOFTMAXES and is_over_keys(args, kwargs)
-        fits = over_keys and any(self._fits(out, frame) and self._are_scores(args[0], frame) for frame in self._frames)
-        return [AttentionCall(weights=out)] if fits else []
+            return [AttentionCall(query=args[0], key=args[1])], True
+        if func in SOFTMAXES and is_over_keys(args, kwargs):
+            call = AttentionCall(weights=out, scores=args[0])
+            if args[0] in self._products or any(self._fits(call, frame) for frame in self._frames):
+                return [call], True
+        return [], False
 
-    def _are_scores(self, scores: Tensor, frame: ProbeFrame) -> bool:
-        """Whether a softmax over the last axis is a softmax over keys, and not over the features of a projection.
+    def _fits(self, call: AttentionCall, frame: ProbeFrame) -> bool:
+        """Whether a softmax over the last axis is over keys, and between the tokens of a frame's stream.
 
-        The last axis must be as long as the stream (or one longer, with a sink), or the scores must come from a product
-        of queries and keys.
+        Its scores come from a product of queries and keys, or the last axis is as long as the stream, or one longer,
+        with a sink: it is not over the features of a projection.
         """
-        return scores in self._products or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
-
-    def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
-        inside = bool(self._attention_modules)
-        return is_attention_shaped(probs, self._batch, frame.tokens(self._batch, self._stream), inside)
-
-    def _crosses_by_name(self) -> bool:
-        return any(CROSS_NAME.search(name) for name in self._attention_modules)
+        assert call.weights is not None
+        assert call.scores is not None
+        tokens, is_product = frame.tokens(self._batch, self._stream), call.scores in self._products
+        fits = is_attention_shaped(call.weights, self._batch, tokens) and (call.weights.dim() == 4 or is_product)
+        return fits and (is_product or call.scores.shape[-1] - tokens in (0, 1))
 
     def enter(
         self, name: str, normalises: bool
@@ -886,16 +921,13 @@ class _Probe(TorchFunctionMode):
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
             if not self._open:
-                self.tape.note_input((args, kwargs))
+                self.recorder.note_input((args, kwargs))
             entry, given = first_tensor(args, kwargs), None
-            own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             occurrence = self._occurrences[name]
             self._occurrences[name] += 1
-            if not any(self.known.get((name, occurrence), (True,))):
+            if (name, occurrence) in self._idle:
                 self._open.append("adds nothing")
-                self.tape.enter(name, normalises)
-                if is_attention(name, type(module)):
-                    self._attention_modules.append(own_name)
+                self.recorder.enter(name, normalises=normalises)
                 return None
             if entry is not None:
                 entry, given = self._entered((name, occurrence), entry, args, kwargs)
@@ -908,16 +940,15 @@ class _Probe(TorchFunctionMode):
                     name, weakref.ref(module), parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
                 )
                 self.numbers[id(record)] = len(self.records)
-                self.tape.note_edge(len(self.records), name, entry, begins=True)
+                self.recorder.enter(name, normalises=normalises, number=len(self.records), taken=entry)
                 self.records.append(record)
-                opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
+                opened = ProbeFrame(entry, record, self._sums)
                 self._frames.append(opened)
                 for long_skips in self._long_skips.values():
                     long_skips.enter(self.numbers[id(record)], entry, opened)
-            self.tape.enter(name, normalises)
+            else:
+                self.recorder.enter(name, normalises=normalises)
             self._open.append(opened)
-            if is_attention(name, type(module)):
-                self._attention_modules.append(own_name)
             return given
 
         return hook
@@ -947,14 +978,13 @@ class _Probe(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
             out, entry = output_tensor(output), first_tensor(args, kwargs)
-            if entry is not None and out is not None and is_packed_linear(module):
-                self.tape.leave_matrix(entry, out)
-            else:
-                self.tape.leave()
+            if out is not None and isinstance(frame, ProbeFrame) and frame.is_stream(out):
+                self.recorder.note_stream(self.numbers[id(frame.record)], out)
+            is_product = name != "" and is_packed_linear(module)  # the model itself is no layer
+            self.recorder.leave(out, product_of=entry if is_product else None)
             if isinstance(frame, ProbeFrame):
                 self._frames.remove(frame)
                 self._forget(frame)
-                self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
                     for long_skips in self._long_skips.values():
                         long_skips.leave(self.numbers[id(frame.record)], out)
@@ -972,12 +1002,6 @@ class _Probe(TorchFunctionMode):
             if out is not None and not normalises and any(one.dim() > 1 for one in module.parameters()):
                 self._modules[out] = name
                 self._joined[out] = frozenset()  # what is put together inside a module that mixes tokens is its own
-            # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
-            if is_attention(name, type(module)):
-                if out is not None:
-                    for outer in self._frames:
-                        outer.mark_attention(out, self._crosses_by_name(), by_name=True)
-                self._attention_modules.pop()
 
         return hook
 
@@ -1039,6 +1063,13 @@ def _adds(func: Callable[..., Any], given: Any, one: Tensor, other: Tensor) -> b
         size = max(float(tensor.abs().max()) for tensor in (plain, changed, elsewhere, changed_elsewhere))
         rounding = _ROUNDINGS * torch.finfo(other.dtype).eps * size
         return float(change.abs().max()) > rounding >= float((changed_elsewhere - elsewhere - change).abs().max())
+
+
+def _factors(func: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """What a product of matrices multiplies; ``baddbmm`` adds its first input."""
+    if func not in PRODUCTS:
+        return []
+    return inputs[1:] if func in ADDED_MATRIX_PRODUCTS else inputs
 
 
 def _norms_tokens(func: Callable[..., Any], args: Sequence[Any]) -> bool:

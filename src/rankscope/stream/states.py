@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.stream.frames import ByTensor, StreamFrame, summands_of, tensors_in
+from rankscope.pass_graph.identity import ByTensor
+from rankscope.stream.frames import StreamFrame, summands_of, tensors_in
 from rankscope.stream.operators import JOINS, SUMS
 
 

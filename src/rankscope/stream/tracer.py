@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
+from rankscope.pass_graph.kernel_mode import KernelMode
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_flex,
@@ -30,7 +31,6 @@ from rankscope.stream.attention_calls import (
     sdpa_arguments,
 )
 from rankscope.stream.branch_inputs import BranchInputs
-from rankscope.stream.dispatch import KernelMode
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, observing, unseen
 from rankscope.stream.operators import SOFTMAXES
 from rankscope.stream.recurrent_states import RecurrentStates

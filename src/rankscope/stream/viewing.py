@@ -19,14 +19,15 @@ from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
 from rankscope.models.linear_maps import adapters_merged, has_adapter
-from rankscope.models.loading.devices import seed_generators
+from rankscope.models.loading.devices import have_drawn, seed_generators
 from rankscope.models.stream import Stream
 from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks, once_more_uncompiled, resharded, uncompiled
+from rankscope.stream.cuts import with_leaks
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import Known, agreed, shows_streams
-from rankscope.stream.leaks import with_leaks
+from rankscope.stream.frames import tensors_in
 from rankscope.stream.mixing import adds_only
 from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs
 from rankscope.stream.operators import some_mode_is_awake
@@ -81,11 +82,16 @@ def _view_of(
         _STACKS[model], _PROBES[model] = stacks, small
         return ModelView(model, stacks)
     with undisturbed(model), _with_merged_adapters(model):
+        draws = False
 
         def run() -> object:
+            nonlocal draws
             with hidden():  # the kernel with which an accelerator seeds its generators is none of the model's
                 seed_generators(0)  # some models use random numbers in evaluation too
-            return small.run(model)
+            output = small.run(model)
+            with hidden():
+                draws = draws or have_drawn(0)
+            return output
 
         def settled(
             blocks: str | Sequence[str] | None = blocks,
@@ -106,6 +112,9 @@ def _view_of(
             view = with_streams
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
         view = _with_idle(view, small)
+        if draws:
+            noise = _noise(model, small)
+            view = replace(view, stacks=tuple(replace(stack, noise=noise) for stack in view.stacks))
     _STACKS[model], _PROBES[model] = view.stacks, small
     if key is not None:
         known = _VIEWS[model]
@@ -113,6 +122,32 @@ def _view_of(
         if len(known) > _REMEMBERED:
             del known[next(iter(known))]
     return view
+
+
+def _noise(model: nn.Module, small: Batch) -> str | None:
+    """How two passes with other random numbers differ, in words; None if they do not."""
+    returned: list[list[tuple[str, float]]] = []  # what each module returned, as one number
+    outputs: list[Tensor] = []
+    for seed in range(2):
+        seen: list[tuple[str, float]] = []
+        with ExitStack() as hooks:
+            for name, module in model.named_modules():
+
+                def note(module: nn.Module, args: Any, output: Any, name: str = name, seen: Any = seen) -> None:
+                    tensors = [one.double().abs().sum() for one in tensors_in(output) if one.is_floating_point()]
+                    seen.append((name, float(sum(tensors))))
+
+                hooks.callback(module.register_forward_hook(note).remove)
+            seed_generators(seed)
+            output = tensors_in(small.run(model), depth=3)
+        returned.append(seen)
+        outputs.append(torch.cat([one.double().flatten() for one in output if one.is_floating_point()]))
+    one, other = outputs
+    first = next((a for (a, before), (_, after) in zip(*returned, strict=False) if before != after), None)
+    if first is None or one.shape != other.shape or torch.equal(one, other):
+        return None
+    share = float((one - other).norm() / one.norm())
+    return f"two equal passes differ by {share:.0%}, first in what {first or 'the model itself'} returns"
 
 
 class _FirstPasses:
@@ -216,7 +251,7 @@ def with_proven_cuts(view: ModelView) -> ModelView:
         if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
             return view  # weights that are read block by block: proven before, with stand-ins
         with undisturbed(view.model), _with_merged_adapters(view.model):
-            proven = with_leaks(view, lambda: probe.run(view.model)).stacks
+            proven = with_leaks(view, lambda: probe.run(view.model), probe.sequences).stacks
         _PROVEN[view.model] = Snapshot(view.model), view.stacks, proven
     return replace(view, stacks=proven)
 
@@ -340,7 +375,7 @@ def notes_on_hidden_attention(view: ModelView) -> list[str]:
         why = "no softmax over keys was seen in their attention branch. Token metrics are not affected"
         if stack.operators:
             why = (
-                f"attention runs inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
+                f"tokens are mixed inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
                 "probabilities. Token metrics are not affected. Load the model with attn_implementation='sdpa' or "
                 "'eager' to measure attention"
             )
@@ -357,6 +392,12 @@ def notes_on_second_streams(view: ModelView) -> list[str]:
         for stack in view.stacks
         for slot, tokens in stack.second_streams
     ]
+
+
+def notes_on_noise(view: ModelView) -> list[str]:
+    """A sentence if the model draws random numbers in evaluation mode, as with dropout that does not end there."""
+    noises = dict.fromkeys(stack.noise for stack in view.stacks if stack.noise is not None)
+    return [f"the model draws random numbers in evaluation mode: {noise}; what is told is one draw" for noise in noises]
 
 
 def known_view(model: nn.Module) -> ModelView | None:

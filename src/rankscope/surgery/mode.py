@@ -191,16 +191,17 @@ class SurgeryMode(StreamMode):
             return super().on_add(call, label, stream, branch, perform)
         # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
+        dtype = torch.result_type(stream, branch)
         # Dropping an MLP under a removed skip would leave zeros: the stream is passed on instead, unless another
         # parallel branch is still to come.
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
-            return call.sum.of(stream if keeps_stream else gain * stream, None)
+            return call.sum.of(stream if keeps_stream else gain * stream, None, dtype)
         own, added = self._dispatcher.add(call, label, stream, branch)
         # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
             return super().on_add(call, label, stream, branch, perform)
-        return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added)
+        return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added, dtype)
 
     def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
         """Apply the grafts on the stream after an add."""

@@ -123,7 +123,9 @@ def test_readings_gradients_and_batches_reach_record_and_host(
     host: str, loop: Any, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     make = callback_of(monkeypatch, host, *modules)
-    gauge = make(probe(), model="net", record=tmp_path, alarms=["vanishing_qk_gradients", "data_shift"], **READINGS)
+    gauge = make(
+        probe(), model="net", record=tmp_path, alarms=["vanishing_qk_gradients", "repeated_sequences"], **READINGS
+    )
     logged = loop(gauge, Net(), 4)
     record = read_record(tmp_path)
     assert (

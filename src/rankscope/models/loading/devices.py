@@ -109,6 +109,17 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
 
 
+def have_drawn(seed: int) -> bool:
+    """Whether random numbers were drawn since the default generators were seeded with this."""
+    accelerator = _accelerator_in_use()
+    generators = [(torch.device("cpu"), torch.get_rng_state())]
+    if accelerator is not None:
+        generators.append((accelerator, torch.get_device_module(accelerator).get_rng_state()))
+    return any(
+        not torch.equal(state, torch.Generator(device).manual_seed(seed).get_state()) for device, state in generators
+    )
+
+
 def seed_generators(seed: int) -> None:
     """Seed the default generators of all devices that are in use.
 

@@ -1,14 +1,5 @@
 """Alarms: one file each, found by name in ``ALARMS``."""
 
-from rankscope.monitor.alarms._spec import (
-    ALARMS,
-    JUMP,
-    AlarmSpec,
-    Judgement,
-    LayerState,
-    LevelChange,
-    alarm,
-    largest_change,
-)
+from rankscope.monitor.alarms._spec import ALARMS, AlarmSpec, Judgement, LayerState, alarm
 
-__all__ = ["ALARMS", "JUMP", "AlarmSpec", "Judgement", "LayerState", "LevelChange", "alarm", "largest_change"]
+__all__ = ["ALARMS", "AlarmSpec", "Judgement", "LayerState", "alarm"]

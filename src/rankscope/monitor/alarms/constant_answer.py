@@ -24,4 +24,7 @@ def constant_answer(layer: LayerState) -> Judgement | None:
     evidence = {name: layer.now[name] for name in ("answers_alike", "answers_loss", "mean_answer_loss")}
     steps, own, mean = evidence.values()
     words = f"for {steps:.0f} steps, with a loss of {own:.3g}, and {mean:.3g} for their mean instead of each of them"
+    if layer.now.get("answers_crossed", 0.0) > 0.0:
+        words = f"{words}; each answer is compared with the targets of all inputs: their shapes are broadcast"
+        return Judgement(steps / PATIENCE, evidence, words, "objective")
     return Judgement(steps / PATIENCE, evidence, words)

@@ -1,39 +1,28 @@
-"""Attention rows concentrate on single keys."""
+"""Attention that picks single keys, or all alike."""
 
 from __future__ import annotations
 
-import math
-
 from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
-
-OF_NULL = 0.1
-"""Fraction of the entropy of random scores of unit variance."""
-
-OF_START = 0.25
-OF_NULL_WITH_START = 0.3
-"""A fall to a quarter of the run's own start counts once less than a third of the random entropy is left."""
+from rankscope.verdicts.states import ONE_HOT_ENTROPY, UNIFORM_ENTROPY
 
 
 @alarm(
     metrics=("attention_entropy",),
-    title="Attention entropy collapses",
+    title="Attention is one-hot or uniform",
     cites=(Cite("zhai2023stabilizing"),),
     is_note=True,
 )
 def entropy_collapse(layer: LayerState) -> Judgement | None:
-    """The mean attention entropy of a layer has fallen far below random scores, or far below the run's own start.
+    """The mean attention entropy of a layer is that of one-hot or uniform attention, as ``measure`` would say.
 
-    **Heuristic.** Severity is the larger of 0.1 null / e and min(0.25 start / e, 0.3 null / e).
+    **Heuristic**: 0.02 and 0.999 of the largest possible. Attention that copies a token is one-hot in healthy models,
+    and small initial weights make it uniform, so that this is written down and raises no alarm.
     """
     if not layer.has("attention_entropy"):
         return None
     now = layer.now["attention_entropy"]
-    start, null = layer.start.get("attention_entropy", math.nan), layer.null.get("attention_entropy", math.nan)
-    since_start = min(fallen(now, start, OF_START), fallen(now, null, OF_NULL_WITH_START))
-    return Judgement(
-        severity=max(fallen(now, null, OF_NULL), since_start),
-        evidence={"attention_entropy": now, "at_start": start, "random_scores": null},
-        words=f"attention entropy {now:.2g} of the largest possible (start of the run {start:.2g}, "
-        f"random scores {null:.2g})",
-    )
+    severity = fallen(now, ONE_HOT_ENTROPY)
+    kind = "one-hot" if severity >= 1.0 else "uniform" if now >= UNIFORM_ENTROPY else "neither"
+    words = f"attention is {kind}, its entropy is {now:.3g} of the largest possible"
+    return Judgement(1.0 if kind == "uniform" else severity, {"attention_entropy": now}, words)

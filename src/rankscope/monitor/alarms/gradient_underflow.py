@@ -18,5 +18,7 @@ def gradient_underflow(layer: LayerState) -> Judgement | None:
     if not layer.has("gradient_underflow") or layer.converged:
         return None
     share = layer.now["gradient_underflow"]
+    spacing = layer.now.get("gradient_spacing", 0.0)
     words = f"{share:.0%} of the entries of the gradients are rounded to zero"
-    return Judgement(share / LOST, {"gradient_underflow": share}, words)
+    words = f"{words}, and the others are small multiples of {spacing:.2g}" if spacing else words
+    return Judgement(share / LOST, {"gradient_underflow": share}, words, "gradients")

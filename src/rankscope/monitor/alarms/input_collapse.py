@@ -6,12 +6,10 @@ import math
 
 from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import DEEP, Judgement, LayerState, alarm, fallen
-from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, SHARED_RESIDUAL
+from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL
 
-OF_START = 0.1
-OF_HIGHEST = 0.25
-"""A fall to a quarter of the largest of the first readings counts if gradients have nearly vanished too: the objective
-is then satisfied by what all inputs share."""
+BEGAN = 80.0
+"""Times closer than at the start, below which inputs that were alike from the start are as they were."""
 
 
 @alarm(
@@ -20,24 +18,21 @@ is then satisfied by what all inputs share."""
     cites=(Cite("chen2021simsiam"),),
 )
 def input_collapse(layer: LayerState) -> Judgement | None:
-    """The pooled inputs have collapsed as ``measure`` would say, or fallen far below the run's own start.
+    """The pooled inputs have collapsed as ``measure`` would say.
 
-    **Heuristic.** Severity is the larger of 0.03 / r and min(0.1 start / r, 0.5 / r), with r the relative residual of
-    the inputs of the probe, each the mean of its tokens; 0 if averaging over many tokens explains r. If gradients have
-    vanished, it is at least 0.25 highest / r. Needs a probe of at least eight different inputs. Inputs that were alike
-    in each of the first readings, as with a token embedding that begins small beside the positions, may part later.
+    **Heuristic.** Severity is 0.03 / r, with r the relative residual of the inputs of the probe, each the mean of its
+    tokens; 0 if averaging over many tokens explains r. Needs a probe of at least eight different inputs. Inputs that
+    were alike in each of the first readings, as with a token embedding that begins small beside the positions, may part
+    later.
     """
     if not layer.has("inputs_relative_residual"):
         return None
     now = layer.now["inputs_relative_residual"]
     start = layer.start.get("inputs_relative_residual", math.nan)
     averaging = layer.now.get("inputs_averaging_residual", math.nan)
-    since_start = min(fallen(now, start, OF_START), fallen(now, 1.0, SHARED_RESIDUAL))
-    severity = 0.0 if now >= AVERAGING * averaging else max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start)
+    severity = 0.0 if now >= AVERAGING * averaging else fallen(now, COLLAPSED_RESIDUAL)
     highest = layer.highest.get("inputs_relative_residual", math.nan)
-    if layer.settled:
-        severity = max(severity, fallen(now, highest, OF_HIGHEST))
-    began_so = highest <= COLLAPSED_RESIDUAL and fallen(now, highest, OF_START) < DEEP
+    began_so = highest <= COLLAPSED_RESIDUAL and BEGAN * now > highest
     return Judgement(
         severity=severity,
         evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},

@@ -18,4 +18,5 @@ def kept_gradients(layer: LayerState) -> Judgement | None:
     if not layer.has("gradient_carried"):
         return None
     share = layer.now["gradient_carried"]
-    return Judgement(share / CARRIED, {"gradient_carried": share}, f"{share:.0%} of a gradient is the one before it")
+    words = f"{share:.0%} of a gradient is the one before it"
+    return Judgement(share / CARRIED, {"gradient_carried": share}, words, "gradients")

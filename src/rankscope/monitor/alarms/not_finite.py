@@ -10,6 +10,7 @@ WORDS = {
     "weights_not_finite": "weights are not finite",
     "loss_not_finite": "the loss is not finite",
     "not_finite": "the stream is not finite in {:.0%} of the sequences",
+    "batch_not_finite": "{:.2g} of the entries of the batch are NaN or infinite",
 }
 
 

@@ -23,4 +23,4 @@ def not_finite_gradients(layer: LayerState) -> Judgement | None:
         return None
     number = layer.now["gradients_not_finite"]
     words = f"gradients of {number:.0f} parameters are not finite" if number else "gradients are finite"
-    return Judgement(math.inf if number else 0.0, {"gradients_not_finite": number}, words)
+    return Judgement(math.inf if number else 0.0, {"gradients_not_finite": number}, words, "gradients")

@@ -15,4 +15,4 @@ def shown_faults(layer: LayerState) -> Judgement | None:
     if not layer.has("shown_faults"):
         return None
     number = layer.now["shown_faults"]
-    return Judgement(2.0 * number, {"shown_faults": number}, "")
+    return Judgement(2.0 * number, {"shown_faults": number}, "", "structure")

@@ -26,7 +26,7 @@ class Check:
 
 
 class AnyFinding(Protocol):
-    """A finding; see :class:`rankscope.causes.Finding`, which is not imported because printing needs no torch."""
+    """A finding; see :class:`rankscope.examination.Finding`, which is not imported because printing needs no torch."""
 
     @property
     def code(self) -> str:

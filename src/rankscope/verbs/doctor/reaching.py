@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope._types import kind_of
-from rankscope.causes._examination import Loss
 from rankscope.errors import IgnoredInputError, InputError
+from rankscope.examination._examination import Loss
 from rankscope.models.inputs import Batch, InputPlan, Inputs, prepare_planned
 from rankscope.models.inputs.given import on_device
 from rankscope.models.inputs.opening import opened
@@ -75,7 +75,7 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
         except IgnoredInputError as ignored:  # a cause says why; which axis counts sequences makes no difference then
             batch, unclear = _prepared(subject, given, replace(plan, axes="batch tokens"))[0], str(ignored)
     except (InputError, RuntimeError, IndexError, ValueError, TypeError) as error:
-        batch, unclear = _whole(subject, data, error), ""
+        return Reached(_whole(subject, data, error), labels if told is None else told, "")  # one input, all its labels
     if told is None:
         given_count = _counts(given.data, batch.axis) or batch.sequences
 
@@ -109,11 +109,6 @@ def loss_for(loss: Any) -> Loss | None:
     if not callable(loss):
         raise InputError(f"loss is {kind_of(loss)}; expected a function of the output and the labels, or 'own'.")
     return cast("Loss", loss)
-
-
-def bound(loss: Loss, labels: Any) -> Loss:
-    """The loss of an output, with labels that only the loss can read."""
-    return lambda output: loss(output, labels)
 
 
 def optimizer_for(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer | None:

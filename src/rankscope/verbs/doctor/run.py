@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.causes import CAUSES, Examination, find
-from rankscope.causes._examination import Loss
 from rankscope.errors import (
     DiscoveryError,
     LayoutError,
@@ -21,6 +19,8 @@ from rankscope.errors import (
     SiteError,
     UnsupportedOperationError,
 )
+from rankscope.examination import CAUSES, Examination, find
+from rankscope.examination._examination import Loss
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, InputsLike, as_inputs
 from rankscope.models.inputs.record import passes_counted
@@ -48,7 +48,7 @@ from rankscope.surgery.surgery import SurgeryLike, as_surgery
 from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
-from rankscope.verbs.doctor.reaching import batch_for, bound, loss_for, named_value, optimizer_for
+from rankscope.verbs.doctor.reaching import batch_for, loss_for, named_value, optimizer_for
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -131,10 +131,11 @@ def doctor(
     )
     if not cut.changes_nothing:
         return report
-    measure, labelled = loss_for(loss), told
-    if measure is not None and told is not None and not isinstance(told, Tensor):
-        measure, labelled = bound(measure, told), None
-    examination = Examination(loaded.model, batch, view, why, measure, labelled, optimizer_for(optimizer, loaded.model))
+    labelled = told if isinstance(told, Tensor) else None
+    examination = Examination(
+        loaded.model, batch, view, why, loss_for(loss), labelled, optimizer_for(optimizer, loaded.model),
+        targets=None if labelled is not None else told,
+    )  # fmt: skip
     with quiet_transformers(), _telling(shown=progress) as tell:
         diagnosis = find(examination, tell)
     shown = any(one.kind == "fault" and one.certainty == "shown" for one in diagnosis.findings)

@@ -16,7 +16,7 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.tracer import Observed, trace
-from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_second_streams
+from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_noise, notes_on_second_streams
 from rankscope.verbs.between_inputs import InputsReader
 from rankscope.verbs.measure.choosing import BatteryChoice
 from rankscope.verbs.measure.outliers import OutlierReader
@@ -165,7 +165,8 @@ class MeasuringPasses(ObservedPasses):
         assert self._view is not None
         asked = self._choice.selection.wants_attention
         hidden = notes_on_hidden_attention(self._view) if asked else []
-        return [*self.reader.notes(), *hidden, *notes_on_depth(self._view), *notes_on_second_streams(self._view)]
+        about_blocks = [*notes_on_depth(self._view), *notes_on_second_streams(self._view)]
+        return [*self.reader.notes(), *hidden, *about_blocks, *notes_on_noise(self._view)]
 
     def stream_mixing(self) -> list[dict[str, Any]]:
         """How the blocks mix the streams of a token, for each stack in which it has several."""

@@ -1,0 +1,173 @@
+"""``examine`` and ``find``: look at a model once, then ask every cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import RankscopeError, UnsupportedOperationError
+from rankscope.examination._examination import Examination, Loss
+from rankscope.examination._spec import CAUSES, Finding
+from rankscope.models.inputs import Batch
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
+from rankscope.models.wrapping import same_buffers
+from rankscope.stream.viewing import view_of
+from rankscope.surgery.session import operations_on
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        findings: what is found of the inputs, faults that are shown, those that are possible, then what is no fault.
+        not_examined: causes that could not be looked for, and why.
+        forward_passes: of the examination and its experiments, without finding the structure.
+        backward_passes: likewise.
+    """
+
+    findings: tuple[Finding, ...]
+    not_examined: Mapping[str, str]
+    forward_passes: int
+    backward_passes: int
+
+
+def examine(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    view: ModelView | None = None,
+    loss: Loss | None = None,
+    labels: Tensor | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    blocks: str | None = None,
+    stream: Stream | None = None,
+    edits: bool = True,
+) -> Examination:
+    """Prepare an examination; passes run when a cause asks for them, and are shared.
+
+    Args:
+        model: the model, which is not changed.
+        batch: what it runs on; some sequences are enough.
+        view: its structure, if known.
+        loss: function of the output (and of ``labels``, if there are any).
+        labels: targets of the loss, or classes; the first axis counts sequences.
+        optimizer: the optimizer of the training.
+        blocks: pattern of the blocks' names, if they are not to be found.
+        stream: layout of the stream, if it is not to be found.
+        edits: whether changes may be carried out: lines on a copy, and edits by compiling the user's source.
+    """
+    why = ""
+    if view is None:
+        try:
+            view = view_of(model, batch, blocks=blocks, stream=stream)
+        except RankscopeError as error:
+            why = str(error)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            why = f"{type(error).__name__}: {error}"
+    return Examination(model, batch, view, why, loss, labels, optimizer, edits)
+
+
+HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: (4, 6, 7, 8)}
+"""The steps of causes that a shown fault hides, by its own step (``order // 10``); all later ones unless given here.
+
+Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks return, and neither what is registered
+or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
+(3) can be judged; and a collapse in the stack says nothing about the loss."""
+
+_OF_INPUTS = frozenset({"few_tokens"})
+"""Causes that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
+_DIFFERS = frozenset({"not_deterministic", "made_in_forward"})
+"""Faults with which two equal passes differ."""
+_COMPARES = frozenset({1, 3, 4, 6, 7, 8})
+"""Steps of causes that compare passes, which must be equal if nothing was changed."""
+
+
+def find(examination: Examination, tell: Callable[[str], None] = lambda _: None) -> Diagnosis:
+    """Ask every cause, in the order in which they explain each other.
+
+    Once a fault is shown, causes of later steps whose measurements it makes meaningless are not looked for; see
+    :data:`HIDES`.
+
+    Args:
+        examination: of a model.
+        tell: called with the title of each cause before it is looked for.
+
+    Raises:
+        UnsupportedOperationError: surgery is active on the model. Causes are of a model as it is written.
+    """
+    if operations_on(examination.model):
+        raise UnsupportedOperationError("Causes are looked for in a model as it is written, outside operate().")
+    with torch.random.fork_rng(devices=[]):  # a model in training draws random numbers in each pass
+        return _found(examination, tell)
+
+
+def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
+    has = {
+        "structure": examination.stack is not None,
+        "loss": examination.loss is not None,
+        "labels": examination.labels is not None,
+        "optimizer": examination.optimizer is not None,
+    }
+    finite = _is_finite(examination)
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    shown: dict[str, int] = {}
+    for spec in sorted(CAUSES.values(), key=lambda one: (one.order, one.code)):
+        if spec.level == "preview":
+            continue
+        if spec.order // 10 and not finite:
+            skipped[spec.code] = "values are not finite"
+            continue
+        lacking = sorted(need for need in spec.needs if not has[need])
+        if lacking:
+            skipped[spec.code] = f"needs {', '.join(lacking)}"
+            continue
+        steps = {step for code, step in shown.items() if code not in spec.despite}
+        if any(spec.order // 10 in HIDES.get(step, range(step + 1, 10)) for step in steps):
+            skipped[spec.code] = "an earlier fault would explain it"
+            continue
+        differs = any(one.code in _DIFFERS for one in findings)
+        if differs and spec.order // 10 in _COMPARES and spec.code not in _OF_INPUTS:
+            skipped[spec.code] = "two equal passes differ"
+            continue
+        tell(spec.title)
+        try:
+            with same_buffers(examination.model):  # a model in training updates statistics in each pass
+                new = list(spec.look(examination))
+        except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            skipped[spec.code] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            continue
+        findings += new
+        faults = [one for one in new if one.kind == "fault" and one.certainty == "shown"]
+        shown |= {one.code: spec.order // 10 for one in faults if one.code not in _DIFFERS}
+    order = {code: spec.order for code, spec in CAUSES.items()}
+    findings.sort(
+        key=lambda one: (
+            one.kind != "fault",
+            one.code not in _OF_INPUTS,
+            one.certainty != "shown",
+            order[one.code],
+            -_gain(one),
+        )
+    )
+    return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
+
+
+def _is_finite(x: Examination) -> bool:
+    """Whether the output holds no NaN; infinity may be meant, as for classes that are masked."""
+    try:
+        return x.result is None or not bool(torch.isnan(x.result).any())
+    except (RankscopeError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return True  # a cause says that the model does not run
+
+
+def _gain(found: Finding) -> float:
+    """How much an intervention changed; the larger comes first."""
+    if found.before is None or found.after is None:
+        return 0.0
+    return abs(found.after - found.before)
