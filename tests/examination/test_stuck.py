@@ -18,6 +18,7 @@ import rankscope as rs
 from rankscope.errors import IgnoredInputError
 from rankscope.examination import CAUSES
 from rankscope.examination._following import depends_on_inputs
+from rankscope.examination._steps import AGAIN
 from rankscope.verbs.doctor.checks import DoctorReport
 
 MOST_PASSES = 14
@@ -237,7 +238,8 @@ def test_models_that_answer_alike_at_first_are_not_accused(name: str) -> None:
     for labels in (y, torch.zeros_like(y)):
         report = examined(HEALTHY[name](), of_logits, labels)
         assert codes(report) == []
-        assert report.passes[0] <= MOST_PASSES
+        # What begins at zero is read again after some steps on a copy, which are passes too.
+        assert report.passes[0] <= MOST_PASSES + (AGAIN if "zero" in name else 0)
 
 
 def test_another_output_that_depends_on_the_inputs_counts() -> None:
