@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -198,6 +198,15 @@ def test_a_fork_in_mid_pass(need_weights: bool) -> None:
         assert values(model, ids) == measured
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that run tests for another one ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_an_interrupt_in_mid_pass(need_weights: bool) -> None:
     """Ctrl-C inside attention, early, late and between: nothing stays, and the next measurement is right."""
