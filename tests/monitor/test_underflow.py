@@ -206,7 +206,9 @@ def test_underflow_is_an_alarm_with_its_numbers_and_a_loss_scale_that_fits_ends_
     (alarm,) = [one for one in alarms if one.name == "gradient_underflow"]
     assert (alarm.component, alarm.step) == ("gradients", 8)
     assert "small multiples of 0.016" in alarm.sentence  # 2^-24 * 2^18
-    assert alarms_raised(gpt2(dropout=0.0), rounding(2.0**10, 6), steps=16) == []
+    others = alarms_raised(gpt2(dropout=0.0), rounding(2.0**10, 6), steps=16)
+    assert {one.state for one in others} == {"noted"}
+    assert "gradient_underflow" not in {one.name for one in others}
 
 
 def test_autocast_to_float16_underflows_without_a_loss_scale_and_not_with_one() -> None:
