@@ -48,6 +48,7 @@ def predicted(
         state: the same entries of what the optimizer held, before the step; empty before the first one.
 
     Example:
+        >>> import torch
         >>> weight = torch.ones(2, dtype=torch.float64).requires_grad_()
         >>> optimizer = torch.optim.SGD([weight], lr=0.1)
         >>> predicted(optimizer, optimizer.param_groups[0], weight.detach(), 2.0 * torch.ones_like(weight), {}).tolist()
