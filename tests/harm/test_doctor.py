@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
-from rankscope import causes
 from rankscope.errors import RankscopeError
+from rankscope.examination import examine, find
 from rankscope.models.inputs import Batch
 
 
@@ -246,9 +246,17 @@ def adapters() -> Net:
     return model
 
 
-@pytest.mark.parametrize("make", [adapters, lambda: Net(5, drop=0.99)])
-def test_a_printed_line_runs_and_mends_all_places(make: Any) -> None:
-    model = seeded(make)
+def test_weights_are_drawn_by_the_user_alone() -> None:
+    """Two factors that are both zero have to be drawn anew: said in words, and no line does it."""
+    report = asked(seeded(adapters))
+    assert faults(report)
+    assert lines_of(report) == []
+    assert not report.findings[0].tried
+    assert "Change:" not in str(report)
+
+
+def test_a_printed_line_runs_and_mends_all_places() -> None:
+    model = seeded(lambda: Net(5, drop=0.99))
     report = asked(model)
     assert faults(report)
     assert lines_of(report)
@@ -435,9 +443,9 @@ def test_a_model_that_is_operated_on_is_not_examined() -> None:
     model = Net()
     with rs.operate(model, rs.Surgery(skip=0.5), inputs=ids), pytest.raises(RankscopeError, match="outside"):
         rs.doctor(model, ids)
-    examination = causes.examine(model, Batch({"ids": ids}, None, 0, 4))
+    examination = examine(model, Batch({"ids": ids}, None, 0, 4))
     with rs.operate(model, rs.Surgery(skip=0.5), inputs=ids), pytest.raises(RankscopeError, match="outside"):
-        causes.find(examination)
+        find(examination)
 
 
 class TokensFirst(nn.Module):
