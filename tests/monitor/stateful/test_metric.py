@@ -149,7 +149,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
 
 def test_without_torchmetrics_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    monkeypatch.delitem(sys.modules, "rankscope.monitor.stateful.metric")
+    monkeypatch.delitem(sys.modules, "rankscope.monitor.stateful.metric", raising=False)
     monkeypatch.delitem(vars(stateful), "Correlation", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[torchmetrics\]'"):
         _ = stateful.Correlation
