@@ -13,7 +13,7 @@ import typer
 from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.panels import MANY, panel_of, show_all
-from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
+from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress
 from rankscope.cli.streams import remarks_console
 from rankscope.errors import InputError
 from rankscope.options import Option
@@ -115,8 +115,6 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
     shown = {option.name for option in verb.outputs} | {"fail_if"}
     arguments = {name: value for name, value in values.items() if name not in shown}
     arguments["progress"] = wants_progress(quiet=quiet, no_progress=values["no_progress"])
-    if verb.takes("work"):
-        arguments["work"] = work_of(values["offload"], values["work"], out)
     if verb.is_shared:
         arguments["parallel"] = processes.way(values["parallel"])
     _announce(arguments, shown=arguments["progress"])
