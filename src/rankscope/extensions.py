@@ -32,7 +32,7 @@ GROUP = "rankscope.extensions"
 OURS: Mapping[str, tuple[str, ...]] = {
     "offload": ("offload", "s3://"),
     "paths": ("decompose",),
-    "sweeps": ("atlas", "query", "sweep"),
+    "sweeps": ("query", "sweep"),
     "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
 }
 """What the extensions of rankscope offer, so that an error can name one that is not installed."""
