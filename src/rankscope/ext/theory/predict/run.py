@@ -14,9 +14,7 @@ import numpy as np
 from rankscope._types import Status, kind_of
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.ext.theory.designs import design_of
-from rankscope.ext.theory.oracles import OracleAnswer
-from rankscope.ext.theory.oracles.mean_field import mean_field
-from rankscope.ext.theory.oracles.random_energy import random_energy
+from rankscope.ext.theory.mean_field import OracleAnswer, mean_field
 from rankscope.ext.theory.predict import DESIGN, PREDICT
 from rankscope.ext.theory.predict.judge import with_state
 from rankscope.ext.theory.predict.sampled_design import (
@@ -72,7 +70,7 @@ def predict(
 
     The sampled curve is exact in distribution at the design's full width: weights are Gaussian and used once, so their
     effect on a few tokens can be sampled without sampling the weights (``rankscope.ext.theory.sampling``). The
-    curves of theory (oracles) are added if their assumptions hold.
+    curve of theory (oracle) is added if its assumptions hold.
 
     Args:
         design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that contains one.
@@ -115,9 +113,9 @@ def predict(
                 f"minutes. tokens={context} (--tokens {context}) samples all of them.",
             )
     runs = follow_seeds(chosen, range(seed, seed + seeds), furthest, progress=progress)
-    answers = (mean_field(chosen, chosen.tokens, ORACLE_BLOCKS), random_energy(chosen, chosen.tokens))
+    field = mean_field(chosen, chosen.tokens, ORACLE_BLOCKS)
     agreement = agreement_of(runs)
-    kind, factor, reason = _class_of(chosen, runs, answers[0])
+    kind, factor, reason = _class_of(chosen, runs, field)
     ends = np.array([run.log10_relative[min(chosen.depth, len(run.log10_relative) - 1)] for run in runs])
     final, (low, high) = float(ends.mean()), interval_of(ends)
     spread = float(ends.std(ddof=1)) if seeds > 1 and math.isfinite(final) else math.nan
@@ -129,7 +127,7 @@ def predict(
         "agreement": agreement.to_json(),
         "final": {name: value if math.isfinite(value) else None for name, value in facts.items()},
         "sampling": {"tokens": chosen.tokens, "context": context},
-        "oracles": [_with_agreement(answer) for answer in answers],
+        "oracles": [_with_agreement(field)],
     }
     run = Run(
         kind="predict",
@@ -137,7 +135,7 @@ def predict(
         floor=exact_floors("float64"),
         verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final, (low, high)),
         evidence=_evidence(agreement, final, chosen.depth),
-        table=_table(runs, answers),
+        table=_table(runs, field),
         notes=notes,
         extra=extra,
     )
@@ -217,13 +215,12 @@ def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str,
     return tuple(evidence)
 
 
-def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer]) -> Any:
+def _table(runs: Sequence[Followed], field: OracleAnswer) -> Any:
     writer = RowWriter(coordinates=("curve",))
     longest = max(len(run.log10_relative) for run in runs)
     for position, run in enumerate(runs):
         _add_curve(writer, SAMPLED, position, run.log10_relative)
-    for answer in answers:
-        _add_curve(writer, answer.name, 0, answer.log10_relative[:longest])
+    _add_curve(writer, field.name, 0, field.log10_relative[:longest])
     return writer.table()
 
 
