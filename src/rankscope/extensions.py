@@ -33,7 +33,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "offload": ("offload", "s3://"),
     "paths": ("decompose",),
     "sweeps": ("query", "sweep"),
-    "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
+    "theory": ("bound", "graph", "predict", "theorems"),
 }
 """What the extensions of rankscope offer, so that an error can name one that is not installed."""
 

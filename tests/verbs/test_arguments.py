@@ -32,7 +32,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """Every public function that is checked, called on something that names no model."""
     verbs = ("measure", "ablate", "exact", "decompose", "bound", "remedy", "doctor")
     found: dict[str, Callable[..., Any]] = {name: getattr(rs, name) for name in verbs}
-    return {**found, "judge": rs.judge, "predict": rs.predict, "predict_remedies": rs.predict_remedies}
+    return {**found, "judge": rs.judge, "predict": rs.predict}
 
 
 def test_odd_values_raise_our_errors_only() -> None:

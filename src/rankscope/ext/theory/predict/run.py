@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankscope._types import Status, kind_of
-from rankscope.errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError
 from rankscope.ext.theory.designs import design_of
 from rankscope.ext.theory.mean_field import OracleAnswer, mean_field
 from rankscope.ext.theory.predict import DESIGN, PREDICT
@@ -34,14 +33,11 @@ from rankscope.ext.theory.prediction import (
     predicted_sentence,
 )
 from rankscope.models.design import Design
-from rankscope.remedies import REMEDIES, remedied
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
 from rankscope.verbs.calling import checked
 from rankscope.verbs.origin import exact_floors
-from rankscope.verbs.remedy.trial import parsed_remedy
-from rankscope.views import number
 
 OPTIONS = tuple(option for option in PREDICT.options if option not in DESIGN and option.name != "design")
 """Those of the Python function; the others are parts of the design."""
@@ -253,92 +249,7 @@ def _provenance(name: str, seed: int, seeds: int, tokens: int, seconds: float) -
     )
 
 
-@checked(*OPTIONS)
-def predict_remedies(
-    design: Design | str | Path,
-    remedies: Sequence[str] | None = None,
-    *,
-    seeds: int = 3,
-    tokens: int | None = None,
-    most_blocks: int | None = None,
-    seed: int = 0,
-    changes: Mapping[str, Any] | None = None,
-    progress: bool = False,
-) -> Run:
-    """Predict a design, and the same design under remedies, at initialisation.
-
-    Args:
-        design: as for ``predict``.
-        remedies: names, each as ``NAME`` or ``NAME=STRENGTH``; None for all that a design can express.
-        seeds: number of initialisations to sample for each.
-        tokens: context length.
-        most_blocks: number of blocks after which to stop if tokens do not agree.
-        seed: of the first initialisation.
-        changes: other values of the design.
-        progress: show a progress bar.
-
-    Returns:
-        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it
-        changes, the relative residual after the last block, the depth at which tokens agree and the class. The remedy
-        that keeps tokens furthest apart is first.
-
-    Example:
-        >>> small = Design(depth=4, width=64, heads=4, tokens=16)
-        >>> run = predict_remedies(small, ["skipinit"], seeds=1, changes={"weight_std": 0.125})
-        >>> run.extra["remedies"][0]["name"]
-        'skipinit'
-    """
-    run = predict(
-        design,
-        changes,
-        seeds=seeds,
-        tokens=tokens,
-        most_blocks=most_blocks,
-        seed=seed,
-        progress=progress,
-    )
-    changes = _checked(changes)
-    plain = design if isinstance(design, Design) else design_of(design)[0]
-    plain = plain.changed(**{**(changes or {}), **({} if tokens is None else {"tokens": tokens})})
-    entries, refused = [_entry("none", {}, run)], []
-    names = remedies or [name for name, entry in REMEDIES.items() if entry.design is not None]
-    for word in dict.fromkeys(names):
-        name, strength = parsed_remedy(word)
-        try:
-            treated = remedied(plain, name, strength)
-        except UnsupportedOperationError as error:
-            refused.append(f"{word} was left out: {error}")
-            continue
-        same = run.extra["sampling"]["tokens"]
-        predicted = predict(treated, seeds=seeds, tokens=same, most_blocks=most_blocks, seed=seed, progress=progress)
-        changed = {key: value for key, value in treated.to_json().items() if value != plain.to_json()[key]}
-        entries.append(_entry(word, changed, predicted))
-    entries.sort(key=lambda entry: -entry["log10_relative_residual"])
-    return dataclasses.replace(
-        run,
-        verdict=f"{run.verdict} {_sentence(entries, seeds)}",
-        notes=(*run.notes, *refused),
-        extra={**run.extra, "remedies": entries},
-    )
-
-
 def _checked(changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if changes is not None and not isinstance(changes, Mapping):
         raise InputError(f"changes is {kind_of(changes)}; expected a dictionary such as {{'depth': 48}}, or None.")
     return {} if changes is None else changes
-
-
-def _entry(name: str, changed: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    return {
-        "name": name,
-        "changes": dict(changed),
-        "log10_relative_residual": run.evidence[0]["value"],
-        "agreement": run.extra["agreement"],
-        "class": run.extra["class"],
-    }
-
-
-def _sentence(entries: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """The final residual under each remedy, best first."""
-    ends = ", ".join(f"{entry['name']} {number(10 ** entry['log10_relative_residual'])}" for entry in entries)
-    return f"Relative residual after the last block under remedies ({seeds} seeds, no training): {ends}."
