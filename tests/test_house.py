@@ -186,6 +186,12 @@ def test_the_way_in_named_for_contributors_is_true_and_short() -> None:
     assert sum(len((ROOT / name).read_text().splitlines()) for name in way_in) < 600
 
 
+def test_the_files_that_the_readme_tells_to_read_are_few_and_short() -> None:
+    named = re.findall(r"\]\((src/rankscope/[\w/]+\.py)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(named) == 5
+    assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in named) < 1500
+
+
 SAME_NAME = {
     "GaugeCallback": "one per host, each the `Callback` of its own trainer; nobody imports both without `as`",
 }
