@@ -9,10 +9,11 @@ from typing import Any, Literal, Protocol
 from rankscope._printing import shortened
 from rankscope.runs.claims import Claim
 from rankscope.runs.presenting import document_of
-from rankscope.runs.provenance import SCHEMA
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
+SCHEMA = 1
+"""Version of what ``doctor --json`` prints. A field that is added keeps it; one that is renamed or goes raises it."""
 CheckStatus = Literal["pass", "fail", "refused", "info"]
 
 

@@ -1,4 +1,4 @@
-"""Losses that compare the wrong things: rows that read the experiments of :mod:`rankscope.examination._loss`."""
+"""Losses that compare the wrong things."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope.examination._examination import Examination
-from rankscope.examination._examples import Classifier, Program, Reader, classes, classified, ids, per_token, predicted
-from rankscope.examination._outcomes import Outcome
-from rankscope.examination._spec import Finding, row, told
+from rankscope.examination import source
+from rankscope.examination.experiments.loss import STEPS
+from rankscope.examination.outcomes import Outcome
+from rankscope.examination.passes import Examination
+from rankscope.examination.rows.programs import (
+    Classifier,
+    Program,
+    Reader,
+    classes,
+    classified,
+    ids,
+    per_token,
+    predicted,
+)
+from rankscope.examination.spec import Finding, row, told
 
 
 def next_tokens() -> Program:
@@ -239,4 +250,107 @@ def labels_broadcast(x: Examination, compared: Outcome) -> Finding:
         before=compared["before"],
         after=compared["after"],
         intervention="with outputs of the shape of the labels",
+    )
+
+
+class _Twice(Classifier):
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.twice = twice
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = super().forward(ids)
+        if self.twice:
+            logits = logits.softmax(-1)
+        return logits
+
+
+@row(
+    reads=("softmax_again",),
+    order=51,
+    needs={"loss", "labels"},
+    bad=lambda: Program(_Twice(True), ids(), classes()),
+    good=lambda: Program(_Twice(False), ids(), classes()),
+)
+def double_softmax(x: Examination, again: Outcome) -> Finding:
+    """A second softmax before the loss."""
+    last = x.scan.returned
+    place = None if last is None else last.place
+    change, edits = x.edited("softmax_again", place, source.without_call(place, "softmax"))
+    return Finding(
+        "double_softmax",
+        "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
+        f"loss {again['least']:.3g}, and gradients are small.",
+        f"{change}: nn.CrossEntropyLoss takes logits" if change else "Return logits, without the softmax at the end",
+        tried=bool(change),
+        measured="smallest loss that any output can reach",
+        before=again["least"],
+        after=again["free"],
+        intervention="with logits",
+        edits=edits,
+    )
+
+
+class _Encoder(Classifier):
+    """Two views of each sequence."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.mix(self.embed(ids))
+        return torch.stack([states[:, ::2].mean(1), states[:, 1::2].mean(1)], dim=1)
+
+
+def _closer(out: Tensor) -> Tensor:
+    """Views of one sequence are to be alike, and nothing else."""
+    return (out[:, 0] - out[:, 1]).square().mean()
+
+
+def _closest(out: Tensor) -> Tensor:
+    """Views of one sequence are to be more alike than those of two."""
+    return F.cross_entropy(out[:, 0] @ out[:, 1].T, torch.arange(len(out)))
+
+
+@row(
+    reads=("one_answer_is_best",),
+    order=50,
+    needs={"loss"},
+    bad=lambda: Program(_Encoder(), ids(), None, _closer),
+    good=lambda: Program(_Encoder(), ids(), None, _closest),
+)
+def collapsed_objective(x: Examination, constant: Outcome) -> Finding:
+    """An objective that one output for all inputs fulfils."""
+    return Finding(
+        "collapsed_objective",
+        "The loss is smallest when all outputs are equal: one constant output has the loss "
+        f"{constant['constant']:.3g}. Nothing in the objective keeps inputs apart.",
+        "Add a term that keeps outputs apart (VICReg), negatives, or a stop-gradient with a predictor (BYOL)",
+        measured="loss",
+        before=constant["begin"],
+        after=constant["constant"],
+        intervention="with one constant output for all inputs, where the outputs started "
+        f"{constant['apart']:.2g} apart ({STEPS} steps without the model)",
+    )
+
+
+@row(
+    reads=("softmax_across",),
+    order=51,
+    needs={"loss", "labels"},
+    bad=lambda: classified(lambda logits, labels: F.nll_loss(logits.log_softmax(0), labels)),
+    good=lambda: classified(lambda logits, labels: F.nll_loss(logits.log_softmax(1), labels)),
+)
+def loss_softmax_axis(x: Examination, across: Outcome) -> Finding:
+    """A loss whose softmax does not run over the classes."""
+    change, edits = x.edited("softmax_across", across["place"], source.over_axis(across["place"], -1))
+    over, one = ("sequences of the batch", "sequence") if across["over batch"] else ("tokens", "token")
+    return Finding(
+        "loss_softmax_axis",
+        f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
+        f"class, and no {one} has to choose one.",
+        change or "Take the softmax of the loss over the last axis, or use torch.nn.functional.cross_entropy",
+        tried=bool(change),
+        measured=f"change of the loss when 3 is added to all classes of one {one}",
+        before=across["change"],
+        after=0.0,
+        intervention="with a softmax over the classes",
+        edits=edits,
     )

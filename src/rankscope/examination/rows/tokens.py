@@ -1,14 +1,14 @@
-"""Order and maps: rows that read the experiments of :mod:`rankscope.examination._tokens`."""
+"""Order of tokens, and maps that follow each other."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.examination._examination import Examination
-from rankscope.examination._examples import Classifier, Program, Reader, classes, ids, per_token
-from rankscope.examination._outcomes import Outcome
-from rankscope.examination._spec import Finding, row
+from rankscope.examination.outcomes import Outcome
+from rankscope.examination.passes import Examination
+from rankscope.examination.rows.programs import Classifier, Program, Reader, classes, ids, per_token
+from rankscope.examination.spec import Finding, row
 
 
 class _Bag(nn.Module):
@@ -121,7 +121,7 @@ def no_activation(x: Examination, follow: Outcome) -> Finding:
 
 
 class _Pooled(Reader):
-    """Logits of the next id, from the mean of all tokens or from each."""
+    """Logits of the next id, from the first token or from each."""
 
     def __init__(self, pooled: bool) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Pooled(Reader):
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = super().forward(ids)
-        return out.mean(1, keepdim=True).expand_as(out).contiguous() if self.pooled else out
+        return out[:, :1].expand_as(out).contiguous() if self.pooled else out
 
 
 def _pooled(pooled: bool) -> Program:
