@@ -61,6 +61,17 @@ CASES = {
         "gauge.step(0)\n"
         "assert {alarm.name for alarm in seen} == {'stretched_queries'}\n",
     ),
+    "A finding of `doctor`": (
+        None,
+        "import torch, rankscope as rs\n"
+        "from rankscope.examination import ROWS\n"
+        "row = ROWS['only_first_token']\n"
+        "for make, expected in ((row.bad, ['only_first_token']), (row.good, [])):\n"
+        "    torch.manual_seed(0)\n"
+        "    program = make()\n"
+        "    found = rs.doctor(program.model, program.inputs, loss=program.loss, labels=program.labels).findings\n"
+        "    assert [one.code for one in found if one.code == 'only_first_token'] == expected\n",
+    ),
 }
 
 
