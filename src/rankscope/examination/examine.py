@@ -86,7 +86,7 @@ or optimised (2) nor what the loss is given (5). What is registered or optimised
 
 _OF_INPUTS = frozenset({"few_tokens"})
 """Rows that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
-_DIFFERS = frozenset({"not_deterministic", "made_in_forward"})
+_DIFFERS = frozenset({"not_deterministic"})
 """Faults with which two equal passes differ."""
 _COMPARES = frozenset({1, 3, 4, 6, 7, 8})
 """Steps of rows that compare passes, which must be equal if nothing was changed."""

@@ -29,8 +29,6 @@ AGAIN = 4
 """Steps after which what began at zero must move."""
 NO_GRADIENT = 1e-6
 """Share of the median gradient up to which there is none: rounding of float32 is a tenth of it."""
-WORN = 0.02
-"""Share of a weight that decay alone takes away in one step: half of it is gone after 35 steps."""
 
 
 @dataclass(frozen=True)
@@ -170,28 +168,6 @@ def _along(step: _Step) -> float:
     moved = torch.cat([(one - step.before[name]).double().flatten() for name, one in step.after.items()])
     slope = torch.cat([one.double().flatten() for one in step.gradients.values()])
     return float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
-
-
-@experiment
-def decay_wears_weights(x: Examination) -> Outcome:
-    """Whether a step without gradients takes a large share of the weights; the control is one without decay too."""
-    groups = [] if x.optimizer is None else x.optimizer.param_groups
-    if not any(float(one.get("lr", 0.0)) * float(one.get("weight_decay") or 0.0) > WORN for one in groups):
-        return NO
-    step, plain = _step(x, times=0.0), _step(x, times=0.0, weight_decay=0.0)
-    if step is None or plain is None or _broken(step):
-        return NOT_READ
-    share = _share_lost(step)
-    return Outcome(share > WORN, _share_lost(plain) > WORN, {"share": share})
-
-
-def _share_lost(step: _Step) -> float:
-    """By what share the size of the matrices fell in a step."""
-    before, after = (
-        torch.cat([one.double().flatten() for one in values.values() if one.ndim > 1]).norm()
-        for values in (step.before, step.after)
-    )
-    return 1.0 - float(after / before)
 
 
 def after_steps(x: Examination) -> dict[str, Tensor]:
@@ -385,15 +361,6 @@ def hidden_modules(x: Examination) -> Outcome:
 
 
 @experiment
-def anew_each_pass(x: Examination) -> Outcome:
-    """Whether a pass makes modules and differs from the next one; the control is the same pass with equal numbers."""
-    if not x.made_in_forward or not x.noise:
-        return NO
-    one, other = x.output(), x.output()
-    return Outcome(True, one is None or other is None or not torch.equal(one, other), {"noise": x.noise})
-
-
-@experiment
 def cut_in_training(x: Examination) -> Outcome:
     """Whether parameters get a gradient in evaluation mode and none in training mode, where their modules run.
 
@@ -429,8 +396,8 @@ def cut_in_training(x: Examination) -> Outcome:
 def without_effect(x: Examination) -> Outcome:
     """Whether parameters get no gradient in any mode, and moving them changes outputs or does not.
 
-    Numbers ``cut`` change an output, ``dropped`` belong to modules that run and whose result is dropped, ``unused`` are
-    the rest. The control are two equal passes.
+    Those of ``cut`` change an output, those of ``dropped`` run without effect, those of ``unused`` do not run. The
+    control are two equal passes.
     """
     silent = [name for name, one in x.gradients.items() if one is None]
     if silent and x.loss is not None:  # what another output depends on is not lost, only not part of this loss

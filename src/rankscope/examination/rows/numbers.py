@@ -186,6 +186,15 @@ _DROPPING = frozenset({"scaled_dot_product_attention", "multi_head_attention_for
 @row(reads=("passes_differ",), order=3, bad=lambda: _dropping(True), good=lambda: _dropping(False))
 def not_deterministic(x: Examination, differ: Outcome) -> Finding:
     """A model that answers differently each time in evaluation mode."""
+    if x.made_in_forward:
+        kinds = ", ".join(x.made_in_forward)
+        return Finding(
+            "not_deterministic",
+            f"{kinds}: created inside forward, with new random weights in every pass; they can never be trained.",
+            f"Create {kinds} once in __init__ and call it in forward.",
+            measured="difference between the outputs of two equal passes",
+            before=differ["noise"],
+        )
     step = differ["step"]
     drops = step is not None and ("dropout" in step.name or step.name in _DROPPING)
     return Finding(
@@ -198,33 +207,4 @@ def not_deterministic(x: Examination, differ: Outcome) -> Finding:
         kind="fault" if drops else "note",
         measured="difference between the outputs of two equal passes",
         before=differ["noise"],
-    )
-
-
-class _New(Classifier):
-    def __init__(self, new: bool) -> None:
-        super().__init__()
-        self.new, self.last = new, nn.Linear(3, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        last = nn.Linear(3, 3) if self.new else self.last
-        out: Tensor = last(super().forward(ids))
-        return out
-
-
-@row(
-    reads=("anew_each_pass",),
-    order=3,
-    bad=lambda: Program(_New(True), ids(), classes()),
-    good=lambda: Program(_New(False), ids(), classes()),
-)
-def made_in_forward(x: Examination, anew: Outcome) -> Finding:
-    """Modules that every forward pass creates anew."""
-    kinds = ", ".join(x.made_in_forward)
-    return Finding(
-        "made_in_forward",
-        f"{kinds}: created inside forward, with new random weights in every pass; they can never be trained.",
-        f"Create {kinds} once in __init__ and call it in forward.",
-        measured="difference between the outputs of two equal passes",
-        before=anew["noise"],
     )
