@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, UnsupportedOperationError
-from rankscope.examination.experiments import changes, dependencies, loss, modes, operations, parameters, scan
+from rankscope.examination.experiments import changes, dependencies, loss, modes, operations, parameters, weights
 from rankscope.examination.outcomes import FAILS
 from rankscope.examination.passes import Examination, Loss
 from rankscope.examination.spec import ROWS, Finding
@@ -20,7 +20,7 @@ from rankscope.models.wrapping import same_buffers
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.session import operations_on
 
-EXPERIMENTS = (changes, dependencies, loss, modes, operations, parameters, scan)
+EXPERIMENTS = (changes, dependencies, loss, modes, operations, parameters, weights)
 """Where the experiments are that rows name: importing them registers these."""
 
 

@@ -77,12 +77,39 @@ class TokenMap:
         return None if moved is None else bool(moved.any())
 
 
+def real_tokens(x: Examination) -> Tensor | None:
+    """Which tokens are no padding, as far as that is known."""
+    fills = next((one for value in x.texts if (one := filled_ends(value)) is not None), None)
+    return x.batch.keep if x.batch.keep is not None else None if fills is None else ~fills
+
+
+def plain_of(x: Examination) -> int:
+    """Which sequence is the plain one: that with the fewest padded tokens."""
+    real = real_tokens(x)
+    return 0 if real is None else int(real.sum(1).argmax())
+
+
+def replaced(batch: Batch, row: int | None = None) -> tuple[Batch, list[Tensor]]:
+    """The batch with other ids, vectors and images everywhere, or in one sequence, and these tensors."""
+    made: list[Tensor] = []
+
+    def other(name: str, value: Tensor, axis: int) -> Tensor:
+        if is_mask_like(name) or value.dtype is torch.bool or value.ndim < 2:
+            return value
+        new = other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device))
+        if row is not None:
+            where = torch.arange(value.shape[axis], device=value.device) == row
+            new = torch.where(where.view(-1, *[1] * (value.ndim - 1 - axis)), new, value)
+        made.append(new)
+        return new
+
+    return batch.mapped(other), made
+
+
 def token_map(x: Examination) -> TokenMap:
     """Run the pass; see the table at the top of this module."""
-    kept = x.batch.keep
-    fills = next((one for value in x.texts if (one := filled_ends(value)) is not None), None)
-    real = kept if kept is not None else None if fills is None else ~fills
-    plain = 0 if real is None else int(real.sum(1).argmax())
+    kept, real = x.batch.keep, real_tokens(x)
+    plain = plain_of(x)
     content = torch.ones(x.tokens or 1, dtype=torch.bool) if real is None else real[plain].cpu()
     places = content.nonzero()[:, 0]
     middle = int(places[len(places) // 2]) if len(places) else 0
@@ -201,14 +228,14 @@ def sequences_touch(x: Examination) -> Outcome:
     if out is None or axis is None or x.sequences < 3 or x.noise:
         return NOT_READ
     known = x.once(token_map)
-    row = out.select(axis, plain_of(x, known))
+    row = out.select(axis, plain_of(x))
     here = known.output("plain")
     tokens = x.token_axis(out)
     row = row if tokens is None else row.movedim(tokens - (axis < tokens), 0)
     gap = None if here is None else changed_entries(row, here)
     if gap is not None and not bool(gap.any()):
         return NO
-    calls = x.calls(x.changed(lambda mask: mask[1].fill_(True)))
+    calls = x.calls(replaced(x.batch, 1)[0])
     other = calls[-1].output
     if other is None or other.shape != out.shape:
         return NOT_READ
@@ -227,15 +254,6 @@ def sequences_touch(x: Examination) -> Outcome:
     leak = next((call for call, after in zip(x.base, calls, strict=False) if _leaks(x, call, after, keep)), None)
     numbers = {"size": change_between(one, two), "where": "" if leak is None else leak.name or "", "keep": keep}
     return Outcome(True, similarity or alike, numbers | {"axis": axis})
-
-
-def plain_of(x: Examination, known: TokenMap) -> int:
-    """Which sequence of the batch is the plain one."""
-    real = x.batch.keep
-    if real is None:
-        fills = next((one for value in x.texts if (one := filled_ends(value)) is not None), None)
-        real = None if fills is None else ~fills
-    return 0 if real is None else int(real.sum(1).argmax())
 
 
 def _leaks(x: Examination, before: ModuleCall, after: ModuleCall, keep: Tensor) -> bool:
@@ -363,7 +381,7 @@ def turned_first(x: Examination, keep: Tensor, axis: int) -> float | None:
     try:
         for module in first:
             module.batch_first = True  # type: ignore[assignment]
-        one, other = x.output(), x.output(x.changed(lambda mask: mask[1].fill_(True)))
+        one, other = x.output(), x.output(replaced(x.batch, 1)[0])
     except (RuntimeError, ValueError, AssertionError):
         return None  # a mask or a state that only fits the other order
     finally:

@@ -258,16 +258,6 @@ def skips_a_token(x: Examination) -> Outcome:
 
 
 @experiment
-def other_places(x: Examination) -> Outcome:
-    """Whether a label is compared with the output of another sequence alone; the control is two equal calls."""
-    found = x.outcome("alignment")
-    if found.seen is None:
-        return NOT_READ
-    places, here = found["places"], found["here"]
-    return Outcome(len(places) == 1 and places[0][0] != here[0], found.control, {"places": places, "here": here})
-
-
-@experiment
 def labels_unread(x: Examination) -> Outcome:
     """Whether the gradient is the same for any labels.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rankscope.examination import source
 from rankscope.examination.experiments.changes import attention_seen
 from rankscope.examination.experiments.dependencies import next_tokens_of, turned_first
-from rankscope.examination.experiments.scan import attention_softmax
+from rankscope.examination.experiments.weights import attention_softmax
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import Classifier, Program, classes, decoder, ids, per_token

@@ -73,28 +73,6 @@ def labels_shifted_wrongly(x: Examination, skips: Outcome) -> Finding:
     )
 
 
-def rolled() -> Program:
-    """A loss that compares each output with the label of another sequence."""
-    return classified(lambda logits, labels: F.cross_entropy(logits, labels.roll(3)))
-
-
-@row(reads=("other_places",), order=52, needs={"loss", "labels"}, bad=rolled, good=classified)
-def labels_of_others(x: Examination, other: Outcome) -> Finding:
-    """Labels that are compared with the outputs of other sequences."""
-    to, here = other["places"][0][0], other["here"][0]
-    return Finding(
-        "labels_of_others",
-        f"The label of sequence {here} is compared with the output of sequence {to}: another label there moves the "
-        "gradient of that output, and of no other one.",
-        "Bring outputs and labels into one order before they are compared: look for view or reshape where a transpose "
-        "was meant",
-        measured="sequence whose output a label moves",
-        before=float(to),
-        after=float(here),
-        intervention="expected",
-    )
-
-
 def confident() -> Program:
     """A loss that never looks at the labels."""
     return classified(lambda logits, labels: -logits.softmax(-1).max(-1).values.log().mean() + 0 * labels.sum())

@@ -81,25 +81,6 @@ def step_too_small(x: Examination, small: Outcome) -> Finding:
     )
 
 
-def maximised() -> Program:
-    """An optimizer that is told to maximise the loss."""
-    program = classified()
-    program.optimizer = lambda model: torch.optim.AdamW(model.parameters(), 1e-3, maximize=True)
-    return program
-
-
-@row(reads=("step_goes_up",), order=22, needs={"loss", "optimizer"}, bad=maximised, good=classified)
-def steps_uphill(x: Examination, up: Outcome) -> Finding:
-    """Steps that make the loss larger."""
-    return Finding(
-        "steps_uphill",
-        "The optimizer steps along the gradient and not against it: each step makes the loss larger.",
-        "Look at maximize and at the sign of the learning rate",
-        measured="cosine of a step of the optimizer and the gradient",
-        before=up["along"],
-    )
-
-
 def tied_by_data() -> Program:
     """A head that is tied to the embedding by ``.data``."""
     program = tied()
