@@ -82,19 +82,19 @@ def test_a_row_is_explained_with_its_programs() -> None:
 
 def test_an_edit_is_data_that_a_program_can_carry_out() -> None:
     torch.manual_seed(0)
-    report = asked(ROWS["causal_mask"].bad())
+    report = asked(ROWS["inputs_ignored"].bad())
     (edit,) = report.to_json()["findings"][0]["edits"]
-    assert edit["function"] == "Attention.forward"
-    assert Path(edit["file"]).name == "programs.py"
+    assert edit["function"] == "_Ignoring.forward"
+    assert Path(edit["file"]).name == "lost.py"
     assert edit["old"] in Path(edit["file"]).read_text()
-    assert "triu(1)" in edit["new"]
+    assert (edit["old"], edit["new"]) == ("x * self.times", "x")
     json.dumps(report.to_json())
 
 
 def test_the_fields_of_the_answer_are_those_of_its_schema() -> None:
     """Programs read them: whoever renames or removes one raises the schema."""
     torch.manual_seed(0)
-    answer = asked(ROWS["causal_mask"].bad()).to_json()
+    answer = asked(ROWS["inputs_ignored"].bad()).to_json()
     assert (answer["schema"], answer["kind"]) == (1, "doctor")
     assert answer.keys() == {
         "schema", "kind", "answer", "codes", "findings", "model", "architecture", "stacks", "checks", "claims",

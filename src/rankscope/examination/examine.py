@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, UnsupportedOperationError
-from rankscope.examination.experiments import changes, dependencies, loss, modes, operations, parameters, scan
+from rankscope.examination.experiments import changes, dependencies, loss, modes, operations, parameters, weights
 from rankscope.examination.outcomes import FAILS
 from rankscope.examination.passes import Examination, Loss
 from rankscope.examination.spec import ROWS, Finding
@@ -20,7 +20,7 @@ from rankscope.models.wrapping import same_buffers
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.session import operations_on
 
-EXPERIMENTS = (changes, dependencies, loss, modes, operations, parameters, scan)
+EXPERIMENTS = (changes, dependencies, loss, modes, operations, parameters, weights)
 """Where the experiments are that rows name: importing them registers these."""
 
 
@@ -86,7 +86,7 @@ or optimised (2) nor what the loss is given (5). What is registered or optimised
 
 _OF_INPUTS = frozenset({"few_tokens"})
 """Rows that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
-_DIFFERS = frozenset({"not_deterministic", "made_in_forward"})
+_DIFFERS = frozenset({"not_deterministic"})
 """Faults with which two equal passes differ."""
 _COMPARES = frozenset({1, 3, 4, 6, 7, 8})
 """Steps of rows that compare passes, which must be equal if nothing was changed."""

@@ -20,7 +20,7 @@ from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
 from rankscope.examination.source import Edit, FileEdit, SourcePlace, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
 from rankscope.models.inputs import Batch
-from rankscope.models.inputs.axes import main_tensors, other_entries
+from rankscope.models.inputs.axes import main_tensors
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import same_buffers, with_parameters, without_fastpath
@@ -296,24 +296,6 @@ class Examination:
         """How much inputs differ in some states; None if these do not count them."""
         axis = self.sequence_axis(states)
         return None if axis is None or not bool(torch.isfinite(states).all()) else apart(states, axis)
-
-    def changed(self, where: Callable[[Tensor], object], only: Tensor | None = None) -> Batch:
-        """The batch with other ids or vectors where ``where`` sets True, given a mask ``sequences tokens``.
-
-        Ids of segments and of types of tokens are left as they are, unless they are all that there is.
-        """
-        several = [value for value in self.mains if value.is_floating_point() or len(torch.unique(value)) > SEGMENTS]
-        mains = {id(value) for value in ((only,) if only is not None else several or self.mains)}
-
-        def change(value: Any) -> Any:
-            if id(value) not in mains:
-                return value
-            mask = torch.zeros(value.shape[:2], dtype=torch.bool, device=value.device)
-            where(mask.transpose(0, self.batch.axis))
-            return other_entries(value, mask)
-
-        inputs = {name: change(value) for name, value in self.batch.inputs.items()}
-        return replace(self.batch, inputs=inputs, arguments=tuple(map(change, self.batch.arguments)))
 
     # Changes.
 

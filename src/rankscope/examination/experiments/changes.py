@@ -160,7 +160,7 @@ def in_blocks(
 
 @experiment
 def skips_missing(x: Examination) -> Outcome:
-    """Whether tokens stay apart if the input of each block without a skip is added to its output."""
+    """Whether tokens stay apart if each block without a skip gets one; the control are weights as they begin."""
     if len(x.blocks) < 2 or not _fell(x):
         return NO
     bare, some = _without_skips(x)
@@ -231,7 +231,7 @@ def _carried(x: Examination) -> dict[str, float]:
 
 @experiment
 def skips_weak(x: Examination) -> Outcome:
-    """Whether tokens stay apart if the skips, which carry less than half of the stream, carry all of it."""
+    """Whether tokens stay apart if skips that carry less than half carry all; the control are weights as they begin."""
     if x.view is None or not _fell(x):
         return NO
     gains = _gains(x)
@@ -324,7 +324,7 @@ def layers_cloned(x: Examination) -> Outcome:
 
 @experiment
 def norms_after_sums(x: Examination) -> Outcome:
-    """Whether tokens stay apart with the norms before the branches."""
+    """Whether tokens stay apart with the norms before the branches; the control are weights as they begin."""
     if x.stack is None or x.view is None or not _fell(x):
         return NO
     if 2 * sum(plan.post_norm for plan in x.stack.plans) < x.stack.depth:

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.examination import source
+from rankscope.examination.experiments.dependencies import replaced
 from rankscope.examination.experiments.scan import ModuleFollower
 from rankscope.examination.outcomes import NO, Outcome, experiment
 from rankscope.examination.passes import ROOM, Examination
 from rankscope.examination.source import SourcePlace
 from rankscope.examination.tensors import main_output, redrawn
 from rankscope.linalg.rounding import differs
-from rankscope.models.inputs import Batch
-from rankscope.models.inputs.axes import other_entries
 from rankscope.models.inputs.record import is_mask_like
 from rankscope.models.loading.devices import seed_generators
 
@@ -205,19 +204,6 @@ _TRIED = 3
 """Operations that are tried as the place where the inputs are lost: each is a pass."""
 
 
-def _others(batch: Batch) -> tuple[Batch, list[Tensor]]:
-    """The batch with other ids, vectors and images everywhere, and these tensors."""
-    made: list[Tensor] = []
-
-    def other(name: str, value: Tensor, axis: int) -> Tensor:
-        if is_mask_like(name) or value.dtype is torch.bool or value.ndim < 2:
-            return value
-        made.append(other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)))
-        return made[-1]
-
-    return batch.mapped(other), made
-
-
 def _inputs_differ(x: Examination) -> bool:
     """Whether the sequences, or images, of the batch are not all the same."""
     differ: list[bool] = []
@@ -270,7 +256,7 @@ def inputs_lost(x: Examination) -> Outcome:
         return NO
     before = x.inputs_apart(x.result)
     batch = x.batch.taken(0, 2) if x.sequences > 2 else x.batch
-    other, made = _others(batch)
+    other, made = replaced(batch)
     first = Following(x.model)
     with first.watching():
         own = x.run(batch)

@@ -11,7 +11,6 @@ from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import Classifier, Program, classes, classified, ids
 from rankscope.examination.spec import Finding, row
-from rankscope.examination.tensors import few
 
 
 def broken_weights() -> Program:
@@ -36,30 +35,6 @@ def weights_not_finite(x: Examination, broken: Outcome) -> Finding:
         after=0.0,
         intervention="in a model as it begins",
         where=first,
-    )
-
-
-def erased() -> Program:
-    """Weights that were overwritten."""
-    program = classified()
-    for one in program.model.parameters():
-        nn.init.zeros_(one)
-    return program
-
-
-@row(reads=("weights_constant",), order=0, bad=erased, good=classified)
-def weights_erased(x: Examination, constant: Outcome) -> Finding:
-    """Matrices that are all one number, with which nothing else can be told."""
-    names = constant["names"]
-    return Finding(
-        "weights_erased",
-        f"Every matrix of the model is one number ({few(names)}): whatever it computes is the same for all inputs.",
-        "Look for what overwrote the weights, or compare them with those that were to be loaded",
-        measured="matrices whose entries are all equal",
-        before=float(len(names)),
-        after=0.0,
-        intervention="in a model as it begins",
-        where=names[0],
     )
 
 
@@ -186,6 +161,15 @@ _DROPPING = frozenset({"scaled_dot_product_attention", "multi_head_attention_for
 @row(reads=("passes_differ",), order=3, bad=lambda: _dropping(True), good=lambda: _dropping(False))
 def not_deterministic(x: Examination, differ: Outcome) -> Finding:
     """A model that answers differently each time in evaluation mode."""
+    if x.made_in_forward:
+        kinds = ", ".join(x.made_in_forward)
+        return Finding(
+            "not_deterministic",
+            f"{kinds}: created inside forward, with new random weights in every pass; they can never be trained.",
+            f"Create {kinds} once in __init__ and call it in forward.",
+            measured="difference between the outputs of two equal passes",
+            before=differ["noise"],
+        )
     step = differ["step"]
     drops = step is not None and ("dropout" in step.name or step.name in _DROPPING)
     return Finding(
@@ -198,33 +182,4 @@ def not_deterministic(x: Examination, differ: Outcome) -> Finding:
         kind="fault" if drops else "note",
         measured="difference between the outputs of two equal passes",
         before=differ["noise"],
-    )
-
-
-class _New(Classifier):
-    def __init__(self, new: bool) -> None:
-        super().__init__()
-        self.new, self.last = new, nn.Linear(3, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        last = nn.Linear(3, 3) if self.new else self.last
-        out: Tensor = last(super().forward(ids))
-        return out
-
-
-@row(
-    reads=("anew_each_pass",),
-    order=3,
-    bad=lambda: Program(_New(True), ids(), classes()),
-    good=lambda: Program(_New(False), ids(), classes()),
-)
-def made_in_forward(x: Examination, anew: Outcome) -> Finding:
-    """Modules that every forward pass creates anew."""
-    kinds = ", ".join(x.made_in_forward)
-    return Finding(
-        "made_in_forward",
-        f"{kinds}: created inside forward, with new random weights in every pass; they can never be trained.",
-        f"Create {kinds} once in __init__ and call it in forward.",
-        measured="difference between the outputs of two equal passes",
-        before=anew["noise"],
     )

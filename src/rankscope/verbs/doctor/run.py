@@ -113,7 +113,9 @@ def doctor(
             view = with_proven_cuts(view)
         except DiscoveryError as error:
             why = str(error)
-            checks = (Check("shape" if isinstance(error, LayoutError) else "blocks", "fail", why),)
+            # Without blocks no number is wrong, because measure refuses; a layout can be declared, so it is asked for.
+            has_axes = isinstance(error, LayoutError)
+            checks = (Check("shape", "fail", why),) if has_axes else (Check("blocks", "refused", why),)
         except UnsupportedOperationError as error:  # an operator that cannot be followed, such as flex_attention
             why = str(error)
             checks = (Check("blocks", "refused", why),)
