@@ -143,7 +143,7 @@ def test_the_sidebar_has_five_groups_and_every_page_once() -> None:
 @pytest.mark.parametrize("name", HOWTO)
 def test_a_how_to_is_short_and_begins_with_code_and_what_it_prints(name: str) -> None:
     text = (ROOT / f"docs/howto/{name}.md").read_text(encoding="utf-8")
-    assert len(text.split()) <= 900
+    assert len(text.split()) <= (1500 if name in ("doctor", "monitor") else 900)  # what most people come for
     body = re.sub(r"^# .*\n|^```\{index\}(?s:.*?)^```$|^<details>(?s:.*?)</details>$", "", text, flags=re.MULTILINE)
     assert re.match(r"```(python|console)", body.strip())
 
