@@ -1,7 +1,7 @@
 """Why a run went bad: what experiments showed, what was recorded, and what was seen, in order. Does not import torch.
 
     watch.why()                       # of a run that is watched
-    why(read_record("runs/plain"))    # of its record
+    why(read_record("runs/plain"))    # of its record, as `rankscope doctor runs/plain` prints
 
 A cause is shown (an experiment), or recorded (an event or a fact); what is only seen, as a curve is, is never one.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rankscope._printing import brief
 from rankscope.monitor.readings import FAULTS, Alarm, Reading
@@ -73,6 +73,10 @@ class Why:
 
     __repr__ = brief
 
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return asdict(self)
+
     def __str__(self) -> str:
         count = f"{self.readings} reading{'s' if self.readings != 1 else ''}"
         if not self.readings and not self.lines:
@@ -80,6 +84,9 @@ class Why:
         elif self.since is None:
             words = "" if self.cause is None else self.cause.words.split("\n")[0].rstrip(".")
             head = f"No alarm ({count}); {self.cause.how}: {words}." if self.cause else f"No fault seen ({count})."
+            events = sum(line.name != "learning_rate" for line in self.lines)
+            if self.cause is None and events:
+                head = f"{head} {events} event{'s' if events > 1 else ''} that may be planned:"
         elif self.cause is None:
             head = f"Went bad at step {self.since}; nothing was shown or recorded that explains it ({count})."
         else:

@@ -32,4 +32,6 @@ def still_weights(layer: LayerState) -> Judgement | None:
         words, component = f"{words}; the learning rate is 0", "rate"
     elif layer.now.get("gradient_norm", layer.now.get("blocks_with_gradient", 0.0)) == 0.0:
         words, component = f"{words}; they have no gradient", "gradients"
+    elif math.isfinite(rate):
+        words = f"{words}; the learning rate is {rate:.2g}"
     return Judgement(steps / STEPS, {"still_steps": steps, "weights_moved": moved}, words, component)
