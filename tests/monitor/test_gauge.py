@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rankscope import Inputs, Surgery, load
+import rankscope as rs
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, Gauge, read_record
@@ -119,14 +120,14 @@ def test_healthy_training_is_not_alarmed() -> None:
 
 def test_error_is_reported_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     model = bert()
-    gauge = Gauge(model, {"input_ids": torch.full((2, 4), 10**6)}, schedule=1, record=tmp_path)
+    gauge = Gauge(rs.Model(model, blocks="nowhere.*"), probe(), schedule=1, record=tmp_path)
     with caplog.at_level(logging.ERROR, "rankscope.monitor"):
         for step in range(4):
             gauge.after_backward(step)
             assert gauge.step(step) is None
     gauge.close()
     assert gauge.disabled is not None
-    assert "InputError" in gauge.disabled
+    assert "nowhere" in gauge.disabled
     assert len([entry for entry in caplog.records if entry.levelno >= logging.ERROR]) == 1
     assert "Traceback" in caplog.text
     assert model.training

@@ -498,6 +498,24 @@ def test_two_steps_for_one_gradient_are_a_gradient_that_is_not_cleared() -> None
     assert (alarm.name, alarm.evidence["gradient_carried"]) == ("kept_gradients", 1.0)
 
 
+def test_a_closure_that_gives_the_same_gradient_again_is_no_kept_one() -> None:
+    torch.manual_seed(0)
+    model, x = Plain(), torch.randn(16, 8)
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    watch = rs.watch(model, optimizer, actions=(), schedule=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x, None) - x[:, :1]).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(40):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    watch.close()
+    assert watch.alarms == ()
+
+
 def test_steps_by_another_optimizer_are_an_alarm_only_if_it_was_so_from_the_start() -> None:
     def another(loss: Tensor, optimizer: torch.optim.Optimizer, step: int, since: int) -> None:
         usual(loss, torch.optim.Adam(optimizer.param_groups[0]["params"], 1e-2) if step >= since else optimizer, step)

@@ -67,6 +67,11 @@ class Clearing:
         self._share = math.nan if bool(self._old.any()) else 0.0
         self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
 
+    def forget(self) -> None:
+        """The coming step computes gradients itself: what is there before it is left from the step before."""
+        self.close()
+        self._parameter = None
+
     def close(self) -> None:
         """Stop listening."""
         if self._handle is not None:

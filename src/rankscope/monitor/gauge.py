@@ -55,7 +55,6 @@ from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follo
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
-STREAM = "stream_rms"
 EMPTY, NOTHING_LEFT = ("padding", "ignored"), 0.99
 """Share of a batch that is padding or has ignored labels, at which the mean over what is left is no number."""
 SAME_ANGLE = 0.99
@@ -64,8 +63,6 @@ FOLLOWS = 32
 """Steps before the onset of a rise in which what nobody declared makes it a warning, however slow it is."""
 REMEMBERED = 512
 """Readings whose motion of the weights is remembered."""
-OVERFLOWS = 16.0
-"""Growth of the stream since the start of the run that is blamed for numbers that are not finite."""
 
 
 class Gauge:
@@ -259,8 +256,15 @@ class Gauge:
         count = self._outlets.count + self._before
         return explained(raised, [*self.notes, *self._events], list(self._motions), count, found)
 
-    def after_backward(self, step: int) -> None:
-        """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
+    def after_backward(self, step: int, *, has_closure: bool = False) -> None:
+        """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``.
+
+        Args:
+            step: the training step.
+            has_closure: the step will compute gradients itself, as that of LBFGS does.
+        """
+        if has_closure:
+            self._clearing.forget()
         number = self._numbered(step)
         if number is None or self.disabled is not None:
             return
@@ -634,13 +638,10 @@ class Gauge:
         return (component, f"{told}{since}")
 
     def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> tuple[str, str]:
-        """An update wrote all weights: what is known of its gradient, of the loss and of the activations before it.
+        """An update wrote all weights: what is known of its gradient and of the loss before it.
 
         If gradients were read at this step, weights and activations of the probe were finite before the update.
         """
-        states = {} if self.last is None else self._references.states(self.last.table)
-        sizes = [(state.now.get(STREAM, math.nan), state.highest.get(STREAM, math.nan)) for state in states.values()]
-        grown = max((now / start for now, start in sizes if now > 0.0 and start > 0.0), default=1.0)
         first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
         words = "All weights at once"
         if first_gradient is not None:
@@ -648,17 +649,11 @@ class Gauge:
         elif "gradient" in self._heard:
             words += ", by an update whose gradient was finite"
         words += "."
-        if self.last is not None and grown >= OVERFLOWS:
-            words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
-            return ("activations", f"{words}{since}")
         if first_gradient is None and "gradient" in self._heard:
             return ("optimizer", f"{words}{since}")
-        if self._prober.before_update is not None and loss_is_bad:
-            words += " Before it, weights and the activations of the probe were finite, and the loss was not."
-            return ("loss", f"{words}{since}")
-        if first_loss is not None and first_loss == first_gradient:
-            words += f" The loss was not finite either at step {first_loss}, the first such step."
-            return ("loss", f"{words}{since}")
+        is_earlier = first_loss is not None and first_loss == first_gradient
+        if is_earlier or (self._prober.before_update is not None and loss_is_bad):
+            return ("loss", f"{words} The loss was not finite before it.{since}")
         return ("gradients", f"{words}{since}")
 
     @contextmanager

@@ -192,7 +192,7 @@ class Watch(Watched):
     def _forward(self) -> None:
         self._forwards += 1
         most = max(MOST_FORWARDS, 8 * self._most)
-        if self._forwards == 1:
+        if self._forwards == most // 2:
             self._before_forwards = self._sample()
         if self._forwards == most + 1:
             self._guarded(lambda: self._without_step(most))
@@ -304,14 +304,15 @@ class Watch(Watched):
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         is_first = self.gauge is None and self._probe is None and self._batches.parts == 0
-        if is_first and any(map(callable, (*args[1:], *kwargs.values()))):
+        has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if is_first and has_closure:
             return  # a closure calls the model inside the step
-        self._guarded(lambda: self._begin(optimizer))
+        self._guarded(lambda: self._begin(optimizer, has_closure=has_closure))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._guarded(lambda: self._end(optimizer))
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Before the first optimizer of a step: read the gradients that all of them are about to use."""
         if self._steps[id(optimizer)] < self.step:
             return  # another optimizer began this step
@@ -324,7 +325,7 @@ class Watch(Watched):
             self._modes = modes or self._modes
             self._notice(gauge)
             with self._not_of_the_training():
-                gauge.after_backward(self.step)
+                gauge.after_backward(self.step, has_closure=has_closure)
 
     def _tell_idle(self) -> None:
         """Once, which optimizers made no step while another one made many."""
@@ -350,10 +351,9 @@ class Watch(Watched):
         if step is None or self.gauge is None:
             return
         losses, self._losses = self._losses, []
-        batch = self._batches.latest
-        tensors = None if batch is None else {name: v for name, v in batch.items() if isinstance(v, Tensor)}
+        batch = self._batches.take_latest()
         with self._not_of_the_training():
-            reading = self.gauge.step(step, loss=_mean(losses), batch=tensors or None)
+            reading = self.gauge.step(step, loss=_mean(losses), batch=batch)
         if reading is not None:
             self._keep(reading)
 

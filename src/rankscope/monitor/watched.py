@@ -103,6 +103,11 @@ class FirstBatch:
         self._parts.append(part)
         self._count += wanted
 
+    def take_latest(self) -> dict[str, Tensor] | None:
+        """The tensors of the last training forward since the last call, by name; None if there were none."""
+        latest, self.latest = self.latest, None
+        return {name: one for name, one in (latest or {}).items() if isinstance(one, Tensor)} or None
+
     def take_modes(self) -> set[bool]:
         """In which modes the model was called with gradients enabled since the last call: True is training mode."""
         found, self._modes = self._modes, set()

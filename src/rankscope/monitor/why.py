@@ -144,7 +144,8 @@ def explained(
     cause = None
     if since is not None:
         sudden = [one for one in events if since - WITHIN <= one.step <= since and _is_sudden(one)]
-        # A loss that jumps in the middle of a run does not follow from what was so at its first step.
+        # A loss that jumps in the middle of a run does not follow from what was so at its first step; and of what is
+        # shown now, nobody knows whether it was so before.
         is_late = since > 0 and all(one.name == "loss_rises" for one in facts)
         candidates = [
             *sorted((_recorded(one) for one in sudden), key=_order),
@@ -152,14 +153,14 @@ def explained(
             *(_recorded(one) for one in own if one.name not in SYMPTOMS),
             *(rate,),
             *(_recorded(one) for one in own if one.name in SYMPTOMS and one.name != "loss_rises"),
-            *(line for line in shown if line.step > since),
+            *(line for line in shown if line.step > since and not is_late),
         ]
         known = [one for one in candidates if one is not None]
         cause = next(iter(known), None)
     else:
         # Asked without an alarm: what was shown, or else what nobody declared, as it is.
         sudden = [one for one in events if _is_sudden(one)]
-        cause = next(iter([*shown[:1], *sorted(map(_recorded, sudden), key=_order)]), None)
+        cause = min((*shown, *map(_recorded, sudden)), key=_order, default=None)
     lines = [*shown, *(_recorded(one) for one in (*events, *facts)), *seen]
     return Why(since, cause, tuple(sorted(lines, key=_order)), readings)
 

@@ -112,8 +112,8 @@ class HostedGauge(Watched):
         """After a step of the optimizer: take a reading, if one is due."""
         if self.gauge is None:
             return None
-        if batch is None and self._batches is not None and self._batches.latest is not None:
-            batch = {name: value for name, value in self._batches.latest.items() if isinstance(value, Tensor)} or None
+        if batch is None and self._batches is not None:
+            batch = self._batches.take_latest()
         reading = self.gauge.step(step, loss=loss, batch=batch)
         if reading is not None:
             self._keep(reading)
