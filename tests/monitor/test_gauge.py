@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope import Inputs, Surgery, load
 import rankscope as rs
+from rankscope import Inputs, Surgery, load
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, Gauge, read_record
