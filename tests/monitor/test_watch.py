@@ -516,6 +516,23 @@ def test_a_closure_that_gives_the_same_gradient_again_is_no_kept_one() -> None:
     assert watch.alarms == ()
 
 
+@pytest.mark.parametrize("every", [3, 1000])
+def test_an_optimizer_that_rarely_steps_leaves_no_kept_gradient(every: int) -> None:
+    torch.manual_seed(0)
+    model = Plain()
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-2) for part in (model.first, model.second)]
+    watch = rs.watch(model, optimizers, actions=(), schedule=1)
+    for step in range(30):
+        x = torch.randn(16, 8)
+        model.zero_grad()
+        (model(x, None) - x[:, :1]).square().mean().backward()
+        optimizers[0].step()
+        if step % every == every - 1:
+            optimizers[1].step()
+    watch.close()
+    assert [one for one in watch.alarms if one.name == "kept_gradients"] == []
+
+
 def test_steps_by_another_optimizer_are_an_alarm_only_if_it_was_so_from_the_start() -> None:
     def another(loss: Tensor, optimizer: torch.optim.Optimizer, step: int, since: int) -> None:
         usual(loss, torch.optim.Adam(optimizer.param_groups[0]["params"], 1e-2) if step >= since else optimizer, step)

@@ -68,7 +68,7 @@ class Clearing:
         self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
-        """The coming step computes gradients itself: what is there before it is left from the step before."""
+        """The gradients of the coming step do not compare with those of the step before."""
         self.close()
         self._parameter = None
 

@@ -256,14 +256,15 @@ class Gauge:
         count = self._outlets.count + self._before
         return explained(raised, [*self.notes, *self._events], list(self._motions), count, found)
 
-    def after_backward(self, step: int, *, has_closure: bool = False) -> None:
+    def after_backward(self, step: int, *, is_own: bool = False) -> None:
         """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``.
 
         Args:
             step: the training step.
-            has_closure: the step will compute gradients itself, as that of LBFGS does.
+            is_own: these gradients do not compare with those of the step before: the step computes them itself, as
+                that of LBFGS does, or the step before was read after they were computed.
         """
-        if has_closure:
+        if is_own:
             self._clearing.forget()
         number = self._numbered(step)
         if number is None or self.disabled is not None:

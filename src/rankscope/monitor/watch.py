@@ -316,6 +316,7 @@ class Watch(Watched):
         """Before the first optimizer of a step: read the gradients that all of them are about to use."""
         if self._steps[id(optimizer)] < self.step:
             return  # another optimizer began this step
+        is_late = self._pending is not None  # what is read now has the gradients of the coming step already
         self._read_pending()
         self._most, self._forwards = max(self._most, self._forwards), 0
         gauge, modes = self._need_gauge(), self._batches.take_modes()
@@ -325,7 +326,7 @@ class Watch(Watched):
             self._modes = modes or self._modes
             self._notice(gauge)
             with self._not_of_the_training():
-                gauge.after_backward(self.step, has_closure=has_closure)
+                gauge.after_backward(self.step, is_own=has_closure or is_late)
 
     def _tell_idle(self) -> None:
         """Once, which optimizers made no step while another one made many."""
