@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -132,12 +134,13 @@ def _announce(arguments: Mapping[str, Any], *, shown: bool) -> None:
 
 
 def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:
-    """Call the function under its public name, ``rankscope.NAME``."""
+    """Call the function under its public name, ``rankscope.NAME``; what the user's own code prints is a message."""
     import rankscope
 
-    if verb.call is not None:
-        return verb.call(rankscope, arguments)
-    return call_flat(verb, getattr(rankscope, verb.name), arguments)
+    with contextlib.redirect_stdout(sys.stderr):  # or it would stand before the object of --json
+        if verb.call is not None:
+            return verb.call(rankscope, arguments)
+        return call_flat(verb, getattr(rankscope, verb.name), arguments)
 
 
 def split_names(given: Sequence[str] | None) -> list[str] | None:
