@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.find.tokens import Tokens
 from rankscope.models.view import BlockPlan
+from rankscope.stream.tokens import Tokens
 from rankscope.surgery.session import structure_of
 from tests.stream.test_roles import DIM, IDS, Mix, Net, attention, mlp, net
 
