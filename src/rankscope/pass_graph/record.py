@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
@@ -276,15 +277,20 @@ class RunsModule:
             return _unknown()
         parts = [vars(part) for part in module.modules() if "_forward_hooks" in vars(part)]
         hooks = [{kind: part[kind] for kind in ("_forward_hooks", "_forward_pre_hooks")} for part in parts]
+        # Its weights may be tensors of a class with functions of its own: those are needed, and modes are not.
+        modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
         try:
             for part in parts:
                 part |= {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
-            return module.forward(*args, **kwargs)
+            with torch._C._EnableTorchFunction():
+                return module.forward(*args, **kwargs)
         except Exception as error:  # whatever the author's code raises on other values
             raise RuntimeError(f"{type(module).__name__}: {error}") from error
         finally:
             for part, own in zip(parts, hooks, strict=True):
                 part |= own
+            for mode in reversed(modes):
+                torch._C._push_on_torch_function_stack(mode)
 
 
 def _unknown(*given: Tensor) -> Tensor:
