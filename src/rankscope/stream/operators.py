@@ -93,9 +93,6 @@ QUERIES: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 """Calls that say something about a tensor and compute nothing: four of five calls that a model makes."""
 
-SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
-"""Calls that use only the shape or the type of their second argument."""
-
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.bmm, T.bmm, torch.baddbmm, T.baddbmm, torch.einsum}
 )
