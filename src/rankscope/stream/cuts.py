@@ -40,13 +40,14 @@ from torch import Tensor
 from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
-from rankscope.models.view import Carry, Label, ModelView, Stack
+from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.models.wrapping import hidden
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
 from rankscope.pass_graph.record import GraphRecorder
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.stream.maps import map_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
+from rankscope.stream.parts import parts_of
 from rankscope.stream.probe import record
 
 _GAINS = MULTIPLICATIONS | DIVISIONS
@@ -88,7 +89,8 @@ def _with(stack: Stack, proof: _Blocks) -> Stack:
         if (stack.name, number) in proof.leaks and not known:
             leaking.append(Carry(call.module_name, proof.met[stack.name, number], call.first_layer, last))
     renamed = [_first_met(stack, carry, proof) for carry in stack.carries]
-    return replace(stack, carries=(*renamed, *leaking), cuts_proven=True)
+    calls = (replace(call, parts=proof.parts.get((stack.name, number))) for number, call in enumerate(stack.calls))
+    return replace(stack, calls=tuple(calls), carries=(*renamed, *leaking), cuts_proven=True)
 
 
 def _first_met(stack: Stack, carry: Carry, proof: _Blocks) -> Carry:
@@ -109,12 +111,14 @@ class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
     Attributes:
         leaks: calls of blocks around whose branches the stream gets, or of which that cannot be told.
         met: the first operation of each call in which the stream meets a product, and which is not a known sum.
+        parts: what the branches of each call consist of.
     """
 
     def __init__(self, view: ModelView) -> None:
         super().__init__()
         self.leaks: set[_Place] = set()
         self.met: dict[_Place, str] = {}
+        self.parts: dict[_Place, BranchParts] = {}
         self._awaited = [
             (call.module_name, stack, number) for stack in view.stacks for number, call in enumerate(stack.calls)
         ]
@@ -152,6 +156,7 @@ class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
         with hidden():
             try:
                 question = _Question(self.graph, call, stack, number)
+                self.parts[place] = question.parts(call)
                 leaks = question.finds_leak()
                 self.met[place] = question.name() if leaks or stack.carries else ""
             except CannotReplayError:
@@ -244,6 +249,12 @@ class _Question:
         self.base |= {value: _numbers(content_of(value, {}), 1) for value in self.products}
         self.base |= {value: _numbers(content_of(value, {}), 3) for value in self.beginnings}
         self.control = replay(nodes, self.base)
+
+    def parts(self, call: Call) -> BranchParts:
+        """What the branches consist of."""
+        branches = [one.branch for one in self.cut]
+        mixing = [one.branch for one in self.cut if one.label != "mlp"]
+        return parts_of(self.nodes, call, [*self.beginnings, *call.stream], branches, mixing)
 
     def finds_leak(self) -> bool:
         """Whether the stream gets around a branch."""

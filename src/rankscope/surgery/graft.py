@@ -86,7 +86,7 @@ class Attended:
     Attributes:
         out: the output of attention, ``batch heads query dim``.
         value: the values it read, with one entry per query head.
-        read: the input of the attention module, ``batch tokens dim``; None if no module is named like attention.
+        read: what the queries, keys and values were made from, ``batch tokens dim``; None if that was not seen.
     """
 
     out: Tensor

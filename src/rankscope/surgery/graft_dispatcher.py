@@ -313,7 +313,7 @@ class GraftDispatcher:
         self._scores: _FollowedScores | None = None
         self._doubt: str | None = _UNSEEN
         self.seen: Tensor | None = None
-        self.attention_input: weakref.ref[Tensor] | None = None
+        self._attention_input: weakref.ref[Tensor] | None = None
 
     def at(self, place: Place) -> list[Graft]:
         """The grafts that touch a place."""
@@ -331,11 +331,17 @@ class GraftDispatcher:
 
     def reset(self) -> None:
         """Reset all grafts; called when a pass begins or has ended."""
-        self._probs, self.seen, self.attention_input, self._normed = None, None, None, None
+        self._probs, self.seen, self._attention_input, self._normed = None, None, None, None
         self._scores = None
         self._owed.clear()
         for graft in self._grafts:
             graft.reset()
+
+    def note_read(self, call: ActiveBlock, args: Sequence[Any]) -> None:
+        """Remember the stream, or the norm of it, that was last given to a matrix product: attention reads that."""
+        read = next((value for value in args if call.is_stream(value)), None)
+        if read is not None:
+            self._attention_input = weakref.ref(read)
 
     def read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments of a matrix product, with the stream replaced by what the grafts return for it."""
@@ -388,7 +394,7 @@ class GraftDispatcher:
 
     def attended(self, call: ActiveBlock, at: Spot, out: Tensor, value: Tensor) -> Tensor:
         """The output of attention, ``batch heads query dim``."""
-        given = None if self.attention_input is None else self.attention_input()
+        given = None if self._attention_input is None else self._attention_input()
         read = None if given is None else call.canonical(given)
         for graft in self.at("values"):
             out = graft.attended(at, Attended(out, for_each_head(value, out.shape[1]), read))

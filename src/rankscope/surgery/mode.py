@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,7 +18,7 @@ from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES, is_norm
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
@@ -28,7 +29,7 @@ from rankscope.surgery.attention_edits import (
     needs_uniform,
     run_edited,
 )
-from rankscope.surgery.checkpointed import BackwardWatch
+from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
 from rankscope.surgery.graft import Graft, Spot
 from rankscope.surgery.graft_dispatcher import (
     READERS,
@@ -83,6 +84,7 @@ class SurgeryMode(StreamMode):
         self._long_skips_met: dict[str | None, int] = {}
         self._with_long_skips = sum(bool(stack.long_skips) for stack in view.stacks)
         self._backward = BackwardWatch(lambda: (*operations, *grafts))
+        self._checkpoint = CheckpointedPart(self._running_again)
         self._has_run = False
 
     def reads_attention(self) -> bool:
@@ -99,6 +101,8 @@ class SurgeryMode(StreamMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._open is not None and func not in QUERIES and not is_observing():
+            self._checkpoint.follow(self._open, self._scales_long_skips())
         if self._in_pass and self._scales_long_skips() and not is_observing():
             return self._between_states(func, types, args, kwargs or {})
         return self._with_grafts(func, types, args, kwargs)
@@ -171,8 +175,9 @@ class SurgeryMode(StreamMode):
             return scores
         if func in SOFTMAXES and args:
             self._dispatcher.meet_softmax(args[0])
-        if func in READERS and self._dispatcher.at("reads"):
-            args = self._dispatcher.read(call, args)
+        if func in READERS:
+            self._dispatcher.note_read(call, args)
+            args = self._dispatcher.read(call, args) if self._dispatcher.at("reads") else args
         out = super().__torch_function__(func, types, args, kwargs)
         if func in SOFTMAXES and self._softmax_at is not None:
             self._dispatcher.follow_probs(out, self._softmax_at)
@@ -230,6 +235,8 @@ class SurgeryMode(StreamMode):
 
     def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
+        if not self._norm_depth:
+            call.next_norm("")
         out = self._normed(call, x, out)
         if not call.is_at_final_norm:
             for graft in self._dispatcher.at("norms"):
@@ -237,9 +244,21 @@ class SurgeryMode(StreamMode):
         return out
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function on a branch; norms inside attention stay, and norm modules have their own hook."""
+        """Replace a norm function that ends a branch; norm modules have their own hook."""
         self._dispatcher.note_norm(out)
-        return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
+        return out if self._norm_depth else self._own_norm(call, "", x, out)
+
+    def _own_norm(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
+        """Replace a norm of something else than the stream if it is the block's own, and not a part of a branch."""
+        norm, choice, parts = call.next_norm(module), self._norm_choice(call), call.call.parts
+        if choice == "keep":
+            return out
+        if parts is None:
+            raise UnsupportedOperationError(
+                f"norm={choice!r}: block {call.layer} ({call.call.module_name}) normalises more than its stream, "
+                "and its operations could not be run once more, to see which norms end a branch. Leave norm= out."
+            )
+        return self._normed(call, x, out) if norm in parts.norms else out
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         choice = self._norm_choice(call)
@@ -390,41 +409,33 @@ class SurgeryMode(StreamMode):
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
-        inside_mixing = {
-            id(inner)
-            for name, module in block.named_modules()
-            # A norm may be called after what it follows, as post_attention_layernorm is: it holds no mixing.
-            if module is not block and not is_norm(module)
-            if is_attention(name, type(module)) or is_mixer(name, type(module))
-            for inner in module.modules()
-        }
-        for name, module in block.named_modules():
-            if is_attention(name, type(module)):
-                yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
+        for module in block.modules():
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)
             # Checkpointing a part of a block repeats it without opening the block, so it would run unmodified.
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
-            if is_norm(module):
-                yield module.register_forward_pre_hook(self._enter_norm)
-                yield module.register_forward_hook(self._leave_norm, always_call=True)
-            if is_norm(module) and id(module) not in inside_mixing:
-                hook = partial(self._branch_norm, "." not in name)
-                yield module.register_forward_hook(hook, with_kwargs=True)
-
-    def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = first_tensor(args, kwargs)
-        if self._open is not None and given is not None and given.shape == self._open.entry_shape:
-            self._dispatcher.attention_input = weakref.ref(given)
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
         call = self._open
-        if call is None or not self._dispatcher.at("reads"):
+        if call is None:
+            return None
+        self._dispatcher.note_read(call, args)
+        if not self._dispatcher.at("reads"):
             return None
         with observing():
             return self._dispatcher.read(call, args)
+
+    @contextmanager
+    def _running_again(self, call: ActiveBlock) -> Iterator[None]:
+        """Modify a part of a block that runs once more in the backward pass."""
+        before, self._open = self._open, call
+        try:
+            with self._re_enabled():
+                yield
+        finally:
+            self._open = before
 
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._open is not None and self._in_pass:
@@ -432,35 +443,36 @@ class SurgeryMode(StreamMode):
         if self._open is None and in_backward():
             raise UnsupportedOperationError(
                 f"Gradient checkpointing runs {type(module).__name__}, a part of a block, again by itself in the "
-                "backward pass, and there it cannot be told which block is meant. Checkpoint whole blocks."
+                "backward pass, and there it cannot be told which block is meant. Checkpoint with use_reentrant=False, "
+                "or whole blocks."
             )
 
     def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._norm_depth += 1
 
-    def _leave_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._norm_depth -= 1
-        out = output_tensor(output)
-        if self._open is not None and out is not None and self._norm_depth == 0:
+    def _leave_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            self._norm_depth -= 1
+            call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+            if call is None or out is None or x is None or self._norm_depth:
+                return None
             self._dispatcher.note_norm(out)
+            if call.is_stream(x):
+                call.next_norm(name)  # replaced in on_norm
+                return None
+            new = self._own_norm(call, name, x, out)
+            return with_output_tensor(output, new) if new is not out else None
 
-    def _branch_norm(
-        self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        """A hook for a norm on a branch (sandwich norms); norms of the stream are handled in ``on_norm``.
-
-        A norm of another width inside an MLP is part of the MLP, not one of the block's own norms (``is_own``).
-        """
-        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
-        if call is None or out is None or x is None or call.is_stream(x):
-            return None
-        if not is_own and out.shape[-1] != call.entry_shape[-1]:
-            return None
-        new = self._normed(call, x, out)
-        return with_output_tensor(output, new) if new is not out else None
+        return hook
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._hooks(modules)
+        blocks = [modules[call.module_name] for stack in self.view.stacks for call in stack.calls]
+        inside = {module for block in blocks for module in block.modules()}
+        for name, module in modules.items():
+            if module in inside and is_norm(module):
+                yield module.register_forward_pre_hook(self._enter_norm)
+                yield module.register_forward_hook(self._leave_norm(name), with_kwargs=True, always_call=True)
         for stack in self.view.stacks:
             for name in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
                 if name is not None:
