@@ -153,10 +153,11 @@ class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
             return
         _, stack, number = self._now
         place = stack.name, number
+        labels = [label for plan in stack.calls[number].blocks for label in plan.adds]
+        self.parts[place] = parts_of(self.graph.nodes, call, labels)
         with hidden():
             try:
                 question = _Question(self.graph, call, stack, number)
-                self.parts[place] = question.parts(call)
                 leaks = question.finds_leak()
                 self.met[place] = question.name() if leaks or stack.carries else ""
             except CannotReplayError:
@@ -249,12 +250,6 @@ class _Question:
         self.base |= {value: _numbers(content_of(value, {}), 1) for value in self.products}
         self.base |= {value: _numbers(content_of(value, {}), 3) for value in self.beginnings}
         self.control = replay(nodes, self.base)
-
-    def parts(self, call: Call) -> BranchParts:
-        """What the branches consist of."""
-        branches = [one.branch for one in self.cut]
-        mixing = [one.branch for one in self.cut if one.label != "mlp"]
-        return parts_of(self.nodes, call, [*self.beginnings, *call.stream], branches, mixing)
 
     def finds_leak(self) -> bool:
         """Whether the stream gets around a branch."""

@@ -59,7 +59,7 @@ SavingHooks = tuple[Callable[[Tensor], Any], Callable[[Any], Any]]
 
 def saving_hooks() -> SavingHooks | None:
     """What packs and unpacks tensors that are saved for the backward pass now: a checkpoint, for example."""
-    found: SavingHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    found: SavingHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return found
 
 

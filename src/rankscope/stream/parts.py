@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from rankscope.models.view import BranchParts
+from rankscope.models.view import BranchParts, Label
 from rankscope.pass_graph.ir import Call, Node, Value
 from rankscope.stream.operators import ADDS, DIFFERENCES, DIVISIONS, MOVES, MULTIPLICATIONS, NEGATIONS, NORMS
 
@@ -19,33 +19,33 @@ _UNNAMED = frozenset({"mul", "neg", "shared memory", "_to_copy", "clone", "expan
 """Operations of rankscope itself, and of memory, which no function of the author has called."""
 
 
-def parts_of(
-    nodes: Sequence[Node], block: Call, beginnings: Iterable[Value], branches: Iterable[Value], mixing: Iterable[Value]
-) -> BranchParts:
+def parts_of(nodes: Sequence[Node], block: Call, labels: Sequence[Label | None]) -> BranchParts:
     """What the branches of one call of a block consist of.
 
     Args:
         nodes: what ran in it.
         block: the call.
-        beginnings: the stream, wherever it begins.
-        branches: everything that is added to it.
-        mixing: those of them that mix tokens.
+        labels: those of its sums, in order; None for a sum that is no skip.
     """
+    added = [
+        (labels[add], values[-1])
+        for node in nodes if node.function is not None
+        for of, add, values in node.function.adds if of == block.number and add < len(labels)
+    ]  # fmt: skip
+    starts = {*block.stream, *block.sums.values(), *(() if block.taken is None else (block.taken,))}
+    branches = [branch for label, branch in added if label is not None]
     norms = _norm_calls(nodes)
-    starts = set(beginnings)
-    of_stream = _depend_on(starts, nodes)
     ending = {norms[value.node] for value in _as_it_is(branches, norms) if value.node in norms}
     beginning = {norms[node] for node in norms if not starts.isdisjoint(_as_it_is(node.inputs, norms))}
-    # A norm of what another stack gave the block is the block's own too, if the block itself calls it.
-    reads_stream = {norms[node] for node in norms if not of_stream.isdisjoint((*node.inputs, *node.outputs))}
-    direct = {norms[node] for node in norms if _caller(node) is block}
+    # One that the block itself calls is its own too, be it of what another stack gave it or after an unknown sum.
+    direct = {norms[node] for node in norms if _is_direct(node, block)}
     weights = {
         node.call.name
-        for branch in mixing
+        for label, branch in added if label not in ("mlp", None)
         for node in _way_back(branch, starts)
         if node.call is not None and node.call is not block and any(value.is_weight for value in node.inputs)
-    }
-    return BranchParts(frozenset(ending | beginning | direct - reads_stream), frozenset(weights))
+    }  # fmt: skip
+    return BranchParts(frozenset(ending | beginning | direct), frozenset(weights))
 
 
 def _norm_calls(nodes: Iterable[Node]) -> dict[Node, tuple[str, int]]:
@@ -77,10 +77,12 @@ def _outermost_norm(call: Call | None) -> Call | None:
     return call
 
 
-def _caller(node: Node) -> Call | None:
-    """The module call in which a norm was called."""
+def _is_direct(node: Node, block: Call) -> bool:
+    """Whether a norm is a module of the block itself, or called by it."""
     norm = _outermost_norm(node.call)
-    return node.call if norm is None else norm.parent
+    if norm is None:
+        return node.call is block
+    return norm.parent is block or norm.name.rpartition(".")[0] == block.name
 
 
 def _as_it_is(values: Iterable[Value], norms: Container[Node | None]) -> Iterator[Value]:
@@ -108,11 +110,3 @@ def _way_back(branch: Value, starts: set[Value]) -> Iterator[Node]:
             seen.add(value.node)
             yield value.node
             waiting += value.node.inputs
-
-
-def _depend_on(starts: set[Value], nodes: Iterable[Node]) -> set[Value]:
-    reached = set(starts)
-    for node in nodes:
-        if not reached.isdisjoint(node.inputs):
-            reached.update(node.outputs)
-    return reached

@@ -34,11 +34,10 @@ from rankscope.surgery.graft import Graft, Spot
 from rankscope.surgery.graft_dispatcher import (
     READERS,
     GraftDispatcher,
-    changed_scores,
     joint_mixture,
+    mapped_scores,
     mixed_output,
     mixed_probs,
-    run_fused,
     spot_of,
 )
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
@@ -175,9 +174,8 @@ class SurgeryMode(StreamMode):
             return scores
         if func in SOFTMAXES and args:
             self._dispatcher.meet_softmax(args[0])
-        if func in READERS:
-            self._dispatcher.note_read(call, args)
-            args = self._dispatcher.read(call, args) if self._dispatcher.at("reads") else args
+        if func in READERS and self._dispatcher.at("reads"):
+            args = self._dispatcher.read(call, args)
         out = super().__torch_function__(func, types, args, kwargs)
         if func in SOFTMAXES and self._softmax_at is not None:
             self._dispatcher.follow_probs(out, self._softmax_at)
@@ -207,10 +205,6 @@ class SurgeryMode(StreamMode):
         if gain == 1.0 and own is stream and added is branch:
             return super().on_add(call, label, stream, branch, perform)
         return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added, dtype)
-
-    def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
-        """Apply the grafts on the stream after an add."""
-        return self._dispatcher.sum(call, label, total)
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Start recording what is changed."""
@@ -245,7 +239,6 @@ class SurgeryMode(StreamMode):
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm function that ends a branch; norm modules have their own hook."""
-        self._dispatcher.note_norm(out)
         return out if self._norm_depth else self._own_norm(call, "", x, out)
 
     def _own_norm(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
@@ -253,12 +246,16 @@ class SurgeryMode(StreamMode):
         norm, choice, parts = call.next_norm(module), self._norm_choice(call), call.call.parts
         if choice == "keep":
             return out
-        if parts is None:
+        if parts is not None and norm in parts.norms:
+            return self._normed(call, x, out)
+        around = [carry for carry in call.stack.carries if carry.first <= call.layer <= carry.last]
+        if parts is None or any(carry.calls_begun is None for carry in around):
             raise UnsupportedOperationError(
-                f"norm={choice!r}: block {call.layer} ({call.call.module_name}) normalises more than its stream, "
-                "and its operations could not be run once more, to see which norms end a branch. Leave norm= out."
+                f"norm={choice!r}: block {call.layer} ({call.call.module_name}) has a norm of which it cannot be told "
+                f"whether it reads the stream or is a part of a branch: {module or 'a call of a norm function'}. Not "
+                "all of the block's sums are known. Write them as x + f(x), or leave norm= out."
             )
-        return self._normed(call, x, out) if norm in parts.norms else out
+        return out
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         choice = self._norm_choice(call)
@@ -310,19 +307,16 @@ class SurgeryMode(StreamMode):
         named = sdpa_arguments(args, kwargs)
         value: Tensor = named["value"]
         if spot is not None:
-            self._dispatcher.seen = call.support()
             value = self._dispatcher.values(spot, value)
-            call = replace(call, value=value)
+            call = mapped_scores(own, replace(call, value=value), spot, self._dispatcher.grafts)
             mixture = joint_mixture(spot, self._dispatcher.grafts)
-            out, ran = run_fused(own, call, named, perform, after, spot, self._dispatcher.grafts)
-        else:
-            out, ran = run_edited(call, named, perform, after), call
+        out = run_edited(call, named, perform, after)
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
-            ran = replace(ran, edits=(*ran.edits, partial(mixed_probs, mixture=mixture)))
+            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
-        announce(ran)
-        return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
+        announce(call)
+        return out if spot is None else self._dispatcher.attended(spot, out, value)
 
     def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Refuse to change ``flex_attention``: its scores are computed by functions that the model hands it."""
@@ -344,14 +338,13 @@ class SurgeryMode(StreamMode):
         sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
         flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
         if sinks and (flat or self._dispatcher.touches_attention):
-            what = "uniform has no meaning" if flat else "a change of scores or values is not defined"
+            what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
             raise UnsupportedOperationError(f"{ref}: a learned sink stands beside its keys: {what} there.")
         scores, visible = before_softmax(args[0], tokens, operations, sinks)
         if spot is not None:
-            self._dispatcher.seen, self._softmax_at = visible, spot
+            self._softmax_at = spot
             self._dispatcher.owe_values(spot)
             self._dispatcher.check_queries(spot)
-            scores = changed_scores(scores, visible, spot, self._dispatcher.grafts)
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
@@ -419,10 +412,7 @@ class SurgeryMode(StreamMode):
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
         call = self._open
-        if call is None:
-            return None
-        self._dispatcher.note_read(call, args)
-        if not self._dispatcher.at("reads"):
+        if call is None or not self._dispatcher.at("reads"):
             return None
         with observing():
             return self._dispatcher.read(call, args)
@@ -456,7 +446,6 @@ class SurgeryMode(StreamMode):
             call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
             if call is None or out is None or x is None or self._norm_depth:
                 return None
-            self._dispatcher.note_norm(out)
             if call.is_stream(x):
                 call.next_norm(name)  # replaced in on_norm
                 return None
@@ -474,9 +463,9 @@ class SurgeryMode(StreamMode):
                 yield module.register_forward_pre_hook(self._enter_norm)
                 yield module.register_forward_hook(self._leave_norm(name), with_kwargs=True, always_call=True)
         for stack in self.view.stacks:
-            for name in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
-                if name is not None:
-                    yield modules[name].register_forward_hook(self._parallel_mlp)
+            for mlp in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
+                if mlp is not None:
+                    yield modules[mlp].register_forward_hook(self._parallel_mlp)
 
     def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         call, out = self._open, output_tensor(output)
