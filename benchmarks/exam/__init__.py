@@ -8,10 +8,11 @@ it, and was marked as decidable or not from the model, a batch, the loss and the
 
     faulty, healthy = CASES[0].make(True), CASES[0].make(False)
 
-:mod:`.runs` has trainings that go wrong, for a recorder.
+:mod:`.runs` has trainings that go wrong, for a recorder. :mod:`.blind` and :mod:`.blind_runs` have what was not
+found at first, :mod:`.reports` public reports.
 """
 
-from benchmarks.exam import attention, network, runs
+from benchmarks.exam import attention, blind, blind_runs, network, runs
 from benchmarks.exam.parts import CASES, NOT_WRITTEN, Case, Program
 
-__all__ = ["CASES", "NOT_WRITTEN", "Case", "Program", "attention", "network", "runs"]
+__all__ = ["CASES", "NOT_WRITTEN", "Case", "Program", "attention", "blind", "blind_runs", "network", "runs"]

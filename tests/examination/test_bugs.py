@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.threads import printed
-from benchmarks.threads.further import FURTHER
-from benchmarks.threads.parts import Block, Case, Classifier, LanguageModel, encoder, next_token, signals, text
-from benchmarks.threads.patterns import PATTERNS, experts, seeded
+from benchmarks.exam.reports import printed
+from benchmarks.exam.reports.further import FURTHER
+from benchmarks.exam.reports.parts import Block, Case, Classifier, LanguageModel, encoder, next_token, signals, text
+from benchmarks.exam.reports.patterns import PATTERNS, experts, seeded
 from torch import Tensor, nn
 
 import rankscope as rs

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.threads.further import FURTHER
-from benchmarks.threads.patterns import PATTERNS
-from benchmarks.threads.printed import NotLiteralError, applied, written
+from benchmarks.exam.reports.further import FURTHER
+from benchmarks.exam.reports.patterns import PATTERNS
+from benchmarks.exam.reports.printed import NotLiteralError, applied, written
 from torch import Tensor, nn
 from transformers.models.mra.modeling_mra import MraAttention
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.threads.parts import Block, Classifier, signals
+from benchmarks.exam.reports.parts import Block, Classifier, signals
 from torch import Tensor, nn
 
 import rankscope as rs

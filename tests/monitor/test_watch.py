@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.threads.parts import LanguageModel, next_token, text
+from benchmarks.exam.reports.parts import LanguageModel, next_token, text
 from torch import Tensor, nn
 
 import rankscope as rs

@@ -1,4 +1,4 @@
-"""Which remedies rescued trainings that collapse: the results of ``benchmarks/failing_runs/leaderboard.py``."""
+"""Which remedies rescued trainings that collapse: recorded on 2026-11-16, by the program that the record names."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.threads.parts import Case, next_token, own_initialisation, signals, sine_positions, spectra, text
+from benchmarks.exam.reports.parts import Case, next_token, own_initialisation, signals, sine_positions, spectra, text
 
 
 class Attention(nn.Module):

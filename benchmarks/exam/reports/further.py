@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.threads.parts import Case, LanguageModel, next_token, text
-from benchmarks.threads.patterns import Pattern, seeded
-from benchmarks.threads.printed import written
+from benchmarks.exam.reports.parts import Case, LanguageModel, next_token, text
+from benchmarks.exam.reports.patterns import Pattern, seeded
+from benchmarks.exam.reports.printed import written
 
 FURTHER: list[Pattern] = []
 

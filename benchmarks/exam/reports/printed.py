@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.threads import user_code
-from benchmarks.threads.parts import Case
+from benchmarks.exam.reports import user_code
+from benchmarks.exam.reports.parts import Case
 
 _STEP = re.compile(
     r"in `(?P<where>[^`]+)`,"

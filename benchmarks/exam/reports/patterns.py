@@ -1,7 +1,7 @@
 """The reports: what the user sees, the model that shows it, and its healthy twin.
 
 The models are re-creations of the pattern, not the users' code. Faults of a model's code are changed lines of
-:mod:`benchmarks.threads.user_code`, so that the change that the doctor prints can be made in that text.
+:mod:`benchmarks.exam.reports.user_code`, so that the change that the doctor prints can be made in that text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.threads.parts import (
+from benchmarks.exam.reports.parts import (
     Block,
     Case,
     Classifier,
@@ -30,8 +30,8 @@ from benchmarks.threads.parts import (
     text,
     trained,
 )
-from benchmarks.threads.printed import written
-from benchmarks.threads.user_code import Embedder
+from benchmarks.exam.reports.printed import written
+from benchmarks.exam.reports.user_code import Embedder
 
 
 @dataclass(frozen=True)
@@ -697,7 +697,7 @@ PATTERNS.append(
 # 24, 25: a stream that grows with depth.
 @seeded
 def growing(size: float, depth: int = 12) -> Case:
-    model = LanguageModel(depth=depth, dropout=0.0)
+    model = LanguageModel(depth=depth)
     for block in model.blocks:
         block.norm1, block.norm2 = nn.Identity(), nn.Identity()
         for linear in (block.attention.o, block.mlp[2]):
