@@ -287,7 +287,6 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 Perform = Callable[..., Any]
-_CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
 _OBSERVING: ContextVar[bool] = ContextVar("_OBSERVING", default=False)
 
 
@@ -337,6 +336,7 @@ class StreamMode(TorchFunctionMode):
         self._open: ActiveBlock | None = None
         self._in_pass = False
         self._calls_made: dict[str | None, int] = {}
+        self._norm_depth = 0
         self._memory = CallMemory()
         self._pushed = ExitStack()
 
@@ -373,8 +373,8 @@ class StreamMode(TorchFunctionMode):
         """A norm of the stream returned ``out``."""
         return out
 
-    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """A norm function returned ``out`` for something that is not the stream itself."""
+    def on_branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
+        """A norm returned ``out`` for something that is not the stream itself; ``norm`` names it as `BranchParts`."""
         return out
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
@@ -427,10 +427,8 @@ class StreamMode(TorchFunctionMode):
         elif (func is SDPA or func == MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
-        if func in NORMS:
-            x = args[0] if args else kwargs["input"]
-            is_stream = call.meet(func, call.is_stream(x))
-            out = self.on_norm(call, x, out) if is_stream else self.on_branch_norm(call, x, out)
+        if func in NORMS and not self._norm_depth:  # inside a norm module, it is the module that counts
+            out = self._normed_by(call, "", args[0] if args else kwargs["input"], out)
         call.pass_on(func, args, out)
         return self._summed(call, out) if call.makes_one_stream(func, args, kwargs, out) else out
 
@@ -493,6 +491,12 @@ class StreamMode(TorchFunctionMode):
         # Hooks on one module run in the order of registration. If the model is itself the only block, the pass still
         # begins before the block and ends after it. ``always_call``: blocks and passes also end if the model raises.
         yield self.view.model.register_forward_pre_hook(lambda *_: self._begin_pass())
+        blocks = [modules[call.module_name] for stack in self.view.stacks for call in stack.calls]
+        inside = {module for block in blocks for module in block.modules()}
+        for name, module in modules.items():
+            if module in inside and is_norm(module):
+                yield module.register_forward_pre_hook(self._enter_norm)
+                yield module.register_forward_hook(self._leave_norm(name), with_kwargs=True, always_call=True)
         for stack in self.view.stacks:
             for name in dict.fromkeys(call.module_name for call in stack.calls):
                 module = modules[name]
@@ -506,14 +510,11 @@ class StreamMode(TorchFunctionMode):
         yield self.view.model.register_forward_hook(lambda *seen: self._end_pass(seen[-1]), always_call=True)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        for module in block.modules():
-            # nn.LayerNorm and nn.RMSNorm call a torch function, which __torch_function__ sees without a hook.
-            if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
-                yield module.register_forward_hook(self._norm, with_kwargs=True)
+        yield from ()
 
     def _begin_pass(self) -> None:
         """A forward pass of the model begins."""
-        self._open = None
+        self._open, self._norm_depth = None, 0
         self._in_pass = not is_asleep()
         self._calls_made = {stack.name: 0 for stack in self.view.stacks}
         self._memory.begin_pass()
@@ -597,13 +598,27 @@ class StreamMode(TorchFunctionMode):
             left = left if call.taken is None else call.taken + left
         self.on_leave(call, left)
 
-    def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
-        if call is None or out is None or x is None or not call.meet(type(module), call.is_stream(x)):
-            return None
-        new = self.on_norm(call, x, out)
-        call.follow_normed(new)
-        return with_output_tensor(output, new) if new is not out else None
+    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._norm_depth += 1
+
+    def _leave_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            self._norm_depth -= 1
+            call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+            if call is None or out is None or x is None or self._norm_depth:
+                return None
+            new = self._normed_by(call, name, x, out)
+            if call.is_stream(x):
+                call.follow_normed(new)
+            return with_output_tensor(output, new) if new is not out else None
+
+        return hook
+
+    def _normed_by(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
+        """The output of a norm, or what stands in for it; no module for a function."""
+        norm = call.next_norm(module)
+        is_stream = call.meet(norm, call.is_stream(x))
+        return self.on_norm(call, x, out) if is_stream else self.on_branch_norm(call, norm, x, out)
 
     def _final(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,9 +141,8 @@ def is_norm(module: nn.Module) -> bool:
     """
     if isinstance(module, _TORCH_NORMS):
         return True
-    own = list(module.parameters(recurse=False))
-    is_of_torch = type(module).__module__.startswith("torch.")
-    if is_of_torch or any(True for _ in module.children()) or any(weight.dim() > 1 for weight in own):
+    own = list(module.parameters())
+    if type(module).__module__.startswith("torch.") or any(weight.dim() > 1 for weight in own):
         return False
     # As many channels as it has weights; without any, as one of its numbers says, or as one likes.
     numbers = [one for value in vars(module).values() for one in (value if isinstance(value, tuple) else (value,))]
@@ -156,17 +156,8 @@ def is_norm(module: nn.Module) -> bool:
         tokens = F.pad((turns @ _SIGNS).repeat(1, width // 4), (0, width % 4))
         sizes = torch.tensor([128, 64, 96, 80, 112], **_PLAIN)[:, None]
         given = torch.stack([tokens * sizes, -tokens * sizes.flip(0)])
-        trial = object.__new__(type(module))
         try:
-            vars(trial).update({name: copy.copy(value) for name, value in vars(module).items()}, training=False)
-            trial._buffers = copy.deepcopy(module._buffers)
-            trial._parameters = {
-                name: None
-                if one is None
-                else nn.Parameter(torch.linspace(0.5, 1.5, one.numel(), **_PLAIN).view(one.shape))
-                for name, one in module._parameters.items()
-            }
-            out = _author_forward(module)(trial, given)
+            out = _with_other_weights(module)(given)
         except Exception:  # noqa: BLE001 (whatever it raises: it does not take one tensor of tokens, as norms do)
             return False
     if not isinstance(out, Tensor) or out.shape != given.shape or not out.is_floating_point() or out.is_meta:
@@ -178,10 +169,22 @@ def is_norm(module: nn.Module) -> bool:
     return bool(gain[:used].abs().min() > 0) and not bool(differs(wanted, out, _ROUNDINGS).any())
 
 
-def _author_forward(module: nn.Module) -> Callable[..., Any]:
-    """What a module runs when it is called: its own method if it has one, also under what loads its weights."""
+def _with_other_weights(module: nn.Module) -> Callable[..., Any]:
+    """What a module computes, with weights that are all positive and different; without its hooks, and as evaluated."""
+    other = object.__new__(type(module))
+    vars(other).update({name: copy.copy(value) for name, value in vars(module).items()}, training=False)
+    other._buffers = copy.deepcopy(module._buffers)
+    other._parameters = {
+        name: None if one is None else nn.Parameter(torch.linspace(0.5, 1.5, one.numel(), **_PLAIN).view(one.shape))
+        for name, one in module._parameters.items()
+    }
+    # Modules inside are called as functions. What loads weights puts its own method before the author's.
+    for name, child in module._modules.items():
+        if child is not None:
+            del other._modules[name]
+            vars(other)[name] = _with_other_weights(child)
     own = vars(module).get("_old_forward", vars(module).get("forward"))
-    return type(module).forward if own is None else own.__func__
+    return partial(type(module).forward if own is None else own.__func__, other)
 
 
 _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)

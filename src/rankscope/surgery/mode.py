@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
+from rankscope.stream.frames import output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
@@ -75,7 +75,6 @@ class SurgeryMode(StreamMode):
         self._operations = operations
         self._dispatcher = GraftDispatcher(grafts)
         self._softmax_at: Spot | None = None
-        self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
         self._states: dict[str | None, States] = {}
@@ -229,21 +228,15 @@ class SurgeryMode(StreamMode):
 
     def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
-        if not self._norm_depth:
-            call.next_norm("")
         out = self._normed(call, x, out)
         if not call.is_at_final_norm:
             for graft in self._dispatcher.at("norms"):
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
         return out
 
-    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function that ends a branch; norm modules have their own hook."""
-        return out if self._norm_depth else self._own_norm(call, "", x, out)
-
-    def _own_norm(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
+    def on_branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of something else than the stream if it is the block's own, and not a part of a branch."""
-        norm, choice, parts = call.next_norm(module), self._norm_choice(call), call.call.parts
+        choice, parts = self._norm_choice(call), call.call.parts
         if choice == "keep":
             return out
         if parts is not None and norm in parts.norms:
@@ -252,7 +245,7 @@ class SurgeryMode(StreamMode):
         if parts is None or any(carry.calls_begun is None for carry in around):
             raise UnsupportedOperationError(
                 f"norm={choice!r}: block {call.layer} ({call.call.module_name}) has a norm of which it cannot be told "
-                f"whether it reads the stream or is a part of a branch: {module or 'a call of a norm function'}. Not "
+                f"whether it reads the stream or is a part of a branch: {norm[0] or 'a norm function'}. Not "
                 "all of the block's sums are known. Write them as x + f(x), or leave norm= out."
             )
         return out
@@ -389,7 +382,6 @@ class SurgeryMode(StreamMode):
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
-        self._norm_depth = 0
         self._dispatcher.reset()
 
     def _end_pass(self, output: Any) -> None:
@@ -437,31 +429,8 @@ class SurgeryMode(StreamMode):
                 "or whole blocks."
             )
 
-    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._norm_depth += 1
-
-    def _leave_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            self._norm_depth -= 1
-            call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
-            if call is None or out is None or x is None or self._norm_depth:
-                return None
-            if call.is_stream(x):
-                call.next_norm(name)  # replaced in on_norm
-                return None
-            new = self._own_norm(call, name, x, out)
-            return with_output_tensor(output, new) if new is not out else None
-
-        return hook
-
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._hooks(modules)
-        blocks = [modules[call.module_name] for stack in self.view.stacks for call in stack.calls]
-        inside = {module for block in blocks for module in block.modules()}
-        for name, module in modules.items():
-            if module in inside and is_norm(module):
-                yield module.register_forward_pre_hook(self._enter_norm)
-                yield module.register_forward_hook(self._leave_norm(name), with_kwargs=True, always_call=True)
         for stack in self.view.stacks:
             for mlp in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
                 if mlp is not None:

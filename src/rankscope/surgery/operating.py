@@ -28,8 +28,8 @@ def operate(
 
     No weight is changed. ``with`` blocks may be nested on the same model: gains, temperatures and factors multiply,
     masks apply in order, and of several norms the innermost counts. Gradients flow, also with gradient checkpointing of
-    whole blocks; their backward pass has to run inside the ``with`` block, and raises after it. Compiled code runs as
-    written inside.
+    whole blocks, or of parts of a block with ``use_reentrant=False``; their backward pass has to run inside the
+    ``with`` block, and raises after it. Compiled code runs as written inside.
 
     Args:
         model: any model rankscope can measure, in memory: a module, or a :class:`rankscope.Model`, which also says
