@@ -99,6 +99,76 @@ QUERIES: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 """Calls that say something about a tensor and compute nothing: four of five calls that a model makes."""
 
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset({torch.addcmul, T.addcmul, T.addcmul_})
+INTERPOLATIONS: frozenset[Callable[..., Any]] = frozenset({torch.lerp, T.lerp, T.lerp_})
+ADDED_MATRIX_PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.addmm, T.addmm, T.addmm_, torch.baddbmm, T.baddbmm, T.baddbmm_}
+)
+CHOICES: frozenset[Callable[..., Any]] = frozenset({torch.where, T.where})
+INDEXED_SUMS: frozenset[Callable[..., Any]] = frozenset({torch.index_add, T.index_add, T.index_add_})
+SUMS: frozenset[Callable[..., Any]] = (
+    ADDS | DIFFERENCES | ADDED_PRODUCTS | INTERPOLATIONS | ADDED_MATRIX_PRODUCTS | CHOICES | INDEXED_SUMS
+)
+"""All calls that are a sum of two terms, one of which can be the stream."""
+CONCATENATIONS: frozenset[Callable[..., Any]] = frozenset({torch.cat, torch.concat, torch.concatenate})
+JOINS: frozenset[Callable[..., Any]] = CONCATENATIONS | {torch.stack}
+"""Calls that put the stream beside its branch; a later call (``REDUCTIONS``) makes one stream of the two."""
+REDUCTIONS: frozenset[Callable[..., Any]] = frozenset({T.sum, torch.sum, T.mean, torch.mean})
+IN_PLACE_SUMS: frozenset[Callable[..., Any]] = frozenset(
+    {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_, T.index_add_}
+)
+
+LIMITS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.clamp, T.clamp, torch.clip, T.clip, torch.nan_to_num, T.nan_to_num}
+)
+"""Guards against overflow, as T5 has in float16. Where they change nothing, they return what they were given."""
+SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        T.view, T.reshape, T.flatten, T.unflatten, T.squeeze, T.unsqueeze, T.contiguous, T.clone, T.detach,
+        T.to, T.float, T.double, T.half, T.bfloat16, T.type, T.type_as, T.view_as, T.expand, T.expand_as,
+        torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.clone,
+        F.dropout, torch.dropout, torch.feature_dropout,
+    }
+)  # fmt: skip
+
+SLICE: Callable[..., Any] = T.__getitem__
+MOVES: frozenset[Callable[..., Any]] = SAME_VALUES | frozenset(
+    {
+        SLICE, T.__setitem__, T.permute, T.transpose, T.swapaxes, T.swapdims, T.movedim, T.moveaxis, T.t, T.narrow,
+        T.select, T.chunk, T.split, T.unbind, T.repeat, T.repeat_interleave, T.index_select, T.flip, T.roll, T.copy_,
+        torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.moveaxis, torch.narrow, torch.select,
+        torch.chunk, torch.split, torch.unbind, torch.repeat_interleave, torch.index_select, torch.flip, torch.roll,
+        torch.cat, torch.concat, torch.stack,
+    }
+)  # fmt: skip
+"""Calls that copy entries from one place to another and compute nothing."""
+MULTIPLICATIONS: frozenset[Callable[..., Any]] = frozenset({T.mul, T.__mul__, T.__rmul__, torch.mul})
+DIVISIONS: frozenset[Callable[..., Any]] = frozenset(
+    {T.div, T.__truediv__, torch.div, T.true_divide, torch.true_divide}
+)
+NEGATIONS: frozenset[Callable[..., Any]] = frozenset({T.neg, T.__neg__, torch.neg, T.negative, torch.negative})
+
+NORMS: frozenset[Callable[..., Any]] = frozenset(
+    {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, F.group_norm, F.batch_norm}
+)
+
+SOFTMAXES: frozenset[Callable[..., Any]] = frozenset({F.softmax, torch.softmax, T.softmax})
+
+CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full}
+)
+
+_FACTS = "shape dtype device layout ndim requires_grad is_cuda is_leaf is_sparse is_quantized is_meta is_nested grad_fn"
+QUERIES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(getattr(T, fact).__get__ for fact in _FACTS.split()),
+        T.dim, T.size, T.numel, T.nelement, T.stride, T.storage_offset, T.element_size, T.is_contiguous,
+        T.is_floating_point, T.is_complex, T.untyped_storage, T.__len__,
+        torch.is_floating_point, torch.is_complex, torch.numel,
+    }
+)  # fmt: skip
+"""Calls that say something about a tensor and compute nothing: four of five calls that a model makes."""
+
 SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
 """Calls that use only the shape or the type of their second argument."""
 
