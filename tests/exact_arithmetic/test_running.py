@@ -13,10 +13,10 @@ from rankscope import Surgery
 from rankscope.errors import UnsupportedArithmeticError
 from rankscope.exact_arithmetic.running import exact_stream
 from rankscope.exact_arithmetic.tensor import Deviation
-from rankscope.find.blocks import discover
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView
+from rankscope.stream.discovery import discover
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.exact_arithmetic.plain import assert_agree, exact_residuals, plain_residuals, stronger

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rankscope.find.blocks import discover
 from rankscope.stream import attention_calls
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
     from_softmax,
 )
+from rankscope.stream.discovery import discover
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 

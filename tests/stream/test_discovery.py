@@ -14,8 +14,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import rankscope as rs
 from rankscope.errors import DiscoveryError
-from rankscope.find.blocks import discover
 from rankscope.models.view import ModelView
+from rankscope.stream.discovery import discover
 from rankscope.surgery.session import structure_of
 from tests.own_models import GPT, Block, InlineGPT, ids
 

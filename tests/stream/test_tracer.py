@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import SiteError
-from rankscope.find.blocks import discover
 from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.discovery import discover
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from tests.own_models import GPT, InlineGPT, ids

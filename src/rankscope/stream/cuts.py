@@ -38,17 +38,17 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import SiteError
-from rankscope.find.block_recorder import BlockRecorder
-from rankscope.find.passes import record
-from rankscope.find.tokens import Tokens
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
+from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.maps import map_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
 from rankscope.stream.parts import parts_of
+from rankscope.stream.passes import record
+from rankscope.stream.tokens import Tokens
 
 _GAINS = MULTIPLICATIONS | DIVISIONS
 _ELEMENTWISE = SUMS | _GAINS | MOVES | NORMS | JOINS

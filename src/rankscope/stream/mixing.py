@@ -23,15 +23,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import UnsupportedConfigError
-from rankscope.find.block_recorder import BlockRecorder
-from rankscope.find.passes import record
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import hidden, without_fastpath
 from rankscope.pass_graph.ir import Call, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, SharedMemory, content_of, result_of
+from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.operators import MOVES
+from rankscope.stream.passes import record
 
 _ROUNDINGS = 32
 """Roundings of the largest displacement by which a mixture of streams may differ from a combination of directions."""

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, RankscopeError, UnsupportedConfigError
-from rankscope.find.blocks import discover, with_streams
-from rankscope.find.passes import Pass
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import FIRST_SEQUENCE, ONE_TOKEN, observe_experiments
 from rankscope.models.inputs.given import digest_of
@@ -26,12 +24,14 @@ from rankscope.models.unchanged import Snapshot
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.models.wrapping import hidden, needs_all_ranks, once_more_uncompiled, resharded, uncompiled
 from rankscope.stream.cuts import with_leaks
+from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.mixing import adds_only
 from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs, watch_lists
 from rankscope.stream.operators import some_mode_is_awake
 from rankscope.stream.own_tokens import PROBE_TOKENS, counted
+from rankscope.stream.passes import Pass
 
 # Views of one model that are remembered, by what it was run on; a snapshot holds a fact of every tensor.
 _REMEMBERED = 4

@@ -8,9 +8,9 @@ import torch
 from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.ext.paths.effectiveness import _only_stack, accuracy, path_effectiveness, run_along
 from rankscope.ext.paths.lengths import length_sums
-from rankscope.find.blocks import discover
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
+from rankscope.stream.discovery import discover
 from rankscope.stream.viewing import undisturbed, view_of
 from tests.ext.paths.conftest import Small, small_gpt2
 from tests.own_models import GPT, ids

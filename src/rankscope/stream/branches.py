@@ -29,13 +29,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope.find.tokens import PASSES, Tokens, is_plain
 from rankscope.models.view import Label, Response
 from rankscope.pass_graph.identity import inside
 from rankscope.pass_graph.ir import Call, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.operators import ADDED_MATRIX_PRODUCTS, ADDS, MULTI_HEAD, PRODUCTS, PROJECTIONS, SDPA
+from rankscope.stream.tokens import PASSES, Tokens, is_plain
 
 MATRIX_PRODUCTS: frozenset[Callable[..., Any]] = (
     PRODUCTS | PROJECTIONS | ADDED_MATRIX_PRODUCTS | {torch.mm, Tensor.mm, torch.tensordot, SDPA, MULTI_HEAD}

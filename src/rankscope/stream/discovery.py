@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from rankscope.errors import DiscoveryError, SiteError
-from rankscope.find.long_skips import LongSkips
-from rankscope.find.passes import CallRecord, Pass, probe
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
+from rankscope.stream.long_skips import LongSkips
 from rankscope.stream.operators import JOINS, is_norm
+from rankscope.stream.passes import CallRecord, Pass, probe
 
 STREAM_AXES = (
     "batch tokens streams dim",

@@ -22,9 +22,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import SiteError
-from rankscope.find.branches import MATRIX_PRODUCTS, Attention, Branch, Giver, Seen, Strand, of_call
-from rankscope.find.long_skips import LongSkips
-from rankscope.find.tokens import Tokens
 from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Response, Sums
@@ -39,7 +36,9 @@ from rankscope.stream.attention_calls import (
     is_over_keys,
     sdpa_arguments,
 )
+from rankscope.stream.branches import MATRIX_PRODUCTS, Attention, Branch, Giver, Seen, Strand, of_call
 from rankscope.stream.frames import SkipSum, StreamFrame, first_tensor, output_tensor, tensors_in
+from rankscope.stream.long_skips import LongSkips
 from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     CONSTANTS,
@@ -56,6 +55,7 @@ from rankscope.stream.operators import (
     modes_asleep,
     some_mode_is_awake,
 )
+from rankscope.stream.tokens import Tokens
 
 _T = Tensor
 _READS: frozenset[Callable[..., Any]] = frozenset(
