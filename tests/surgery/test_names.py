@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope import Surgery
+from rankscope.errors import UnsupportedOperationError
 from rankscope.surgery import grafting, operate
 from rankscope.surgery.branch_grafts import MlpWeightGains
 from tests.own_models import SelfAttention
@@ -115,3 +116,14 @@ def test_weights_of_mlps_are_those_that_do_not_mix(names: tuple[str, ...]) -> No
     for block in model:
         getattr(block, names[1]).gain = 0.5
     torch.testing.assert_close(found, model(x), rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_norm_that_was_not_met_before_is_refused() -> None:
+    """It is in a module of the block, on inputs of another kind alone."""
+    model, x = network(Sandwich.NAMES[0])
+    with operate(model, Surgery(norm="identity"), inputs=x):
+        model(x)
+        model[1].mlp.register_forward_pre_hook(lambda module, args: (module.inner(args[0] + 0.0 * module.up(args[0])),))
+        with pytest.raises(UnsupportedOperationError, match=r"norm='identity': block 1 \(1\).*It was not met"):
+            model(x)

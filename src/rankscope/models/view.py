@@ -61,11 +61,13 @@ class BranchParts:
     """What the branches of one block call consist of.
 
     ``norms`` are the calls of norms that are the block's own though they do not read its stream, in the order of the
-    call: the name of the module, or nothing if a function is called, and how many such calls came before. ``mixing``
-    names the modules that multiply with weights in branches that mix tokens.
+    call: the name of the module, or nothing if a function is called, and how many such calls came before. ``inner`` are
+    those that are a part of a branch. ``mixing`` names the modules that multiply with weights in branches that mix
+    tokens.
     """
 
     norms: frozenset[tuple[str, int]]
+    inner: frozenset[tuple[str, int]]
     mixing: frozenset[str]
 
 

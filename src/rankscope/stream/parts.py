@@ -45,7 +45,8 @@ def parts_of(nodes: Sequence[Node], block: Call, labels: Sequence[Label | None])
         for node in _way_back(branch, starts)
         if node.call is not None and node.call is not block and any(value.is_weight for value in node.inputs)
     }  # fmt: skip
-    return BranchParts(frozenset(ending | beginning | direct), frozenset(weights))
+    own = ending | beginning | direct
+    return BranchParts(frozenset(own), frozenset(norms.values()) - own, frozenset(weights))
 
 
 def _norm_calls(nodes: Iterable[Node]) -> dict[Node, tuple[str, int]]:

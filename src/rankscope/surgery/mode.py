@@ -242,11 +242,13 @@ class SurgeryMode(StreamMode):
         if parts is not None and norm in parts.norms:
             return self._normed(call, x, out)
         around = [carry for carry in call.stack.carries if carry.first <= call.layer <= carry.last]
-        if parts is None or any(carry.calls_begun is None for carry in around):
+        is_known = parts is not None and norm in parts.inner
+        if not is_known or any(carry.calls_begun is None for carry in around):
             raise UnsupportedOperationError(
                 f"norm={choice!r}: block {call.layer} ({call.call.module_name}) has a norm of which it cannot be told "
-                f"whether it reads the stream or is a part of a branch: {norm[0] or 'a norm function'}. Not "
-                "all of the block's sums are known. Write them as x + f(x), or leave norm= out."
+                f"whether it reads the stream or is a part of a branch: {norm[0] or 'a norm function'}. It was not met "
+                "when the model was probed, or not all of the block's sums are known. Write them as x + f(x), give "
+                "inputs of the same kind, or leave norm= out."
             )
         return out
 
