@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -141,6 +141,30 @@ def is_norm(module: nn.Module) -> bool:
     own = list(module.parameters())
     if type(module).__module__.startswith("torch.") or any(weight.dim() > 1 for weight in own):
         return False
+    kind = _kind_of(module)
+    if kind is None:
+        return _normalises(module, own)
+    if kind not in _TRIED:
+        _TRIED[kind] = _normalises(module, own)
+    return _TRIED[kind]
+
+
+_TRIED: dict[Hashable, bool] = {}
+"""What is known of a kind of module: a model has one for each of its layers."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _kind_of(module: nn.Module) -> Hashable | None:
+    """All that decides what a module computes, but for the numbers in its weights; None if that cannot be told."""
+    said = [(name, value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+    if module._modules or module._buffers or not all(isinstance(value, (int, float, str)) for _, value in said):
+        return None
+    shapes = [(name, None if weight is None else weight.shape) for name, weight in module._parameters.items()]
+    return type(module), type(module).forward, *said, *shapes
+
+
+def _normalises(module: nn.Module, own: Sequence[nn.Parameter]) -> bool:
+    """Whether a module behaves like a norm: see :func:`is_norm`."""
     # As many channels as it has weights; without any, as one of its numbers says, or as one likes.
     numbers = [one for value in vars(module).values() for one in (value if isinstance(value, tuple) else (value,))]
     width = max([weight.numel() for weight in own] or [one for one in numbers if type(one) is int], default=1)
