@@ -48,10 +48,6 @@ class ByTensor(Generic[Found]):
         """Forget all values."""
         self._held.clear()
 
-    def change(self, new: Callable[[Found], Found]) -> None:
-        """Replace every value by a new one."""
-        self._held = {key: (reference, new(value)) for key, (reference, value) in self._held.items()}
-
     def drop_where(self, unwanted: Callable[[Found], bool]) -> None:
         """Forget some of the values."""
         self._held = {key: entry for key, entry in self._held.items() if not unwanted(entry[1])}

@@ -274,12 +274,14 @@ class RunsModule:
         module = self._module()
         if module is None:
             return _unknown()
-        parts = [vars(part) for part in module.modules()]
+        parts = [vars(part) for part in module.modules() if "_forward_hooks" in vars(part)]
         hooks = [{kind: part[kind] for kind in ("_forward_hooks", "_forward_pre_hooks")} for part in parts]
         try:
             for part in parts:
                 part |= {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
             return module.forward(*args, **kwargs)
+        except Exception as error:  # whatever the author's code raises on other values
+            raise RuntimeError(f"{type(module).__name__}: {error}") from error
         finally:
             for part, own in zip(parts, hooks, strict=True):
                 part |= own

@@ -122,9 +122,9 @@ class Tokens:
         """Which entries belong to a replaced token if the axes are ``batch tokens dim`` or ``tokens batch dim``."""
         if value.dim() != 3:
             return
-        if value.shape[0] == self.batch:
+        if value.shape[0] == self.batch and value.shape[1] > 1:
             yield _chosen(self.batch, value.shape[1], number)[..., None].expand(value.shape)
-        if value.shape[1] == self.batch:
+        if value.shape[1] == self.batch and value.shape[0] > 1:
             yield _chosen(self.batch, value.shape[0], number).T[..., None].expand(value.shape)
 
 
