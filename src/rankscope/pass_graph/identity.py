@@ -34,6 +34,12 @@ class ByTensor(Generic[Found]):
         entry = self._held.get(id(candidate))
         return entry[1] if entry is not None and entry[0]() is candidate else None
 
+    def copied(self) -> ByTensor[Found]:
+        """The same values for the same tensors, to be changed apart."""
+        other = ByTensor[Found]()
+        other._held = dict(self._held)
+        return other
+
     def drop(self, tensor: Tensor) -> None:
         """Forget the value of a tensor, if it has one."""
         self._held.pop(id(tensor), None)

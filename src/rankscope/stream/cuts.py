@@ -40,12 +40,13 @@ from torch import Tensor
 from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
-from rankscope.models.view import Carry, Label, ModelView, Stack
+from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.maps import map_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
+from rankscope.stream.parts import parts_of
 from rankscope.stream.passes import record
 from rankscope.stream.tokens import Tokens
 
@@ -88,7 +89,8 @@ def _with(stack: Stack, proof: _Blocks) -> Stack:
         if (stack.name, number) in proof.leaks and not known:
             leaking.append(Carry(call.module_name, proof.met[stack.name, number], call.first_layer, last))
     renamed = [_first_met(stack, carry, proof) for carry in stack.carries]
-    return replace(stack, carries=(*renamed, *leaking), cuts_proven=True)
+    calls = (replace(call, parts=proof.parts.get((stack.name, number))) for number, call in enumerate(stack.calls))
+    return replace(stack, calls=tuple(calls), carries=(*renamed, *leaking), cuts_proven=True)
 
 
 def _first_met(stack: Stack, carry: Carry, proof: _Blocks) -> Carry:
@@ -109,12 +111,14 @@ class _Blocks(BlockRecorder):  # type: ignore[no-untyped-call]
     Attributes:
         leaks: calls of blocks around whose branches the stream gets, or of which that cannot be told.
         met: the first operation of each call in which the stream meets a product, and which is not a known sum.
+        parts: what the branches of each call consist of.
     """
 
     def __init__(self, view: ModelView) -> None:
         super().__init__(view.stacks)
         self.leaks: set[_Place] = set()
         self.met: dict[_Place, str] = {}
+        self.parts: dict[_Place, BranchParts] = {}
         for module in view.model.modules():
             held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
             for tensor in held:
@@ -129,6 +133,8 @@ class _Blocks(BlockRecorder):  # type: ignore[no-untyped-call]
     def ended(self, call: Call, stack: Stack, number: int) -> None:
         """Look for leaks."""
         place = stack.name, number
+        labels = [label for plan in stack.calls[number].blocks for label in plan.adds]
+        self.parts[place] = parts_of(self.graph.nodes, call, labels)
         try:
             question = _Question(self.graph, call, stack, number)
             leaks = question.finds_leak()
