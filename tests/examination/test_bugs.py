@@ -15,7 +15,7 @@ from benchmarks.exam.reports.patterns import PATTERNS, experts, seeded
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope.examination import CAUSES, Diagnosis, examine, find
+from rankscope.examination import Diagnosis, examine, find
 from rankscope.models.inputs import Inputs
 from rankscope.models.model import as_model
 from rankscope.verbs.doctor.reaching import batch_for
@@ -173,17 +173,6 @@ def mixed(bug: str) -> Case:
     return Case(Classifier(body, features=8, width=32, classes=4), x, y, F.cross_entropy)
 
 
-class Normed(nn.Module):
-    """A batch norm on the pooled states."""
-
-    def __init__(self, momentum: float) -> None:
-        super().__init__()
-        self.inner, self.norm = vectors()().model, nn.BatchNorm1d(4, momentum=momentum)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.inner(x))
-
-
 def padded(bug: str = "") -> Case:
     ids, _ = text()
     mask = torch.ones_like(ids)
@@ -209,9 +198,8 @@ def first_layers(*, batch_first: bool) -> Case:
 
 BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
     "a view for a transpose": ("view_for_transpose", vectors("view"), vectors()),
-    "attention over heads": ("tokens_do_not_mix", language("heads", causal=False), language()),
+    "attention over heads": ("view_for_transpose", language("heads", causal=False), language()),
     "softmax over queries": ("softmax_axis", language("softmax axis", causal=False), language()),
-    "norm over tokens": ("norm_axis", language("norm axis", causal=False), language()),
     "mask off by one": ("causal_mask", language("off by one"), language()),
     "mask inverted": ("causal_mask", language("inverted"), language()),
     "no causal mask": ("causal_mask", language(causal=False), language()),
@@ -222,7 +210,7 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
         wrapped(lambda m: Probabilities(m, softmax=True)),
         wrapped(lambda m: Probabilities(m, softmax=False)),
     ),
-    "made in forward": ("made_in_forward", wrapped(lambda m: New(m, new=True)), wrapped(lambda m: New(m, new=False))),
+    "made in forward": ("not_deterministic", wrapped(lambda m: New(m, new=True)), wrapped(lambda m: New(m, new=False))),
     "detached": ("detached", wrapped(lambda m: Cut(m, cut=True)), wrapped(lambda m: Cut(m, cut=False))),
     "two zeros": ("dead_branch", seeded(lambda: gated(both=True)), seeded(lambda: gated(both=False))),
     "dropout": ("dropout_everything", seeded(lambda: dropping(1.0)), seeded(lambda: dropping(0.1))),
@@ -233,13 +221,8 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
     ),
     "einsum over queries": ("softmax_axis", seeded(lambda: mixed("over queries")), seeded(lambda: mixed(""))),
     "mask after the softmax": ("softmax_axis", seeded(lambda: mixed("mask after")), seeded(lambda: mixed(""))),
-    "batch statistics": (
-        "stale_batch_statistics",
-        wrapped(lambda m: Normed(0.0)),
-        wrapped(lambda m: Normed(0.1)),
-    ),
     "padding sign": ("padding_attended", seeded(lambda: padded("padding sign")), seeded(padded)),
-    "learning rate": ("learning_rate_zero", lambda: rate(0.0), lambda: rate(0.1)),
+    "learning rate": ("step_too_small", lambda: rate(0.0), lambda: rate(0.1)),
 }
 
 
@@ -307,7 +290,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_an_examination_that_finds_nothing_takes_few_passes(case: Callable[[], Case]) -> None:
     found = diagnosed(case())
     assert not shown(found)
-    assert found.forward_passes <= 12
+    assert found.forward_passes <= 6
     assert found.backward_passes <= 2
 
 
@@ -318,12 +301,6 @@ def test_experiments_take_at_most_forty_passes(number: str) -> None:
     assert shown(found)
     assert 1 <= found.forward_passes <= 40
     assert found.backward_passes <= 2
-
-
-def test_declarations_are_complete() -> None:
-    for code, spec in CAUSES.items():
-        assert spec.proof, code
-        assert spec.title.endswith("."), code
 
 
 def test_random_numbers_of_a_training_are_not_drawn() -> None:

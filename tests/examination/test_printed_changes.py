@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,15 +12,15 @@ from torch import Tensor, nn
 from transformers.models.mra.modeling_mra import MraAttention
 
 import rankscope as rs
-from rankscope.examination import _source
-from rankscope.examination._softmaxes import Softmaxes
-from rankscope.examination._source import Edit
+from rankscope.examination import source
+from rankscope.examination.experiments.scan import Scan
+from rankscope.examination.source import Edit
 
 REPORTS = {one.number: one for one in (*PATTERNS, *FURTHER)}
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("number", ["5", "6", "19", "23", "31", "F1", "F3", "F5", "F6", "F7", "F8"])
+@pytest.mark.parametrize("number", ["5", "6", "19", "23", "F1", "F3", "F5", "F6", "F7", "F8"])
 def test_the_printed_change_makes_the_symptom_go_away(number: str) -> None:
     pattern = REPORTS[number]
     case = pattern.broken()
@@ -82,50 +80,40 @@ class Styles(nn.Module):
     ],
 )
 def test_a_softmax_is_quoted_as_it_is_written_or_not_at_all(method: str, edits: list[Edit]) -> None:
-    mode = Softmaxes()
+    mode = Scan(None)
     with mode:
         getattr(Styles(), method)(torch.randn(2, 3, 4))
     place = mode.calls[0].place
     assert place is not None
     assert place.name == f"Styles.{method}"
-    assert _source.over_axis(place, -1) == edits
+    assert source.over_axis(place, -1) == edits
 
 
 def test_only_sums_of_the_known_form_are_rewritten() -> None:
     block = Styles()
-    place = _source.place_of(Styles.forward)
+    place = source.place_of(Styles.forward)
     assert place is not None
     old, new = "return self.norm(x + self.linear(x) * 0.5)", "return x + self.linear(self.norm(x)) * 0.5"
-    assert _source.with_norms_first(place, block) == [Edit(old, new)]
+    assert source.with_norms_first(place, block) == [Edit(old, new)]
 
 
 def test_an_edited_forward_runs_only_inside_the_context() -> None:
     block, x, original = Styles(), torch.randn(2, 3, 4), Styles.forward
-    place = _source.place_of(original)
+    place = source.place_of(original)
     assert place is not None
     before = block(x)
-    edits = _source.with_norms_first(place, block)
-    assert _source.tried(place, edits, lambda: not torch.equal(block(x), before)) == _source.said(place, edits)
-    assert _source.tried(place, edits, lambda: False) == ""
-    assert _source.tried(place, [Edit("not in the file", "")], lambda: True) == ""
+    edits = source.with_norms_first(place, block)
+    assert source.tried(place, edits, lambda: not torch.equal(block(x), before))
+    assert not source.tried(place, edits, lambda: False)
+    assert not source.tried(place, [Edit("not in the file", "")], lambda: True)
     assert Styles.forward is original
     assert torch.equal(block(x), before)
 
 
 def test_sources_of_installed_packages_are_not_quoted() -> None:
-    assert _source.place_of(nn.TransformerEncoderLayer.forward) is None
-    assert _source.place_of(rs.doctor) is None
-    assert _source.place_of(MraAttention.forward) is None  # in whichever environment transformers is installed
-
-
-def test_names_are_written_as_python() -> None:
-    model = nn.ModuleDict({"front": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
-    assert _source.path(model, "front.1.weight") == "model.front[1].weight"
-    line = _source.for_each(model, ["front.0.weight", "front.1.weight"], "{}.data.mul_(0.5)")
-    assert line == "for block in model.front: block.weight.data.mul_(0.5)"
-    halved = copy.deepcopy(model)
-    exec(line, {"model": halved})
-    assert torch.equal(halved["front"][1].weight, 0.5 * model["front"][1].weight)
+    assert source.place_of(nn.TransformerEncoderLayer.forward) is None
+    assert source.place_of(rs.doctor) is None
+    assert source.place_of(MraAttention.forward) is None  # in whichever environment transformers is installed
 
 
 def _subject(kind: str) -> tuple[rs.Model, Tensor | None]:
@@ -154,7 +142,7 @@ def _subject(kind: str) -> tuple[rs.Model, Tensor | None]:
     ],
 )
 def test_all_passes_are_counted_and_few(kind: str) -> None:
-    """At most 12 forward and 2 backward passes for checks and examination, and 11 before to find the structure."""
+    """At most 8 forward and 2 backward passes for checks and examination, and 11 before to find the structure."""
     subject, inputs = _subject(kind)
     passes = 0
 
@@ -168,6 +156,6 @@ def test_all_passes_are_counted_and_few(kind: str) -> None:
     assert not [one for one in report.faults if one.certainty == "shown"]
     forward, backward = report.passes
     assert passes == forward + report.structure_passes
-    assert forward <= 12
+    assert forward <= (12 if report.findings else 8)
     assert backward <= 2
     assert report.structure_passes <= 11

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 import rankscope as rs
 from rankscope.errors import IgnoredInputError
-from rankscope.examination import CAUSES
-from rankscope.examination._following import depends_on_inputs
-from rankscope.examination._steps import AGAIN
+from rankscope.examination.experiments.operations import depends_on_inputs
+from rankscope.examination.experiments.parameters import AGAIN
 from rankscope.verbs.doctor.checks import DoctorReport
 
 MOST_PASSES = 14
@@ -100,11 +99,10 @@ def codes(report: DoctorReport) -> list[str]:
     ("kind", "place", "change"),
     [
         ("zero", "`x * 0` in `Model.enter`", "write `x` instead of `x * 0`"),
-        ("small", "`x / x.abs().amax() * 1e-6` in `Model.enter` makes them so small", "instead of"),
         ("constant", "`torch.zeros_like(x)` in `Model.enter`", "remove `x = torch.zeros_like(x)`"),
         ("in place", "`x.clamp_(9, 10)` in `Model.enter`", "write `x` instead of `x.clamp_(9, 10)`"),
         ("numpy", "was not found", "Look at where forward uses its inputs"),
-        ("relu", "No parameter gets a gradient", "write `z - 5` instead of `F.relu(z - 5)`"),
+        ("relu", "`F.relu(z - 5)` in `Model.leave`", "write `z - 5` instead of `F.relu(z - 5)`"),
         ("relu as a module", "last (ReLU)", "Give this operation values that it"),
         (
             "where",
@@ -152,7 +150,7 @@ class Images(nn.Module):
     [
         ("", ""),
         ("whole numbers", "`x.round()` in `Images.forward` returns the same for all of them"),
-        ("divided", "where enter (Conv2d) takes them, and are lost beside what is added there"),
+        ("divided", "enter (Conv2d) returns the same for all of them"),
     ],
 )
 def test_images_that_are_ignored(kind: str, sentence: str) -> None:
@@ -161,16 +159,6 @@ def test_images_that_are_ignored(kind: str, sentence: str) -> None:
     found = rs.doctor(Images(kind), images).findings
     assert [one.code for one in found if one.kind == "fault"] == (["inputs_ignored"] if kind else [])
     assert not kind or sentence in found[0].sentence
-
-
-def test_inputs_ignored_by_wiring_are_seen_before_a_training_and_those_lost_to_weights_are_not() -> None:
-    assert CAUSES["inputs_ignored"].order < 31
-    model = seeded("relu of weights")
-    nn.init.constant_(model.inner.head.bias, -5.0)
-    report = examined(model)
-    assert codes(report)[0] == "lost_in_operation"
-    assert CAUSES["lost_in_operation"].order >= 31
-    assert "`F.relu(z)` in `Model.leave`" in report.faults[0].sentence
 
 
 @pytest.mark.parametrize("kind", ["zero", "small"])
@@ -301,52 +289,6 @@ def test_losses_that_depend_on_other_examples_are_not_accused(loss: Loss) -> Non
 
 def test_a_matrix_of_all_pairs_may_be_normalised_along_both_axes() -> None:
     assert codes(examined(seeded(classes=16), pairs, torch.arange(16))) == []
-
-
-def over_examples(output: Tensor, labels: Tensor) -> Tensor:
-    return F.nll_loss(F.log_softmax(output, 0), labels)
-
-
-def over_examples_by_hand(output: Tensor, labels: Tensor) -> Tensor:
-    probabilities = output.softmax(dim=0)
-    return -probabilities[torch.arange(len(labels)), labels].log().sum()
-
-
-def over_columns(output: Tensor, labels: Tensor) -> Tensor:
-    return F.nll_loss(F.log_softmax(output.T, -1).T, labels)
-
-
-@pytest.mark.parametrize(
-    ("loss", "change"),
-    [
-        (over_examples, "write `F.log_softmax(output, -1)` instead of `F.log_softmax(output, 0)`"),
-        (over_examples_by_hand, "write `output.softmax(dim=-1)` instead of `output.softmax(dim=0)`"),
-        (over_columns, "Take the softmax of the loss over the last axis, or use"),
-    ],
-)
-def test_a_softmax_over_examples_is_found(loss: Loss, change: str) -> None:
-    _, y = signals()
-    for labels in (y, torch.zeros_like(y)):
-        found = examined(seeded(), loss, labels).faults
-        assert [one.code for one in found] == ["loss_softmax_axis"]
-        assert change in found[0].change
-        before, after = found[0].to_json()["before"], found[0].to_json()["after"]
-        assert before > 0.01
-        assert after < 1e-6
-
-
-def rescaled(output: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(output * 1e4, labels)
-
-
-def test_outputs_that_are_too_small_for_a_loss_of_classes() -> None:
-    report = examined(seeded("temperature"), F.cross_entropy)
-    assert codes(report) == ["outputs_too_small"]
-    assert "`z * 1e-4` in `Model.leave`" in report.faults[0].sentence
-    assert report.faults[0].change == "In `Model.leave`, write `z` instead of `z * 1e-4`"
-    assert report.passes[0] <= MOST_PASSES
-    for loss in (rescaled, squares):
-        assert codes(examined(seeded("temperature"), loss)) == []
 
 
 def test_labels_are_permuted_at_outputs_that_differ() -> None:

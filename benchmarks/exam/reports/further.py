@@ -147,7 +147,7 @@ FURTHER.append(
         "F9",
         "DEEP-PolyU/KEQA_WSDM19#2",
         "all weights of the attention are 1.0",
-        frozenset({"dead_branch", "softmax_axis"}),
+        frozenset({"dead_branch", "softmax_over_one"}),
         lambda: written("pooled()", ("Pooling.forward", "softmax(1)", "softmax(-1)")),
         lambda: written("pooled()"),
         _score_used,

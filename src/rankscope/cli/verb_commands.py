@@ -16,7 +16,7 @@ from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.panels import MANY, panel_of, show_all
 from rankscope.cli.showing import fail_where, show_answer, show_run, show_why, wants_progress
-from rankscope.cli.streams import remarks_console
+from rankscope.cli.streams import echo, remarks_console
 from rankscope.errors import InputError
 from rankscope.options import Option
 from rankscope.runs.places import place_of
@@ -55,9 +55,26 @@ def command_of(verb: Verb) -> Callable[..., None]:
         annotation = Annotated[bool, everything]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=annotation))
+    if verb.explain is not None:
+        settings: dict[str, Any] = {"metavar": "CODE", "callback": _explains(verb.explain), "is_eager": True}
+        explain = typer.Option("--explain", **settings, help="Explain a finding by its code, with examples, and exit.")
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        code = Annotated[str | None, explain]
+        parameters.append(inspect.Parameter("explain", keyword, default=None, annotation=code))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _explains(explain: Callable[[], Callable[[str], str]]) -> Callable[[str | None], None]:
+    """Print what a verb says about a code, and exit."""
+
+    def explained(code: str | None) -> None:
+        if code is not None:
+            echo(explain()(code))
+            raise typer.Exit
+
+    return explained
 
 
 def _default(option: Option) -> Any:

@@ -1,18 +1,11 @@
-"""Causes of failures: one declaration each, found by name in ``CAUSES``, proven by experiments on the model."""
+"""Faults of a model: a linter whose facts come from experiments.
 
-from rankscope.examination._engine import Diagnosis, examine, find
-from rankscope.examination._examination import AttentionSeen, Examination, ModuleCall
-from rankscope.examination._spec import CAUSES, CauseSpec, Finding, cause
+``experiments`` write outcomes, each with its control; ``rows`` read outcomes and say fault, place and change;
+``examine`` asks the rows in the order in which they explain each other.
+"""
 
-__all__ = [
-    "CAUSES",
-    "AttentionSeen",
-    "CauseSpec",
-    "Diagnosis",
-    "Examination",
-    "Finding",
-    "ModuleCall",
-    "cause",
-    "examine",
-    "find",
-]
+from rankscope.examination.examine import Diagnosis, examine, find
+from rankscope.examination.passes import Examination
+from rankscope.examination.spec import ROWS, Finding, RowSpec, row
+
+__all__ = ["ROWS", "Diagnosis", "Examination", "Finding", "RowSpec", "examine", "find", "row"]

@@ -67,6 +67,7 @@ class Verb:
         execution: how it can be executed other than in memory; None for a verb that runs no model.
         is_float64: whether it keeps a float64 copy of the weights.
         call: ``(rankscope, {option: value}) -> result`` in place of calling ``run`` with the options given.
+        explain: imports and returns a function of a code; the command prints what it returns for ``--explain CODE``.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Verb:
     execution: ExecutionSupport | None = None
     is_float64: bool = False
     call: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    explain: Callable[[], Callable[[str], str]] | None = None
 
     __repr__ = brief
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.reporting.page.charts import Chart, Views, plain_list
 from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, visible
-from rankscope.verbs.doctor.checks import AnyFinding, DoctorReport
+from rankscope.verbs.doctor.checks import DoctorReport
 from rankscope.verbs.doctor.show import check_tables, next_steps, trust
 from rankscope.views import Column, Row, Section, Table
 from rankscope.views.charts import spans_decades
+
+if TYPE_CHECKING:  # printing needs no torch
+    from rankscope.examination.findings import Finding
 
 
 def doctor_chapter(report: DoctorReport) -> Chapter:
@@ -37,7 +40,7 @@ def doctor_chapter(report: DoctorReport) -> Chapter:
     )
 
 
-def _told(one: AnyFinding) -> list[str]:
+def _told(one: Finding) -> list[str]:
     how = "Shown by" if one.certainty == "shown" else "Measured"
     advice = f"{'Change' if one.tried else 'Hint'}: {one.change}"
     return [advice] * bool(one.change) + [f"{how}: {one.evidence}"] * bool(one.evidence)
@@ -59,7 +62,7 @@ def _sections(report: DoctorReport) -> Iterator[Section]:
     yield Section("Can the numbers be trusted?", visible(trust(report)), tuple(tables))
 
 
-def _others(findings: list[AnyFinding]) -> Table:
+def _others(findings: list[Finding]) -> Table:
     columns = [Column("", align="left"), *(Column(name, align="left", width="wide") for name in ("found", "measured"))]
     kinds = {"shown": "also", "possible": "possibly"}
     rows: list[Row] = [
@@ -73,7 +76,7 @@ def _others(findings: list[AnyFinding]) -> Table:
     return Table(columns, rows)
 
 
-def _chart(drawn: list[AnyFinding]) -> Chart:
+def _chart(drawn: list[Finding]) -> Chart:
     views: Views = {}
     for one in drawn:
         series: list[dict[str, Any]] = [
@@ -87,7 +90,7 @@ def _chart(drawn: list[AnyFinding]) -> Chart:
     return Chart("lines", "Before and after", f"Changed: {visible(changes)}.", ("cause",), views)
 
 
-def _bars(numbered: list[AnyFinding]) -> Chart:
+def _bars(numbered: list[Finding]) -> Chart:
     """The two numbers of each fault."""
     views: Views = {}
     for one in numbered:

@@ -24,6 +24,12 @@ def _show() -> Show:
     return Show(document=document)
 
 
+def _explained() -> Callable[[str], str]:
+    from rankscope.verbs.doctor.explaining import explained
+
+    return explained
+
+
 OWN = (
     Option(
         name="loss",
@@ -56,7 +62,7 @@ DOCTOR = verb(
     Verb(
         name="doctor",
         question="What is wrong with this model, and what to change?",
-        answer="Looks for causes by experiments on the model, and checks that its numbers can be trusted.",
+        answer="Looks for faults by experiments on the model, and checks that its numbers can be trusted.",
         run=_run,
         makes_runs=False,
         show=_show,
@@ -74,6 +80,7 @@ DOCTOR = verb(
         ),
         outputs=(PAGE, options.JSON, options.QUIET.but(help="Print only the answer and the checks that failed.")),
         examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),
+        explain=_explained,
         order=90,
     )
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._printing import shortened
 from rankscope.runs.claims import Claim
 from rankscope.runs.presenting import document_of
-from rankscope.runs.provenance import SCHEMA
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
+if TYPE_CHECKING:  # printing needs no torch
+    from rankscope.examination.findings import Finding
+
+SCHEMA = 1
+"""Version of what ``doctor --json`` prints. A field that is added keeps it; one that is renamed or goes raises it."""
 CheckStatus = Literal["pass", "fail", "refused", "info"]
 
 
@@ -23,61 +27,6 @@ class Check:
     name: str
     status: CheckStatus
     detail: str
-
-
-class AnyFinding(Protocol):
-    """A finding; see :class:`rankscope.examination.Finding`, which is not imported because printing needs no torch."""
-
-    @property
-    def code(self) -> str:
-        """Name of the cause."""
-
-    @property
-    def sentence(self) -> str:
-        """What is wrong."""
-
-    @property
-    def change(self) -> str:
-        """What to change."""
-
-    @property
-    def certainty(self) -> Literal["shown", "possible"]:
-        """Whether an experiment proves it."""
-
-    @property
-    def kind(self) -> Literal["fault", "note", "harmless"]:
-        """Whether it is wrong at all."""
-
-    @property
-    def before(self) -> float | None:
-        """The number as the model is."""
-
-    @property
-    def after(self) -> float | None:
-        """The number with the intervention."""
-
-    @property
-    def tried(self) -> bool:
-        """Whether the change was carried out on a copy, and the fault was gone."""
-
-    @property
-    def evidence(self) -> str:
-        """The two numbers in a sentence."""
-
-    @property
-    def measured(self) -> str:
-        """What the two numbers are."""
-
-    @property
-    def intervention(self) -> str:
-        """What was done for the second."""
-
-    @property
-    def curves(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The two numbers by block, or nothing."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +75,14 @@ class DoctorReport:
     stacks: tuple[StackFacts, ...]
     checks: tuple[Check, ...]
     claims: tuple[Claim, ...] = ()
-    findings: tuple[AnyFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     not_examined: Mapping[str, str] = field(default_factory=dict)
     passes: tuple[int, int] = (0, 0)
     structure_passes: int = 0
     details: bool = False
 
     @property
-    def faults(self) -> tuple[AnyFinding, ...]:
+    def faults(self) -> tuple[Finding, ...]:
         """What is wrong, shown before possible."""
         return tuple(one for one in self.findings if one.kind == "fault")
 

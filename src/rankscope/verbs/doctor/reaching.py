@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rankscope._types import kind_of
+from rankscope._types import is_named, kind_of
 from rankscope.errors import IgnoredInputError, InputError
-from rankscope.examination._examination import Loss
+from rankscope.examination.passes import Loss
 from rankscope.models.inputs import Batch, InputPlan, Inputs, prepare_planned
 from rankscope.models.inputs.given import on_device
 from rankscope.models.inputs.opening import opened
@@ -92,6 +92,14 @@ def batch_for(subject: Model, given: Inputs, labels: Any = None) -> Reached:
 def named_value(value: Any) -> Any:
     """What a name such as ``train.py:labels`` or a file of tensors holds; anything else as it is."""
     return opened(Path(value)) if isinstance(value, str) else value
+
+
+def builder_of(model: Any) -> Callable[[], torch.nn.Module] | None:
+    """The function that builds the model, if it was given or is named; None otherwise."""
+    spec = model.spec if isinstance(model, Model) else model
+    given = named_object(spec, call=False) if isinstance(spec, str) and is_named(spec) else model
+    is_function = callable(given) and not isinstance(given, (torch.nn.Module, Model))
+    return given if is_function and not isinstance(given, str) else None
 
 
 def loss_for(loss: Any) -> Loss | None:

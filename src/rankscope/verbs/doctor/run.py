@@ -19,8 +19,8 @@ from rankscope.errors import (
     SiteError,
     UnsupportedOperationError,
 )
-from rankscope.examination import CAUSES, Examination, find
-from rankscope.examination._examination import Loss
+from rankscope.examination import ROWS, Examination, find
+from rankscope.examination.passes import Loss
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, InputsLike, as_inputs
 from rankscope.models.inputs.record import passes_counted
@@ -48,7 +48,7 @@ from rankscope.surgery.surgery import SurgeryLike, as_surgery
 from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
-from rankscope.verbs.doctor.reaching import batch_for, loss_for, named_value, optimizer_for
+from rankscope.verbs.doctor.reaching import batch_for, builder_of, loss_for, named_value, optimizer_for
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -57,7 +57,7 @@ _ROUNDINGS = 64
 
 @checked(*OWN)
 def doctor(
-    model: ModelLike,
+    model: ModelLike | Callable[[], nn.Module],
     inputs: InputsLike = None,
     surgery: SurgeryLike = None,
     *,
@@ -69,15 +69,17 @@ def doctor(
 ) -> DoctorReport:
     """Say what is wrong with a model and what to change, and whether rankscope's numbers can be trusted on it.
 
-    Causes are looked for by experiments: a token, a sequence or a parameter is replaced, or a part of the model is
+    Faults are looked for by experiments: a token, a sequence or a parameter is replaced, or a part of the model is
     changed inside a ``with`` block, and two numbers are compared. The model itself is not changed.
 
     Args:
-        model: a :class:`rankscope.Model`, a spec or your own module.
+        model: a :class:`rankscope.Model`, a spec or your own module; or a function that builds it, such as
+            ``train.py:build``. With the weights that it begins with, what training did is told apart from what is
+            wrong with the architecture.
         inputs: :class:`rankscope.Inputs`, or what is accepted in their place; see ``measure``. At most 16 sequences are
             used.
         surgery: :class:`rankscope.Surgery` under which the checks run, or a dictionary of its fields; None for none.
-            Causes are only looked for without surgery.
+            Faults are only looked for without surgery.
         loss: a function of the model's output and ``labels`` (of the output and the inputs, or of the output alone,
             without labels); ``"own"`` for ``output.loss``. With it, gradients and the objective are examined.
         labels: targets of the loss, or the class of each sequence; the first axis counts sequences.
@@ -89,7 +91,9 @@ def doctor(
         >>> doctor("init:tiny-gpt2").passed
         True
     """
-    subject, given, cut = as_model(model), as_inputs(inputs), as_surgery(surgery)
+    build = builder_of(model)
+    subject = as_model(build() if build is model else model)  # type: ignore[arg-type]
+    given, cut = as_inputs(inputs), as_surgery(surgery)
     loaded = subject.loaded
     if operations_on(loaded.model):
         raise UnsupportedOperationError(
@@ -109,7 +113,9 @@ def doctor(
             view = with_proven_cuts(view)
         except DiscoveryError as error:
             why = str(error)
-            checks = (Check("shape" if isinstance(error, LayoutError) else "blocks", "fail", why),)
+            # Without blocks no number is wrong, because measure refuses; a layout can be declared, so it is asked for.
+            has_axes = isinstance(error, LayoutError)
+            checks = (Check("shape", "fail", why),) if has_axes else (Check("blocks", "refused", why),)
         except UnsupportedOperationError as error:  # an operator that cannot be followed, such as flex_attention
             why = str(error)
             checks = (Check("blocks", "refused", why),)
@@ -134,7 +140,7 @@ def doctor(
     labelled = told if isinstance(told, Tensor) else None
     examination = Examination(
         loaded.model, batch, view, why, loss_for(loss), labelled, optimizer_for(optimizer, loaded.model),
-        targets=None if labelled is not None else told,
+        targets=None if labelled is not None else told, build=build,
     )  # fmt: skip
     with quiet_transformers(), _telling(shown=progress) as tell:
         diagnosis = find(examination, tell)
@@ -163,7 +169,7 @@ def _telling(*, shown: bool) -> Iterator[Callable[[str], None]]:
 
     columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(CAUSES))
+        task = bar.add_task("", total=len(ROWS))
         yield lambda title: bar.update(task, advance=1, description=title)
 
 

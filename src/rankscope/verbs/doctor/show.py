@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from rankscope.verbs.doctor.checks import AnyFinding, CheckStatus, DoctorReport
+from rankscope.verbs.doctor.checks import CheckStatus, DoctorReport
 from rankscope.views import Cell, Column, Document, Mark, Part, Remark, Row, Table
+
+if TYPE_CHECKING:
+    from rankscope.examination.findings import Finding
 
 CHECKS: Mapping[CheckStatus, Cell] = {
     "pass": Cell("ok", ("good",)),
@@ -36,7 +40,7 @@ def _findings(report: DoctorReport) -> Iterator[Remark]:
             yield _remark(f"{one.kind.capitalize()}: {one.sentence}", one, change=False)
 
 
-def _remark(sentence: str, one: AnyFinding, *, change: bool = True) -> Remark:
+def _remark(sentence: str, one: Finding, *, change: bool = True) -> Remark:
     lines: list[tuple[str, str, Mark | None]] = []
     if change and one.change:
         lines.append(("Change", one.change, "good") if one.tried else ("Hint", one.change, None))
@@ -51,6 +55,8 @@ def trust(report: DoctorReport) -> str:
     if not report.trusted:
         failed = [check.name for check in report.checks if check.status == "fail"]
         return f"{name}: the numbers cannot be trusted; these checks of them failed: {', '.join(failed)}."
+    if not report.stacks:
+        return f"{name}: no blocks were found that measure can read (--details says why); all else was examined."
     blocks = sum(stack.depth for stack in report.stacks)
     return f"{name}: {blocks} blocks; the numbers can be trusted."
 

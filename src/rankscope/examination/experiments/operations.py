@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rankscope.examination import _source
-from rankscope.examination._examination import Examination
-from rankscope.examination._innermost import ModuleFollower
-from rankscope.examination._source import SourcePlace
+from rankscope.examination import source
+from rankscope.examination.experiments.dependencies import replaced
+from rankscope.examination.experiments.scan import ModuleFollower
+from rankscope.examination.outcomes import NO, Outcome, experiment
+from rankscope.examination.passes import ROOM, Examination
+from rankscope.examination.source import SourcePlace
+from rankscope.examination.tensors import main_output, redrawn
 from rankscope.linalg.rounding import differs
+from rankscope.models.inputs.record import is_mask_like
+from rankscope.models.loading.devices import seed_generators
 
-_ROOM = 1 << 28
-"""Bytes of what operations return that one pass keeps."""
 _TRACES = 256
 """Roundings that count as equal in float32 and float64; in half precision none does."""
 
@@ -35,10 +38,7 @@ class FollowedStep:
         module: name of the innermost module that was running; None outside the model's own.
         place: where it is written.
         sources: numbers of the operations that made its tensors.
-        size: root mean square of what it returned.
         lost: the place, among its tensors, of one that depends on the inputs while the result does not; None if none.
-        taken: root mean square of that tensor.
-        is_alone: whether that tensor is the only one.
     """
 
     number: int
@@ -46,10 +46,7 @@ class FollowedStep:
     module: str | None
     place: SourcePlace | None
     sources: tuple[int, ...]
-    size: float
     lost: int | None = None
-    taken: float = 0.0
-    is_alone: bool = False
 
 
 class Following(ModuleFollower):
@@ -80,7 +77,7 @@ class Following(ModuleFollower):
         self._made: dict[int, int] = {}
         self._alive: list[Any] = []
         self._kept: dict[int, tuple[str, Tensor | None]] = {}
-        self._number, self._room = 0, _ROOM
+        self._number, self._room = 0, ROOM
         self.steps: dict[int, FollowedStep] = {}
         self.is_whole = True
         self.began: FollowedStep | None = None
@@ -93,19 +90,15 @@ class Following(ModuleFollower):
         with torch._C.DisableTorchFunction():
             given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             moved = next((at for at, one in enumerate(given) if id(one) in self._moved), None)
-            # Read here, because the operation may write into it.
-            taken = 0.0 if moved is None else _size(given[moved])
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             made = args[0] if func is Tensor.__setitem__ else out
             tensors = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor) and not leaf.is_nested]
             if tensors and self.is_whole:
-                self._note(number, func.__name__, given, tensors, moved, taken)
+                self._note(number, func.__name__, given, tensors, moved)
         return out
 
-    def _note(
-        self, number: int, name: str, given: list[Tensor], tensors: list[Tensor], moved: int | None, taken: float
-    ) -> None:
+    def _note(self, number: int, name: str, given: list[Tensor], tensors: list[Tensor], moved: int | None) -> None:
         sources = tuple(dict.fromkeys(self._made[id(one)] for one in given if id(one) in self._made))
         main = max(tensors, key=Tensor.numel).detach()
         depends = False
@@ -122,17 +115,13 @@ class Following(ModuleFollower):
         self._alive += tensors  # so that no other tensor gets their ids
         self._made |= {id(one): number for one in tensors}
         loses = moved is not None and not depends
-        floating = [one for one in given if one.is_floating_point()]
         self.steps[number] = FollowedStep(
             number,
             name,
             self.inside[-1] if self.inside else None,
-            _source.running(),
+            source.running(),
             sources,
-            _size(main),
             moved if loses else None,
-            taken,
-            len(floating) == 1,
         )
         if depends and moved is None and self.began is None:
             self.began = self.steps[number]
@@ -143,18 +132,6 @@ class Following(ModuleFollower):
         found = [step for number, step in self.steps.items() if step.lost is not None and number in before]
         return sorted(found, key=lambda step: -step.number) if self.is_whole else []
 
-    def shrinking(self, made: Tensor | int) -> FollowedStep | None:
-        """The operation up to a tensor or a step that made things smaller by most, by a factor of 30 or more."""
-        number = made if isinstance(made, int) else self._made.get(id(made), -1)
-        known = [self.steps[one] for one in self._leading_to(number) if one in self.steps]
-        least = min(known, key=self._factor, default=None)
-        return least if least is not None and self._factor(least) < 1 / 30 else None
-
-    def _factor(self, step: FollowedStep) -> float:
-        """By what an operation multiplied the size of the smallest tensor that it took."""
-        taken = [self.steps[one].size for one in step.sources if one in self.steps]
-        return step.size / min(taken) if taken and min(taken) > 0 else 1.0
-
     def _leading_to(self, number: int) -> set[int]:
         reached, waiting = {number}, [number]
         while waiting:
@@ -163,11 +140,6 @@ class Following(ModuleFollower):
             reached |= new
             waiting += new
         return reached
-
-
-def _size(one: Tensor) -> float:
-    """Root mean square; 1 for ids."""
-    return float(one.double().square().mean().sqrt()) if one.is_floating_point() and one.numel() else 1.0
 
 
 def _is_moved(before: Tensor, after: Tensor) -> bool:
@@ -216,24 +188,9 @@ def without(at: int) -> Callable[[Callable[..., Any], Any, Any], Any]:
     return run
 
 
-def at_unit_size(at: int) -> Callable[[Callable[..., Any], Any, Any], Any]:
-    """Give an operation one of its tensors with a mean square of one."""
-
-    def run(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            place = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)][at]
-            size = leaves[place].double().square().mean().sqrt()
-            leaves[place] = (leaves[place] / size).to(leaves[place].dtype)
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return func(*args, **kwargs)
-
-    return run
-
-
 def named(x: Examination, step: FollowedStep) -> str:
     """The operation as it is written, with the function in which it is; or the module, or its name."""
-    node = _source.operation(step.place, step.name)
+    node = source.operation(step.place, step.name)
     if node is not None and step.place is not None:
         return f"`{step.place.text(node)}` in `{step.place.name}`"
     module = x.model.get_submodule(step.module) if step.module else None
@@ -241,3 +198,102 @@ def named(x: Examination, step: FollowedStep) -> str:
         return f"{step.module} ({type(module).__name__})"
     where = f"`{step.place.name}`" if step.place is not None else step.module or "the model itself"
     return f"{step.name.strip('_')} in {where}"
+
+
+_TRIED = 3
+"""Operations that are tried as the place where the inputs are lost: each is a pass."""
+
+
+def _inputs_differ(x: Examination) -> bool:
+    """Whether the sequences, or images, of the batch are not all the same."""
+    differ: list[bool] = []
+
+    def compare(name: str, value: Tensor, axis: int) -> Tensor:
+        rows = value.movedim(axis, 0)
+        differ.append(not is_mask_like(name) and not torch.equal(rows, rows[:1].expand_as(rows)))
+        return value
+
+    x.batch.mapped(compare)
+    return any(differ)
+
+
+def _floating(value: Any) -> list[Tensor]:
+    """Everything that a model returns, as numbers."""
+    leaves = pytree.tree_leaves(value)
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        leaves = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _are_alike(x: Examination, returned: Any) -> bool:
+    """Whether everything that a model returned for each sequence is the same for all of them."""
+    floating = _floating(returned)
+    axes = [x.sequence_axis(one) for one in floating]
+    rows = [one.movedim(axis, 0) for one, axis in zip(floating, axes, strict=True) if axis is not None]
+    return bool(rows) and not any(depends_on_inputs(one[:1].expand_as(one), one) for one in rows)
+
+
+def _is_made_so_by_weights(x: Examination) -> bool:
+    """Whether outputs differ with other weights, also in the place of gains and gates that begin at zero."""
+    drawn = torch.Generator().manual_seed(0)
+    zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
+    moved = {name: (0.1 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
+    # Tried first, because it needs no copy of the model: a head or a gate of zero is usual.
+    if any(one.ndim > 1 or one.numel() == 1 for one in zero.values()) and not _are_alike(x, x.run(replaced=moved)):
+        return True
+    return not _are_alike(x, x.run(replaced=redrawn([("", x.model)]) | moved))
+
+
+@experiment
+def inputs_lost(x: Examination) -> Outcome:
+    """Whether all outputs are the same, whatever the inputs are, and in which operation they become so.
+
+    The control are other weights: with them outputs differ, so that it is not the wiring. Two passes on two sequences,
+    as they are and with all others, are followed to the last operation that takes what differs and returns what does
+    not. Without it, outputs differ.
+    """
+    if x.result is None or x.noise or not _inputs_differ(x) or not _are_alike(x, x.returned):
+        return NO
+    before = x.inputs_apart(x.result)
+    batch = x.batch.taken(0, 2) if x.sequences > 2 else x.batch
+    other, made = replaced(batch)
+    first = Following(x.model)
+    with first.watching():
+        own = x.run(batch)
+    second = Following(x.model, first, [id(one) for one in made])
+    with second.watching():
+        others = x.run(other)
+    result = main_output(others)
+    pairs = list(zip(_floating(own), _floating(others), strict=False))
+    if result is None or before is None or not made or any(depends_on_inputs(one, two) for one, two in pairs):
+        return NO
+    losing = second.losing(result)
+    numbers: dict[str, Any] = {"before": before, "after": None, "step": losing[0] if losing else None}
+    for step in losing[:_TRIED]:
+        after = _spread_without(x, step)
+        if after > 100 * max(before, _TRACE):
+            numbers |= {"after": after, "step": step}
+            break
+    return Outcome(True, _is_made_so_by_weights(x), numbers)
+
+
+def _spread_without(x: Examination, step: FollowedStep) -> float:
+    """How much the outputs of different inputs differ, with what an operation takes in its place."""
+    changed = Following(x.model, change=(step.number, without(step.lost or 0)))
+    try:
+        with changed.watching():
+            output = x.output()
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return 0.0  # what the operation takes does not fit in the place of what it returns
+    return 0.0 if output is None else x.inputs_apart(output) or 0.0
+
+
+def first_that_differs(x: Examination) -> FollowedStep | None:
+    """The first operation that returns something else for the same tensors, in two equal passes."""
+    before = Following(x.model)
+    after = Following(x.model, before)
+    for seed, follow in enumerate((before, after)):
+        with torch.random.fork_rng(devices=[]), follow.watching():
+            seed_generators(seed)
+            x.run()
+    return after.began

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rankscope.examination._examination import Examination
-from rankscope.examination._outcomes import NOT_READ, Outcome, experiment
-from rankscope.examination._tensors import changed_entries, spread_out
+from rankscope.examination.experiments.dependencies import token_map
+from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
+from rankscope.examination.passes import Examination, in_training
+from rankscope.examination.tensors import apart, filled_ends, spread_out
 from rankscope.models.loading.devices import seed_generators
 
 ROOM = 1 << 27
@@ -31,6 +32,8 @@ _MOVED = 0.1
 """Share of the largest change of a gradient from which on a place counts."""
 AGREE = 0.95
 """Share of the labels that must be the token of the input at a distance, beyond those that are so by chance."""
+BY_CHANCE = 1e-3
+"""Probability below which labels that are all alike are no accident of the batch."""
 
 
 class Held:
@@ -115,10 +118,7 @@ class Held:
 
 def held(x: Examination) -> Held:
     """The loss of an examination, made once."""
-    known = vars(x).get("_held")
-    if known is None:
-        known = vars(x)["_held"] = Held(x)
-    return known
+    return x.once(Held)
 
 
 def classes_axis(out: Tensor, labels: Tensor) -> int | None:
@@ -212,25 +212,18 @@ def compared_token(x: Examination) -> Outcome:
                 for one in set(wanted[counted].tolist())
             )
             if share - chance > AGREE * (1.0 - chance):
-                return Outcome(True, False, {"distance": to_output + away, "share": share, "ids": value})
+                return Outcome(True, chance > AGREE, {"distance": to_output + away, "share": share, "ids": value})
     return NOT_READ
 
 
 def _change_by_token(x: Examination) -> tuple[Tensor, int] | None:
-    """How much the output changes at each token if the one in the middle is replaced, and which that is; one pass."""
-    ids = x.outcome("compared_token").numbers.get("ids")
-    axis = None if x.result is None else x.token_axis(x.result)
-    if ids is None or axis is None or x.tokens is None or x.result is None:
+    """How much the output changes at each token if the one in the middle is replaced, and which that is."""
+    known = x.once(token_map)
+    before, after = known.output("plain"), known.output("middle")
+    moved = known.moved("middle")
+    if before is None or after is None or moved is None or not known.has_tokens:
         return None
-    middle = x.tokens // 2
-    after = x.with_other_middle[-1].output
-    if after is None or after.shape != x.result.shape:
-        return None
-    gap = changed_entries(x.result, after)
-    if gap is None:
-        return None
-    change = (after.double() - x.result.double()).abs() * gap
-    return change.movedim(axis, 0).flatten(1).mean(1), middle
+    return (after.double() - before.double()).abs().flatten(1).mean(1) * moved, known.middle
 
 
 @experiment
@@ -265,16 +258,6 @@ def skips_a_token(x: Examination) -> Outcome:
 
 
 @experiment
-def other_places(x: Examination) -> Outcome:
-    """Whether a label is compared with the output of another sequence alone; the control is two equal calls."""
-    found = x.outcome("alignment")
-    if found.seen is None:
-        return NOT_READ
-    places, here = found["places"], found["here"]
-    return Outcome(len(places) == 1 and places[0][0] != here[0], found.control, {"places": places, "here": here})
-
-
-@experiment
 def labels_unread(x: Examination) -> Outcome:
     """Whether the gradient is the same for any labels.
 
@@ -286,6 +269,7 @@ def labels_unread(x: Examination) -> Outcome:
     if x.labels is None and x.targets is None:
         return NOT_READ
     drawn = torch.Generator().manual_seed(0)
+    now = known.value(known.output)
     several = False
     for target, given in _targets(x):
         first = target[:1].expand_as(target)
@@ -297,15 +281,16 @@ def labels_unread(x: Examination) -> Outcome:
         mixed = target[torch.randperm(len(target), generator=drawn).to(target.device)]
         for other in (target.roll(1, 0), target.flip(0), mixed, alike):
             several = several or not torch.equal(other, target)
-            if not torch.equal(known.gradient(given(other)), before):
-                return Outcome(False, False)
+            # The gradient of an absolute error is a sign, which stays; its value does not.
+            moved = not torch.equal(known.gradient(given(other)), before)
+            if moved or known.value(known.output, given(other)) != now:
+                return NO
     if not several:
         return NOT_READ
     swapped = known.output.clone()
     swapped[0] = known.output[1]
     compares = not torch.allclose(known.gradient(output=swapped)[2:], before[2:])
     unusable = compares or not bool(before.any()) or not torch.equal(before, known.gradient())
-    now = known.value(known.output)
     return Outcome(True, unusable or not math.isfinite(now), {"loss": now})
 
 
@@ -332,23 +317,6 @@ def wrong_is_better(x: Examination) -> Outcome:
 
 
 @experiment
-def class_without_loss(x: Examination) -> Outcome:
-    """Whether sequences of one class do not count in the loss; the control are labels that move other outputs too."""
-    if x.labels is None or x.labels.ndim != 1 or classes_axis(held(x).output, x.labels) is None:
-        return NOT_READ
-    known = held(x)
-    # At two outputs, because a margin that is kept gives no gradient either.
-    slopes = (known.gradient(), known.gradient(output=-known.output))
-    counts = torch.stack([one.flatten(1).abs().amax(1) for one in slopes]).amax(0) > 0
-    for one in torch.unique(x.labels).tolist():
-        mine = x.labels == one
-        if one >= 0 and not bool(counts[mine].any()) and bool(counts[~mine].all()):
-            found = x.outcome("alignment")
-            return Outcome(True, found.seen is not None and not found.shown, {"label": one, "count": int(mine.sum())})
-    return Outcome(False, False)
-
-
-@experiment
 def padding_counts(x: Examination) -> Outcome:
     """Whether the loss counts padding; the control is an id that is a label of other tokens too.
 
@@ -371,15 +339,6 @@ def padding_counts(x: Examination) -> Outcome:
     return Outcome(share > 0.2, elsewhere > 0.05, {"share": share, "value": value})
 
 
-def filled_ends(ids: Tensor) -> Tensor | None:
-    """Where one id fills the ends of sequences, in most of them two tokens or more and never all; None for none."""
-    last = ids[:, -1].mode().values
-    filling = (ids == last).flip(1).long().cumprod(1).flip(1).bool()
-    lengths = filling.sum(1)
-    most = int((lengths >= 2).sum()) * 2 > len(ids) and int(lengths.max()) < ids.shape[1]
-    return filling if most and len(torch.unique(lengths)) > 1 else None
-
-
 _BOUNDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "SigmoidBackward0": ("sigmoid", torch.sigmoid),
     "TanhBackward0": ("tanh", torch.tanh),
@@ -395,9 +354,10 @@ def bounded_output(x: Examination) -> Outcome:
     Asked only of models that end in a bounded function, which the pass for the gradients tells.
     """
     known = held(x)
-    if not x.gradients or x.last_functions[known.main] not in _BOUNDS or (x.labels is None and x.targets is None):
+    last = x.once(in_training).last_functions
+    if last[known.main] not in _BOUNDS or (x.labels is None and x.targets is None):
         return NOT_READ
-    name, bound = _BOUNDS[x.last_functions[known.main]]
+    name, bound = _BOUNDS[last[known.main]]
     start = torch.zeros_like(known.output) + 0.1 * torch.randn(
         known.output.shape, generator=torch.Generator().manual_seed(0)
     ).to(known.output)
@@ -443,10 +403,75 @@ def broadcast(x: Examination) -> Outcome:
 
 @experiment
 def labels_alike(x: Examination) -> Outcome:
-    """Whether all labels are one class; the control is a batch of few sequences, or one class in the whole loss."""
+    """Whether all labels are one class; the control is whether that is likely by chance, in a small batch."""
     labels = x.labels
     if labels is None or labels.ndim != 1 or classes_axis(held(x).output, labels) is None:
         return NOT_READ
-    alike = bool((labels == labels[0]).all())
     classes = held(x).output.shape[-1]
-    return Outcome(alike, len(labels) < 8, {"count": len(labels), "label": int(labels[0]), "classes": classes})
+    by_chance = float(classes) ** (1 - len(labels)) > BY_CHANCE
+    alike = bool((labels == labels[0]).all())
+    return Outcome(alike, by_chance, {"count": len(labels), "label": int(labels[0]), "classes": classes})
+
+
+@experiment
+def one_answer_is_best(x: Examination) -> Outcome:
+    """Whether one constant output for all inputs has the smallest loss; the control are labels that are all equal.
+
+    The output is optimised under the loss, without the model. A loss that separates inputs is far above its best value
+    where all outputs are equal.
+    """
+    known = held(x)
+    free = known.output.float()
+    axis = None if x.result is None else x.sequence_axis(x.result)
+    if x.result is None or axis is None or x.sequences < 4 or known.reads_others:
+        return NOT_READ  # other outputs would change with this one
+    if x.labels is not None and x.labels.is_floating_point() and x.outcome("labels_unread").seen is False:
+        return NO  # numbers to be met keep outputs apart
+    size = float(x.result.double().square().mean().sqrt())
+    slope = known.gradient().double()
+    over_classes = float(slope.sum(-1).norm()) <= 1e-3 * float(slope.norm())
+    scored = x.labels is not None and not x.labels.is_floating_point() and not _compares(known, axis)
+    if scored or over_classes or not size > 0:
+        return NO  # outputs that are alike answer labels that are
+    drawn = torch.randn(x.result.shape, generator=torch.Generator().manual_seed(0)).to(x.result.device)
+    start = x.result.detach().float() + size * drawn
+    begin = known.value(start)
+    end_at = known.optimised(start)
+    end = known.value(end_at)
+    constant = end_at.mean(axis, keepdim=True).expand_as(free)
+    if constant.ndim > 2:  # all tokens or views of an input alike, too
+        one = constant.flatten(1, -2).mean(1)
+        constant = one.reshape(len(one), *[1] * (constant.ndim - 2), -1).expand_as(free)
+    at_constant = known.value(constant.clone())
+    finite = math.isfinite(begin) and begin > 0
+    met = finite and at_constant <= end + 0.01 * abs(begin - end) and end <= 0.2 * begin
+    alike = x.labels is not None and bool((x.labels == x.labels[:1]).all())
+    return Outcome(met, alike, {"begin": begin, "constant": at_constant, "apart": apart(start, axis)})
+
+
+def _compares(known: Held, axis: int) -> bool:
+    """Whether a loss compares sequences with each other: the gradient of the others changes with the first one."""
+    other = known.output.clone()
+    other.select(axis, 0).copy_(known.output.select(axis, 1))
+    before, after = (known.gradient(output=one).narrow(axis, 1, one.shape[axis] - 1) for one in (known.output, other))
+    return not torch.allclose(before, after)
+
+
+@experiment
+def softmax_again(x: Examination) -> Outcome:
+    """Whether outputs are probabilities and the loss takes a softmax of them.
+
+    The control: the loss changes if a number is added to them, so that it takes none.
+    """
+    out, labels = x.result, x.labels
+    if out is None or labels is None or out.ndim < 2 or out.shape[-1] < 2:
+        return NOT_READ
+    if labels.is_floating_point() or labels.shape != out.shape[:-1]:
+        return NOT_READ
+    if bool((out < 0).any()) or float((out.double().sum(-1) - 1).abs().max()) > 1e-3:
+        return NO
+    known = held(x)
+    now, shifted = known.value(out), known.value(out + 3.0)
+    best = F.one_hot(labels.clamp_min(0), out.shape[-1]).to(out)
+    numbers = {"least": known.value(best), "free": known.value(best * 50)}
+    return Outcome(True, abs(now - shifted) > 1e-4 * abs(now), numbers)

@@ -140,3 +140,12 @@ def spread_out(result: Tensor) -> Tensor:
         return drawn.sigmoid()
     size = float(result.double().square().mean().sqrt())
     return result + drawn * (size if 1 < size < math.inf else 1.0)
+
+
+def filled_ends(ids: Tensor) -> Tensor | None:
+    """Where one id fills the ends of sequences, in most of them two tokens or more and never all; None for none."""
+    last = ids[:, -1].mode().values
+    filling = (ids == last).flip(1).long().cumprod(1).flip(1).bool()
+    lengths = filling.sum(1)
+    most = int((lengths >= 2).sum()) * 2 > len(ids) and int(lengths.max()) < ids.shape[1]
+    return filling if most and len(torch.unique(lengths)) > 1 else None

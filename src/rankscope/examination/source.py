@@ -1,7 +1,7 @@
 """Edits of the user's own source, so that a printed change can be made as it stands.
 
 A change names the function, the text that is there and the text to write instead. Text is only quoted from files that
-are not part of an installed package; where nothing fits exactly, nothing is proposed, and a cause falls back to words.
+are not part of an installed package; where nothing fits exactly, nothing is proposed, and a row falls back to words.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rankscope.errors import RankscopeError
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+_EXAMPLES = f"{Path(__file__).parent / 'rows'}{os.sep}"
+"""The smallest programs of rows are read as a user's own."""
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages: an environment may see those of another one, or of the user."""
@@ -143,13 +145,17 @@ def place_of(function: Callable[..., Any]) -> SourcePlace | None:
 def running() -> SourcePlace | None:
     """The line of the user's source that is being run, outside torch and rankscope."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else _place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
+
+
 def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None:
-    if file.startswith((*_OURS, _STDLIB)) or _PACKAGES & set(Path(file).parts):
+    if _is_ours(file) or file.startswith(_STDLIB) or (_PACKAGES & set(Path(file).parts) and _EXAMPLES not in file):
         return None
     source = "".join(linecache.getlines(file))
     inside = [one for one in _functions(source) if one[1] <= line <= (one[2].end_lineno or 0)]
@@ -184,15 +190,13 @@ def said(place: SourcePlace, edits: Sequence[Edit]) -> str:
     return f"In `{place.name}`, {', and '.join(steps)}"
 
 
-def tried(place: SourcePlace | None, edits: Sequence[Edit], helps: Callable[[], bool]) -> str:
-    """The edits as a sentence, if the model runs with them and they help; empty otherwise."""
-    if place is None or not edits:
-        return ""
+def tried(place: SourcePlace, edits: Sequence[Edit], helps: Callable[[], bool]) -> bool:
+    """Whether the model runs with the edits and they help."""
     try:
         with _carried_out(place, edits) as possible:
-            return said(place, edits) if possible and helps() else ""
+            return possible and helps()
     except (RankscopeError, SyntaxError, RuntimeError, ValueError, TypeError, LookupError, NameError, AttributeError):
-        return ""  # the edit does not fit, or the source has changed since it was imported
+        return False  # the edit does not fit, or the source has changed since it was imported
 
 
 @contextmanager
@@ -492,32 +496,3 @@ def argument_in(
                 if one.arg in names:
                     return place, [Edit(place.text(one), f"{one.arg}={value}")]
     return None, []
-
-
-def path(model: nn.Module, name: str, root: str = "model") -> str:
-    """Python that reaches a module or parameter of a model: ``model.front[2].weight`` for ``front.2.weight``."""
-    text, at = root, model
-    for part in name.split(".") if name else ():
-        listed = isinstance(at, (nn.ModuleList, nn.Sequential, nn.ParameterList)) and part.isdigit()
-        text += f"[{part}]" if listed else f".{part}" if part.isidentifier() else f"._modules[{part!r}]"
-        at = getattr(at, part, None) if not listed else at[int(part)]  # type: ignore[assignment, index]
-    return text
-
-
-def for_each(model: nn.Module, names: Sequence[str], what: str) -> str:
-    """One line that does something with every named module or parameter, in a loop over blocks if it is a loop.
-
-    Args:
-        model: the model.
-        names: qualified names.
-        what: what to do, with ``{}`` for what is named.
-    """
-    split = [re.fullmatch(r"(.*?)\.?(\d+)\.(.+)", name) for name in names]
-    if all(split):
-        parts = [(one[1], int(one[2]), one[3]) for one in split if one is not None]
-        owners, inner = {one[0] for one in parts}, list(dict.fromkeys(one[2] for one in parts))
-        owner = model.get_submodule(parts[0][0]) if len(owners) == 1 else None
-        if isinstance(owner, (nn.ModuleList, nn.Sequential)) and len(parts) == len(owner) * len(inner):
-            steps = "; ".join(what.format(path(owner[0], one, "block")) for one in inner)
-            return f"for block in {path(model, parts[0][0])}: {steps}"
-    return "; ".join(what.format(path(model, name)) for name in names)

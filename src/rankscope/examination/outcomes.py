@@ -8,7 +8,8 @@ that returns one. It runs when a row asks for it, and once::
         return Outcome(seen=wrong < right, control=two_equal_calls_differ, numbers={"wrong": wrong, "right": right})
 
 A claim needs both: the outcome is yes, and its control is no. The control is the same reading where there is nothing
-to be seen: two equal calls, labels that each move their own output, the same step in float32.
+to be seen: two equal passes, labels that each move their own output, the same step in float32, fresh weights. It is
+never written down as a constant; a test reads the source for that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rankscope.errors import RankscopeError
 
 Experiment = Callable[[Any], "Outcome"]
 """A function of an :class:`~rankscope.examination.Examination`, which imports this module."""
@@ -45,6 +48,8 @@ class Outcome:
 
 
 NOT_READ = Outcome(None, None)
+NO = Outcome(False, None)
+"""It is not so; then no control is asked for."""
 EXPERIMENTS: dict[str, Experiment] = {}
 
 
@@ -54,9 +59,22 @@ def experiment(run: Experiment) -> Experiment:
     return run
 
 
+FAILS = (
+    RankscopeError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+)
+"""What a model or a loss raises if it does not run in an experiment."""
+
+
 def outcome_of(x: Any, name: str) -> Outcome:
     """The outcome of one experiment; not read if the model or the loss does not run in it."""
     try:
         return EXPERIMENTS[name](x)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, NotImplementedError):
+    except FAILS:
         return NOT_READ

@@ -1,16 +1,16 @@
-"""Optimizers and weights that cannot learn: rows that read the experiments of :mod:`rankscope.examination._steps`."""
+"""Optimizers and weights that cannot learn."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from rankscope.examination._examination import Examination
-from rankscope.examination._examples import Classifier, Program, Reader, classes, classified, ids, per_token
-from rankscope.examination._outcomes import Outcome
-from rankscope.examination._spec import Finding, row, told
-from rankscope.examination._steps import AGAIN, NO_GRADIENT
-from rankscope.examination._tensors import few
+from rankscope.examination.experiments.parameters import AGAIN, NO_GRADIENT
+from rankscope.examination.outcomes import Outcome
+from rankscope.examination.passes import Examination
+from rankscope.examination.rows.programs import Classifier, Program, Reader, classes, classified, ids, per_token
+from rankscope.examination.spec import Finding, row, told
+from rankscope.examination.tensors import few
 
 
 def half_precision() -> Program:
@@ -47,64 +47,37 @@ def step_not_finite(x: Examination, breaks: Outcome) -> Finding:
     )
 
 
-def tiny_rate() -> Program:
-    """A learning rate far below what float32 resolves."""
+def _rate(lr: float) -> Program:
+    """A learning rate."""
     program = classified()
-    program.optimizer = lambda model: torch.optim.SGD(model.parameters(), 1e-12)
+    program.optimizer = lambda model: torch.optim.SGD(model.parameters(), lr)
     return program
 
 
 @row(
-    reads=("step_changes_nothing",), order=23, needs={"loss", "optimizer"}, level="note", bad=tiny_rate, good=classified
+    reads=("step_changes_nothing",),
+    order=22,
+    needs={"loss", "optimizer"},
+    bad=lambda: _rate(0.0),
+    good=lambda: _rate(0.1),
 )
 def step_too_small(x: Examination, small: Outcome) -> Finding:
-    """Steps that are below the resolution of the weights."""
-    begun = small["begun"]
+    """Steps that change nothing, or are below the resolution of the weights."""
+    begun, rate = small["begun"], small["rate"]
+    stands = rate == 0.0
     return Finding(
         "step_too_small",
-        f"A step of the optimizer changes {small['share']:.0%} of the entries of the weights: at a learning rate of "
-        f"{small['rate']:.2g} it is smaller than the resolution of {small['dtype']}."
-        + (f" The scheduler began with {begun:.2g}." if begun != small["rate"] else ""),
+        "The learning rate of every group is 0: no step moves anything."
+        if stands
+        else f"A step of the optimizer changes {small['share']:.0%} of the entries of the weights: at a learning rate "
+        f"of {rate:.2g} it is smaller than the resolution of {small['dtype']}."
+        + (f" The scheduler began with {begun:.2g}." if begun != rate else ""),
+        "Look at the scheduler: it may end at 0, or begin there" if stands else "",
+        kind="fault" if stands and not begun > 0 else "note",  # a warm-up begins at 0
         measured="share of the entries of a matrix that one step changes",
         before=small["share"],
-    )
-
-
-def maximised() -> Program:
-    """An optimizer that is told to maximise the loss."""
-    program = classified()
-    program.optimizer = lambda model: torch.optim.AdamW(model.parameters(), 1e-3, maximize=True)
-    return program
-
-
-@row(reads=("step_goes_up",), order=22, needs={"loss", "optimizer"}, bad=maximised, good=classified)
-def steps_uphill(x: Examination, up: Outcome) -> Finding:
-    """Steps that make the loss larger."""
-    return Finding(
-        "steps_uphill",
-        "The optimizer steps along the gradient and not against it: each step makes the loss larger.",
-        "Look at maximize and at the sign of the learning rate",
-        measured="cosine of a step of the optimizer and the gradient",
-        before=up["along"],
-    )
-
-
-def worn() -> Program:
-    """Decay that takes a tenth of the weights in each step."""
-    program = classified()
-    program.optimizer = lambda model: torch.optim.AdamW(model.parameters(), 1e-1, weight_decay=1.0)
-    return program
-
-
-@row(reads=("decay_wears_weights",), order=23, needs={"optimizer"}, bad=worn, good=classified)
-def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
-    """Weight decay that erases the weights."""
-    return Finding(
-        "decay_too_strong",
-        f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
-        "Use a smaller weight_decay: its product with the learning rate is what each step takes away",
-        measured="share of a weight that decay takes away in one step",
-        before=worn["share"],
+        after=small["usual"],
+        intervention="at a rate of 0.001",
     )
 
 

@@ -1,4 +1,4 @@
-"""Losses that compare the wrong things: rows that read the experiments of :mod:`rankscope.examination._loss`."""
+"""Losses that compare the wrong things."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope.examination._examination import Examination
-from rankscope.examination._examples import Classifier, Program, Reader, classes, classified, ids, per_token, predicted
-from rankscope.examination._outcomes import Outcome
-from rankscope.examination._spec import Finding, row, told
+from rankscope.examination import source
+from rankscope.examination.experiments.loss import STEPS
+from rankscope.examination.outcomes import Outcome
+from rankscope.examination.passes import Examination
+from rankscope.examination.rows.programs import (
+    Classifier,
+    Program,
+    Reader,
+    classes,
+    classified,
+    ids,
+    per_token,
+    predicted,
+)
+from rankscope.examination.spec import Finding, row, told
 
 
 def next_tokens() -> Program:
@@ -62,28 +73,6 @@ def labels_shifted_wrongly(x: Examination, skips: Outcome) -> Finding:
     )
 
 
-def rolled() -> Program:
-    """A loss that compares each output with the label of another sequence."""
-    return classified(lambda logits, labels: F.cross_entropy(logits, labels.roll(3)))
-
-
-@row(reads=("other_places",), order=52, needs={"loss", "labels"}, bad=rolled, good=classified)
-def labels_of_others(x: Examination, other: Outcome) -> Finding:
-    """Labels that are compared with the outputs of other sequences."""
-    to, here = other["places"][0][0], other["here"][0]
-    return Finding(
-        "labels_of_others",
-        f"The label of sequence {here} is compared with the output of sequence {to}: another label there moves the "
-        "gradient of that output, and of no other one.",
-        "Bring outputs and labels into one order before they are compared: look for view or reshape where a transpose "
-        "was meant",
-        measured="sequence whose output a label moves",
-        before=float(to),
-        after=float(here),
-        intervention="expected",
-    )
-
-
 def confident() -> Program:
     """A loss that never looks at the labels."""
     return classified(lambda logits, labels: -logits.softmax(-1).max(-1).values.log().mean() + 0 * labels.sum())
@@ -121,27 +110,6 @@ def loss_rewards_wrong(x: Examination, better: Outcome) -> Finding:
         before=better["right"],
         after=better["wrong"],
         intervention="of wrong ones",
-    )
-
-
-def one_class_ignored() -> Program:
-    """A loss that leaves out class 0, as the id of padding is left out of a text."""
-    return classified(lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=0))
-
-
-@row(reads=("class_without_loss",), order=54, needs={"loss", "labels"}, bad=one_class_ignored, good=classified)
-def class_does_not_count(x: Examination, ignored: Outcome) -> Finding:
-    """A class that the loss leaves out."""
-    return Finding(
-        "class_does_not_count",
-        f"Sequences of class {ignored['label']} do not count in the loss ({ignored['count']} of {x.sequences}): "
-        "their outputs get no gradient at all.",
-        "Look at ignore_index and at the weights of classes",
-        certainty="possible",
-        measured="sequences of that class whose output gets a gradient",
-        before=0.0,
-        after=float(ignored["count"]),
-        intervention="expected",
     )
 
 
@@ -239,4 +207,82 @@ def labels_broadcast(x: Examination, compared: Outcome) -> Finding:
         before=compared["before"],
         after=compared["after"],
         intervention="with outputs of the shape of the labels",
+    )
+
+
+class _Twice(Classifier):
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.twice = twice
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = super().forward(ids)
+        if self.twice:
+            logits = logits.softmax(-1)
+        return logits
+
+
+@row(
+    reads=("softmax_again",),
+    order=51,
+    needs={"loss", "labels"},
+    bad=lambda: Program(_Twice(True), ids(), classes()),
+    good=lambda: Program(_Twice(False), ids(), classes()),
+)
+def double_softmax(x: Examination, again: Outcome) -> Finding:
+    """A second softmax before the loss."""
+    last = x.scan.returned
+    place = None if last is None else last.place
+    change, edits = x.edited("softmax_again", place, source.without_call(place, "softmax"))
+    return Finding(
+        "double_softmax",
+        "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
+        f"loss {again['least']:.3g}, and gradients are small.",
+        f"{change}: nn.CrossEntropyLoss takes logits" if change else "Return logits, without the softmax at the end",
+        tried=bool(change),
+        measured="smallest loss that any output can reach",
+        before=again["least"],
+        after=again["free"],
+        intervention="with logits",
+        edits=edits,
+    )
+
+
+class _Encoder(Classifier):
+    """Two views of each sequence."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self.mix(self.embed(ids))
+        return torch.stack([states[:, ::2].mean(1), states[:, 1::2].mean(1)], dim=1)
+
+
+def _closer(out: Tensor) -> Tensor:
+    """Views of one sequence are to be alike, and nothing else."""
+    return (out[:, 0] - out[:, 1]).square().mean()
+
+
+def _closest(out: Tensor) -> Tensor:
+    """Views of one sequence are to be more alike than those of two."""
+    return F.cross_entropy(out[:, 0] @ out[:, 1].T, torch.arange(len(out)))
+
+
+@row(
+    reads=("one_answer_is_best",),
+    order=50,
+    needs={"loss"},
+    bad=lambda: Program(_Encoder(), ids(), None, _closer),
+    good=lambda: Program(_Encoder(), ids(), None, _closest),
+)
+def collapsed_objective(x: Examination, constant: Outcome) -> Finding:
+    """An objective that one output for all inputs fulfils."""
+    return Finding(
+        "collapsed_objective",
+        "The loss is smallest when all outputs are equal: one constant output has the loss "
+        f"{constant['constant']:.3g}. Nothing in the objective keeps inputs apart.",
+        "Add a term that keeps outputs apart (VICReg), negatives, or a stop-gradient with a predictor (BYOL)",
+        measured="loss",
+        before=constant["begin"],
+        after=constant["constant"],
+        intervention="with one constant output for all inputs, where the outputs started "
+        f"{constant['apart']:.2g} apart ({STEPS} steps without the model)",
     )

@@ -1,0 +1,413 @@
+"""What depends on what: one pass in which each sequence is the same one, with something replaced in it.
+
+The pass answers several questions at once, because each row of its batch asks one::
+
+    row        what is replaced in it              if the output changes ...
+    plain      nothing
+    again      nothing                             ... something is random, or depends on the place in the batch
+    first      the first token                     ... at other tokens: tokens are mixed
+    middle     the token in the middle             ... at earlier tokens: there is no causal mask
+    all        every token
+    padded     another sequence, with padding
+    padding    that one, other padding             ... at other tokens: padding is attended to
+    content    that one, other tokens
+
+The control of every answer is ``again``: what differs between two equal rows is noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
+from rankscope.examination.passes import SEGMENTS, Examination, ModuleCall
+from rankscope.examination.tensors import change_between, changed_entries, filled_ends
+from rankscope.models.inputs import Batch
+from rankscope.models.inputs.axes import other_entries
+from rankscope.models.inputs.record import is_mask_like
+
+FEWEST = 6
+"""Tokens below which a causal mask, a window and a coincidence look alike."""
+
+
+@dataclass
+class TokenMap:
+    """The pass with all rows.
+
+    Attributes:
+        x: an examination of the batch of these rows.
+        rows: place in the batch, by what was replaced.
+        middle: number of the token in the middle.
+    """
+
+    x: Examination
+    rows: dict[str, int]
+    middle: int
+
+    def output(self, name: str) -> Tensor | None:
+        """The main output of one row, with tokens first if it has them; None if it does not count sequences."""
+        out = self.x.result
+        axis = None if out is None else self.x.sequence_axis(out)
+        if out is None or axis is None or name not in self.rows:
+            return None
+        tokens = self.x.token_axis(out)
+        row = out.select(axis, self.rows[name])
+        return row if tokens is None else row.movedim(tokens - (axis < tokens), 0)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the main output has an axis of tokens."""
+        return self.x.result is not None and self.x.token_axis(self.x.result) is not None
+
+    def moved(self, name: str, control: str = "plain") -> Tensor | None:
+        """Which tokens of the output differ between two rows, or whether it does at all; None if it was not read."""
+        before, after = self.output(control), self.output(name)
+        gap = None if before is None or after is None else changed_entries(before, after)
+        if gap is None:
+            return None
+        return gap.flatten(1).any(1) if self.has_tokens else gap.any()
+
+    @property
+    def is_noisy(self) -> bool | None:
+        """Whether two equal rows differ; None if that was not read."""
+        moved = self.moved("again")
+        return None if moved is None else bool(moved.any())
+
+
+def real_tokens(x: Examination) -> Tensor | None:
+    """Which tokens are no padding, as far as that is known."""
+    fills = next((one for value in x.texts if (one := filled_ends(value)) is not None), None)
+    return x.batch.keep if x.batch.keep is not None else None if fills is None else ~fills
+
+
+def plain_of(x: Examination) -> int:
+    """Which sequence is the plain one: that with the fewest padded tokens."""
+    real = real_tokens(x)
+    return 0 if real is None else int(real.sum(1).argmax())
+
+
+def replaced(batch: Batch, row: int | None = None) -> tuple[Batch, list[Tensor]]:
+    """The batch with other ids, vectors and images everywhere, or in one sequence, and these tensors."""
+    made: list[Tensor] = []
+
+    def other(name: str, value: Tensor, axis: int) -> Tensor:
+        if is_mask_like(name) or value.dtype is torch.bool or value.ndim < 2:
+            return value
+        new = other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device))
+        if row is not None:
+            where = torch.arange(value.shape[axis], device=value.device) == row
+            new = torch.where(where.view(-1, *[1] * (value.ndim - 1 - axis)), new, value)
+        made.append(new)
+        return new
+
+    return batch.mapped(other), made
+
+
+def token_map(x: Examination) -> TokenMap:
+    """Run the pass; see the table at the top of this module."""
+    kept, real = x.batch.keep, real_tokens(x)
+    plain = plain_of(x)
+    content = torch.ones(x.tokens or 1, dtype=torch.bool) if real is None else real[plain].cpu()
+    places = content.nonzero()[:, 0]
+    middle = int(places[len(places) // 2]) if len(places) else 0
+    compared = x.outcome("compared_token").numbers.get("ids")
+    found = padding_mask(x)
+    sources = {"plain": plain, "first": plain, "middle": plain, "all": plain}
+    if found is not None:
+        padded = int(found.hidden.sum(1).argmax())
+        sources |= {"padded": padded, "padding": padded, "content": padded}
+    sources["again"] = plain
+    count = max(len(sources), x.sequences)
+    rows = {name: place for place, name in enumerate(sources)}
+    chosen = [*sources.values(), *[plain] * (count - len(sources))]
+
+    def repeated(name: str, value: Tensor, axis: int) -> Tensor:
+        return value.index_select(axis, torch.tensor(chosen, device=value.device))
+
+    batch = x.batch.mapped(repeated, sequences=count, keep=None if kept is None else kept[chosen])
+    batch = _edited(x, batch, rows, middle, None if found is None else found.hidden[sources["padded"]], compared)
+    x.forward_passes += 1
+    inner = replace(x, batch=batch, view=None, optimizer=None)
+    assert inner.base
+    return TokenMap(inner, rows, middle)
+
+
+def _edited(
+    x: Examination, batch: Batch, rows: dict[str, int], middle: int, hidden: Tensor | None,
+    compared: Tensor | None,
+) -> Batch:  # fmt: skip
+    """Replace in each row what its name says, in ids and vectors; segments of tokens stay as they are."""
+    mains = {id(one) for one in x.mains}
+    own = dict(x.batch.inputs) | {f"argument {n}": value for n, value in enumerate(x.batch.arguments)}
+    reading = [n for n, value in own.items() if isinstance(value, Tensor) and id(value) in mains]
+    several = [n for n in reading if own[n].is_floating_point() or len(torch.unique(own[n])) > SEGMENTS] or reading
+    following = [n for n in several if own[n] is compared] or several
+
+    def edit(name: str, value: object) -> object:
+        given = own[name]
+        if not isinstance(value, Tensor) or not isinstance(given, Tensor) or value is given or value.ndim < 2:
+            return value
+        axis = x.batch.axis_of("" if name.startswith("argument ") else name)
+        new = value.movedim(axis, 0).clone()
+        # Other ids are those that occur in the batch, because they have an embedding.
+        other = other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)).movedim(
+            axis, 0
+        )
+        if id(given) not in mains:
+            if not is_mask_like(name) and value.dtype is not torch.bool and value.ndim > 3:  # images
+                new[rows["all"]] = other[rows["all"]]
+            return new.movedim(0, axis)
+        tokens = new.shape[1] == x.tokens
+        if name not in several:
+            return new.movedim(0, axis)
+        new[rows["all"]] = other[rows["all"]]
+        new[rows["first"], 0] = other[rows["first"], 0]
+        if tokens and name in following:
+            new[rows["middle"], middle] = other[rows["middle"], middle]
+        if tokens and hidden is not None:
+            where = hidden.to(new.device)
+            new[rows["padding"], where] = other[rows["padding"], where]
+            where = ~where
+            where[0] = False
+            new[rows["content"], where] = other[rows["content"], where]
+        return new.movedim(0, axis)
+
+    arguments = tuple(edit(f"argument {n}", value) for n, value in enumerate(batch.arguments))
+    return replace(batch, inputs={n: edit(n, value) for n, value in batch.inputs.items()}, arguments=arguments)  # type: ignore[arg-type]
+
+
+def next_tokens_of(x: Examination) -> Tensor | None:
+    """The ids of which each output is compared with the next one; None if the loss compares something else."""
+    compared = x.outcome("compared_token")
+    return compared["ids"] if compared.shown and compared["distance"] == 1 else None
+
+
+@dataclass(frozen=True)
+class PaddingMask:
+    """The argument that marks padding, and where the tokens are that it marks."""
+
+    name: str
+    value: Tensor
+    hidden: Tensor
+    turned: bool
+
+
+def padding_mask(x: Examination) -> PaddingMask | None:
+    """The only mask of tokens whose one value fills the ends of sequences, and never their first token."""
+    masks = {
+        name: value
+        for name, value in x.batch.inputs.items()
+        if isinstance(value, Tensor) and is_mask_like(name) and value.ndim == 2 and len(torch.unique(value)) == 2
+    }
+    if len(masks) != 1:
+        return None
+    ((name, mask),) = masks.items()
+    turned = mask.shape != (x.sequences, x.tokens)
+    rows = mask.T if turned else mask
+    if rows.shape != (x.sequences, x.tokens):
+        return None
+    for value in torch.unique(rows).tolist():
+        side: Tensor = rows == value
+        if torch.equal(side.int().cummax(1).values == 1, side) and not bool(side[:, 0].any()) and bool(side.any()):
+            return PaddingMask(name, mask, side, turned)
+    return None
+
+
+@experiment
+def sequences_touch(x: Examination) -> Outcome:
+    """Whether another second sequence changes the output of the others.
+
+    The control is an output that has to: a similarity between all sequences, which loses a row and a column with one of
+    them, or shares of one list, of which all others change alike.
+    """
+    out = x.result
+    axis = None if out is None else x.sequence_axis(out)
+    if out is None or axis is None or x.sequences < 3 or x.noise:
+        return NOT_READ
+    known = x.once(token_map)
+    row = out.select(axis, plain_of(x))
+    here = known.output("plain")
+    tokens = x.token_axis(out)
+    row = row if tokens is None else row.movedim(tokens - (axis < tokens), 0)
+    gap = None if here is None else changed_entries(row, here)
+    if gap is not None and not bool(gap.any()):
+        return NO
+    calls = x.calls(replaced(x.batch, 1)[0])
+    other = calls[-1].output
+    if other is None or other.shape != out.shape:
+        return NOT_READ
+    keep = torch.tensor([at for at in range(x.sequences) if at != 1], device=out.device)
+    one, two = (states.index_select(axis, keep) for states in (out, other))
+    gap = changed_entries(one, two)
+    if gap is None or not bool(gap.any()):
+        return NO
+    fewer = x.output(x.batch.taken(0, x.sequences - 1))
+    similarity = fewer is not None and sum(a != b for a, b in zip(fewer.shape, out.shape, strict=False)) > 1
+    listed = x.labels is not None and x.labels.is_floating_point() and x.labels.shape == out.shape
+    alike = listed and any(
+        torch.allclose(gap, gap.narrow(axis, 0, 1), rtol=1e-4)
+        for gap in (two.double() - one.double(), two.double() / one.double())
+    )
+    leak = next((call for call, after in zip(x.base, calls, strict=False) if _leaks(x, call, after, keep)), None)
+    numbers = {"size": change_between(one, two), "where": "" if leak is None else leak.name or "", "keep": keep}
+    return Outcome(True, similarity or alike, numbers | {"axis": axis})
+
+
+def _leaks(x: Examination, before: ModuleCall, after: ModuleCall, keep: Tensor) -> bool:
+    if before.module is not after.module or before.output is None or after.output is None:
+        return False
+    axis = x.sequence_axis(before.output)
+    if axis is None or before.output.shape != after.output.shape:
+        return False
+    gap = changed_entries(*(one.index_select(axis, keep) for one in (before.output, after.output)))
+    return gap is not None and bool(gap.any())
+
+
+@experiment
+def place_counts(x: Examination) -> Outcome:
+    """Whether a sequence has another output in another place of a batch of nothing else; the control is noise."""
+    if x.sequences < 2 or x.result is None or x.sequence_axis(x.result) is None:
+        return NOT_READ
+    if x.once(token_map).is_noisy is False:
+        return NO
+
+    def first(name: str, value: Tensor, axis: int) -> Tensor:
+        return value.narrow(axis, 0, 1).repeat_interleave(x.sequences, axis)
+
+    equal, axis = x.output(x.batch.mapped(first)), x.sequence_axis(x.result)
+    if equal is None or axis is None:
+        return NOT_READ
+    rows = equal.movedim(axis, 0)
+    gap = changed_entries(rows[:1].expand_as(rows), rows)
+    return NOT_READ if gap is None else Outcome(bool(gap.any()), x.noise > 0, {"rows": rows})
+
+
+@experiment
+def reaches_earlier(x: Examination) -> Outcome:
+    """Whether another token in the middle changes the output at earlier tokens; the control are two equal rows."""
+    if x.tokens is None or x.tokens < FEWEST:
+        return NOT_READ
+    known = x.once(token_map)
+    moved = known.moved("middle") if known.has_tokens else None
+    if moved is None:
+        return NOT_READ
+    middle = known.middle
+    before, after = moved[:middle], moved[middle + 1 :]
+    numbers = {"middle": middle, "earlier": int(before.sum()), "later": int(after.sum()), "all later": len(after)}
+    leak = next((call.name for call in known.x.base if call.name and _sees_later(known, call)), "")
+    # Each block reaches one token further, so a mask that is off by one reaches as many earlier tokens as blocks.
+    near = 0 < numbers["earlier"] < middle and bool(before[-numbers["earlier"] :].all())
+    return Outcome(bool(numbers["earlier"]), known.is_noisy, numbers | {"near": near, "where": leak})
+
+
+def _sees_later(known: TokenMap, call: ModuleCall) -> bool:
+    """Whether what a module returns at earlier tokens differs between the rows, and what it takes does not."""
+    moved = []
+    for states in (call.given, call.output):
+        axis = None if states is None else known.x.token_axis(states)
+        if states is None or axis is None:
+            return False
+        plain, other = (states.select(1 - axis, known.rows[name]) for name in ("plain", "middle"))
+        gap = changed_entries(plain[: known.middle], other[: known.middle])
+        moved.append(gap is not None and bool(gap.any()))
+    return moved == [False, True]
+
+
+@experiment
+def padding_seen(x: Examination) -> Outcome:
+    """Whether other values at padded tokens change the output at other tokens; the control are two equal rows."""
+    found = padding_mask(x)
+    if found is None:
+        return NOT_READ
+    known = x.once(token_map)
+    seen = known.moved("padding", "padded")
+    if seen is None:
+        return NOT_READ
+    here = known.rows["padded"]
+    hidden = found.hidden[plain_padded(found)].to(seen.device)
+    if known.has_tokens:
+        seen = seen[~hidden]
+    before, after, content = (known.output(name) for name in ("padded", "padding", "content"))
+    assert before is not None
+    assert after is not None
+    assert content is not None
+    kept = None if known.has_tokens else change_between(before, content)
+    if known.has_tokens:
+        before, after = before[~hidden], after[~hidden]
+    numbers = {"mask": found, "size": change_between(before, after), "inverted": kept is not None and kept < 1e-6}
+    return Outcome(bool(seen.any()), known.is_noisy, numbers | {"row": here})
+
+
+def plain_padded(found: PaddingMask) -> int:
+    """The sequence with the most padding."""
+    return int(found.hidden.sum(1).argmax())
+
+
+LOST = 1e-3
+"""Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
+
+
+def raw_apart(x: Examination) -> float:
+    """How much the inputs themselves differ; 1 for ids that differ."""
+    distances = []
+    for value in x.mains:
+        if value.is_floating_point():
+            one = x.inputs_apart(value)
+            distances += [] if one is None else [one]
+        else:
+            rows = value.movedim(x.batch.axis, 0)
+            distances.append(1.0 if any(not torch.equal(rows[0], row) for row in rows[1:]) else 0.0)
+    return max(distances, default=0.0)
+
+
+def begins_at_zero(x: Examination) -> bool:
+    """Whether outputs are alike because weights begin at zero, get a gradient, and so move with the first step."""
+    zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
+    zero = {name: one for name, one in zero.items() if (g := x.gradients.get(name)) is not None and bool(g.any())}
+    drawn = torch.Generator().manual_seed(0)
+    replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
+    output = x.output(replaced=replaced) if replaced else None
+    return output is not None and (x.inputs_apart(output) or 0.0) > LOST * raw_apart(x)
+
+
+def turned_first(x: Examination, keep: Tensor, axis: int) -> float | None:
+    """How much the other sequences change if every module that takes tokens first takes sequences first."""
+    first = [module for module in x.model.modules() if getattr(module, "batch_first", None) is False]
+    if not first:
+        return None
+    try:
+        for module in first:
+            module.batch_first = True  # type: ignore[assignment]
+        one, other = x.output(), x.output(replaced(x.batch, 1)[0])
+    except (RuntimeError, ValueError, AssertionError):
+        return None  # a mask or a state that only fits the other order
+    finally:
+        for module in first:
+            module.batch_first = False  # type: ignore[assignment]
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    return change_between(one.index_select(axis, keep), other.index_select(axis, keep))
+
+
+MOST = 0.6
+"""Share of one id from which on a text says little; the space of a text by characters is a fifth of it."""
+
+
+@experiment
+def one_id(x: Examination) -> Outcome:
+    """Whether most tokens that count are one id, in all inputs of ids; the control is a vocabulary of few ids."""
+    for shape in {value.shape for value in x.texts if value.numel() >= 16}:
+        tokens = torch.stack([value for value in x.texts if value.shape == shape], dim=-1)
+        fills = [one for value in x.texts if value.shape == shape and (one := filled_ends(value)) is not None]
+        if fills:  # what fills the ends is padding
+            tokens = tokens[~fills[0]]
+        elif x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
+            tokens = tokens[x.batch.keep.to(tokens.device)]
+        common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
+        share = float(counts.max()) / int(counts.sum())
+        if share >= MOST:
+            return Outcome(True, int(common.max()) <= 1, {"share": share, "id": int(common[counts.argmax(), 0])})
+    return NO

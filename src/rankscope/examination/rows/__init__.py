@@ -1,0 +1,1 @@
+"""What is said about outcomes: rows, each beside its smallest bad and good program."""
