@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 from pathlib import Path
 
@@ -21,7 +19,7 @@ copyright = "the rankscope developers"
 release = version = __version__
 
 extensions = [
-    "myst_nb",
+    "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -30,7 +28,7 @@ extensions = [
     "generated",
     "statements",
 ]
-exclude_patterns = ["_build", "_generated", "notebooks/*.ipynb"]
+exclude_patterns = ["_build", "_generated", "notebooks"]
 html_theme = "furo"
 html_title = f"rankscope {release}"
 html_static_path = ["_static"]
@@ -47,18 +45,6 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
-
-# Notebooks run anew when they or the sources of the package change; an error in one stops the build.
-_SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
-_DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
-nb_execution_cache_path = str(Path(__file__).parent / "_build" / "notebooks" / _DIGEST)
-os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars are text here
-os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # with another one, notebooks have no figures
-nb_execution_mode = "cache"
-nb_execution_raise_on_error = True
-nb_execution_timeout = 300
-nb_execution_show_tb = True
-nb_merge_streams = True
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3

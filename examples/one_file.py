@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.10"
-# dependencies = ["rankscope[plot]"]
+# dependencies = ["rankscope[hf,plot]"]
 # ///
 """Does my model collapse, and would it without its skips? One file, run with its dependencies by uv or pipx.
 

@@ -43,7 +43,6 @@ EXPLAINED_ELSEWHERE = {
 }
 NAVIGATED = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
              if not {"_build", "data"} & set(path.parts) and path != ROOT / "docs/index.md"]  # fmt: skip
-NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 
 
 def bodies(page: str, language: str) -> list[str]:
@@ -168,24 +167,6 @@ def test_addresses_and_citation_are_those_of_the_metadata() -> None:
         assert url.startswith(known), f"{url} is not below an address of pyproject.toml"
     (cited,) = re.findall(r"```bibtex\n.*?```", questions, flags=re.DOTALL)
     assert re.findall(r"title  = \{(.*)\}", cited)[0] in (ROOT / "CITATION.cff").read_text("utf-8")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_have_code_and_end_without_output_of_their_own(path: Path) -> None:
-    """They are executed when the documentation is built; here only that the files beside them have code and figures."""
-    text = path.read_text(encoding="utf-8")
-    cells = re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert cells
-    for cell in cells:
-        compile(cell, str(path), "exec")
-    notebook = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
-    kept = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert ["".join(cell["source"]).strip() for cell in kept[1:]] == [cell.strip() for cell in cells]
-    assert any("image/png" in output.get("data", {}) for cell in kept for output in cell["outputs"])
-
-
-def test_the_notebooks_are_there() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["own_architecture"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -8,8 +8,6 @@
     One row per model, from ``docs/data/compatibility.json``, which the family tests write.
 ``project-links``
     One line with the addresses of ``pyproject.toml``.
-``notebook-links``
-    Where to download the notebook of a page and where to run it, from the addresses in the package's metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,17 +124,6 @@ class CompatibilityTable(GeneratedTable):
         ]
 
 
-class NotebookLinks(GeneratedTable):
-    """A line with links; ``scripts/write_notebooks.py`` writes the file that they lead to."""
-
-    def lines(self) -> list[str]:
-        name = f"{self.env.docname}.ipynb"
-        urls = dict(line.split(", ", 1) for line in metadata("rankscope").get_all("Project-URL") or ())
-        repository = urls["Repository"].removeprefix("https://github.com/")
-        colab = f"https://colab.research.google.com/github/{repository}/blob/main/docs/{name}"
-        return [f"[Open in Colab]({colab}) or download {{download}}`{Path(name).name}`, with its results."]
-
-
 def compatibility_cells(facts: dict[str, Any]) -> list[str]:
     """What doctor found in one model, as the cells of a row."""
     stacks, checks = facts["stacks"], facts["checks"]
@@ -159,5 +145,4 @@ def setup(app: Sphinx) -> dict[str, object]:
     app.add_directive("sites-table", SitesTable)
     app.add_directive("compatibility-table", CompatibilityTable)
     app.add_directive("project-links", ProjectLinks)
-    app.add_directive("notebook-links", NotebookLinks)
     return {"version": "1", "parallel_read_safe": True}

@@ -32,8 +32,8 @@ GROUP = "rankscope.extensions"
 OURS: Mapping[str, tuple[str, ...]] = {
     "offload": ("offload", "s3://"),
     "paths": ("decompose",),
-    "sweeps": ("atlas", "query", "sweep"),
-    "theory": ("bound", "graph", "predict", "predict_remedies", "theorems"),
+    "sweeps": ("query", "sweep"),
+    "theory": ("bound", "graph", "predict", "theorems"),
 }
 """What the extensions of rankscope offer, so that an error can name one that is not installed."""
 

@@ -411,21 +411,13 @@ MEMORY = Option(
     also=("builtins.int",),
     help="With --offload: memory budget, e.g. 3GiB.",
 )
-WORK = Option(
-    name="work",
-    metavar="DIR",
-    kind=Path,
-    noun="model",
-    checks={"file_okay": False},
-    help="With --offload: folder for checkpoints, so that a killed run can resume; default: next to --out.",
-)
 PARALLEL = Option(
     name="parallel",
     choices=("data", "fsdp", "tensor"),
     noun="model",
     help="Under torchrun: distribute the batches (data, the default) or shard the model.",
 )
-MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY, WORK)
+MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY)
 
 
 def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:
@@ -438,7 +430,7 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
     spread = " or shard the model." if no_spread is None else f". fsdp and tensor are not supported: {no_spread}."
     parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
-        return (parallel, OFFLOAD, MEMORY, WORK)
+        return (parallel, OFFLOAD, MEMORY)
     return (parallel, OFFLOAD.but(in_plans=False, help=f"Not supported: {no_offload}."))
 
 

@@ -29,7 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "unnumbered",
         *(", ".join(names) for names in CELLS if names in ORDINARY),
     ]
-    return run_program(PROGRAM, tmp_path_factory.mktemp("blockstats"), scenarios=ordinary)
+    # Fifteen programs of up to four processes that import and compile: minutes, and more beside other work.
+    return run_program(PROGRAM, tmp_path_factory.mktemp("blockstats"), patience=1500, scenarios=ordinary)
 
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:

@@ -130,7 +130,6 @@ def test_a_sweep_at_an_address_is_that_of_a_folder(
     assert json.loads(cli("query", place, "SELECT count(DISTINCT task) AS n FROM rows", "--json").out)["rows"] == [
         {"n": 4}
     ]
-    assert cli("sweep", "atlas", place, "--out", str(tmp_path / "atlas.html")).code == 0
 
 
 def test_wrong_credentials_end_in_a_sentence(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

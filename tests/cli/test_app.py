@@ -96,13 +96,29 @@ def test_an_interrupt_that_breaks_a_context_manager_is_an_interrupt(cli, monkeyp
     assert (outcome.code, outcome.err) == (130, "Interrupted. Nothing was saved.\n")
 
 
-def test_a_defect_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("a"), RuntimeError("b")])
+def test_a_defect_shows_its_traceback_and_is_not_a_failed_check(
+    cli, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setitem(vars(rankscope), "measure", broken)
-    with pytest.raises(ZeroDivisionError):
-        main(["measure", "x"])
+    outcome = cli("measure", "x")
+    assert outcome.code == 2
+    assert outcome.err.startswith("Traceback")
+    assert outcome.err.endswith(f"{type(error).__name__}: {error}\n")
+    with pytest.raises(type(error)):
+        main(["--debug", "measure", "x"])
+
+
+def test_what_the_users_code_prints_is_not_in_the_json(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "import torch\nprint('epoch 0')\n\ndef build():\n    print('built')\n    return torch.nn.Linear(3, 3)\n"
+    (tmp_path / "mine.py").write_text(f"{code}\ndef batch():\n    return torch.zeros(2, 5, 3)\n")
+    outcome = cli("doctor", "mine.py:build", "--inputs", "mine.py:batch", "--json")
+    assert json.loads(outcome.out)["kind"] == "doctor"
+    assert "epoch 0\nbuilt\n" in outcome.err
 
 
 @pytest.mark.parametrize(

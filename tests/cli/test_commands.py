@@ -90,7 +90,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     assert fed == (2, 16, 1, "no-first", True, "gpt2")
     assert (model.dtype, model.device, model.seed, model.blocks) == ("float64", "cpu", 7, "layers.*")
     assert str(model.stream) == "batch dim tokens"
-    assert (model.parallel, model.offload, model.memory, model.work) == (None, False, None, None)
+    assert (model.parallel, model.offload, model.memory) == (None, False, None)
     cli("measure", "init:tiny-bert", "--skip", "0", "--mlp", "drop", "--layers", "1")
     assert measured.given[0][2].operation.describe() == {
         "attention_skip": 0.0,
@@ -100,14 +100,10 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     }
 
 
-def test_streaming_keeps_its_work_beside_the_run(cli, measured: Fake, tmp_path: Path) -> None:
-    cli("measure", "folder", "--offload", "--memory", "3GiB", "--out", str(tmp_path / "run"))
+def test_offload_has_a_budget(cli, measured: Fake) -> None:
+    cli("measure", "folder", "--offload", "--memory", "3GiB")
     model = measured.given[0][0]
-    assert (model.offload, model.memory, model.work) == (True, "3GiB", tmp_path / "run.work")
-    cli("measure", "folder", "--offload", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
-    assert measured.given[0][0].work == tmp_path / "here"
-    cli("measure", "folder", "--out", str(tmp_path / "run"))
-    assert measured.given[0][0].work is None
+    assert (model.offload, model.memory) == (True, "3GiB")
 
 
 def test_measure_prints_a_table_and_saves(cli, measured: Fake, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,12 @@ def test_the_action_passes_every_argument_on_and_runs_none(
     words = json.loads(written.read_text())
     assert words == ["measure", "--out=a b", "--fail-if=-x < 1; touch pwned", *expected, "--", "--help"]
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["given.json"], "something ran"
+
+
+@pytest.mark.parametrize("file", ["action.yml", "examples/one_file.py", "docs/notebooks/first_look.ipynb"])
+def test_what_loads_a_model_by_its_name_installs_what_that_needs(file: str) -> None:
+    (extras,) = re.findall(r"rankscope\[([\w,]+)\]", (ROOT / file).read_text(encoding="utf-8"))
+    assert "hf" in extras.split(",")
 
 
 @pytest.mark.slow

@@ -93,7 +93,6 @@ def test_the_example_is_a_plan_and_never_overwrites(cli, tmp_path: Path) -> None
     [
         (["sweep", "nowhere.yaml"], "nowhere.yaml cannot be read"),
         (["sweep", "status", "nowhere"], "no sweep in nowhere"),
-        (["sweep", "atlas", "nowhere"], "no sweep in nowhere"),
         (["query", "nowhere", "SELECT 1"], "no sweep in nowhere"),
         (["sweep", "stauts", "a"], "sweep status"),
     ],
@@ -161,10 +160,3 @@ def test_a_value_that_python_cannot_hold_ends_in_a_sentence(cli, folder: Path, f
 def test_the_settings_of_a_query_name_no_folder_of_the_user(cli, folder: Path) -> None:
     settings = cli("query", str(folder), "SELECT value FROM duckdb_settings()", "--csv").out
     assert str(Path.home()) + "/" not in settings
-
-
-def test_the_atlas_is_written(cli, folder: Path, tmp_path: Path) -> None:
-    outcome = cli("sweep", "atlas", str(folder), "--out", str(tmp_path / "atlas.html"), "--title", "T")
-    assert outcome.code == 0
-    assert "atlas.html" in outcome.err
-    assert "<title>T – rankscope</title>" in (tmp_path / "atlas.html").read_text(encoding="utf-8")

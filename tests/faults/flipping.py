@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-import rankscope as rs
 from rankscope.errors import RankscopeError
 from rankscope.monitor import read_record
 from rankscope.monitor.outlets import RecordWriter
 from rankscope.runs.run import load_run
-from tests.ext.offload.folders import saved
 from tests.monitor.test_recording import reading
 from tests.runs.builders import make_run, profile
 
@@ -64,51 +60,10 @@ def _recorded(home: Path) -> str:
     return repr((dict(record.facts), [one.to_json() for one in record.readings], record.torn))
 
 
-class _StoppedError(Exception):
-    pass
-
-
-@contextmanager
-def _stopping_at(number: int) -> Iterator[None]:
-    from rankscope.ext.offload.schedule import BlockStage
-
-    own = BlockStage.through
-
-    def through(stage: BlockStage, *words: object, **options: object) -> object:
-        if stage.number == number:
-            raise _StoppedError
-        return own(stage, *words, **options)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(BlockStage, "through", through)
-        with pytest.raises(_StoppedError):
-            yield
-
-
-def _measured(home: Path) -> str:
-    """The rows of an offloaded run that resumes from the folder; the model is kept outside of it."""
-    model = home.parent / "model"
-    if not model.is_dir():
-        saved("init:tiny-bert", model)
-    run = rs.measure(
-        rs.Model(model, offload=True, work=home),
-        rs.Inputs(sequences=2, tokens=8, batch=1),
-        metrics=["relative_residual"],
-    )
-    return repr([*run.table["value"].to_numpy().tobytes(), run.verdict])
-
-
-def _stopped(home: Path) -> None:
-    with _stopping_at(2):
-        _measured(home)
-
-
 KINDS = (
     Kind("run: sidecar", "run.json", _run, _loaded),
     Kind("run: rows", "rows-*.parquet", _run, _loaded),
     Kind("gauge: record", "readings-*.jsonl", _record, _recorded),
-    Kind("checkpoint: results of a block", "*/block-*.arrow", _stopped, _measured),
-    Kind("checkpoint: states", "*/state-*.safetensors", _stopped, _measured),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,12 @@ from urllib.parse import quote
 
 import pytest
 from scripts.fetch_axe import axe_file
-from scripts.write_notebooks import AGAIN, has_outputs, written
 
 from tests.browser import launched, opened, serious_findings
-from tests.printed import agree
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "docs" / "_build" / "html"
-PAGES = ("index.html", "concepts.html", "notebooks/own_architecture.html", "howto/report.html", "gallery/index.html")
+PAGES = ("index.html", "concepts.html", "using_with_agents.html", "howto/report.html", "gallery/index.html")
 WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "compatibility.html", "adding.html", "solved_reports.html",
         "evidence.html", "howto/doctor.html", "gallery/mechanisms.html", "reference/metrics.html", "threat_model.html",
         "stability.html")  # fmt: skip
@@ -198,28 +195,3 @@ def test_formulas_are_drawn_without_a_network(browser: Any) -> None:
             seen.page.goto(path.as_uri(), wait_until="load")
             assert seen.page.evaluate(drawn) == [], path
         assert [url for url in seen.asked if not url.startswith(("file:", "data:"))] == []
-
-
-def test_the_notebook_file_holds_what_the_build_computed() -> None:
-    name = "own_architecture"
-    executed = BUILT.parent / "jupyter_execute" / "notebooks" / f"{name}.ipynb"
-    if not executed.is_file():
-        pytest.skip("the documentation is not built: run ./dev docs")
-    computed = json.loads(executed.read_text(encoding="utf-8"))
-    if not has_outputs(computed):
-        pytest.skip(f"the build took the notebook from its cache. {AGAIN}")
-    now = json.loads(written(computed))
-    kept = json.loads((ROOT / "docs/notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
-    repair = "write the notebooks anew: ./dev docs && ./dev notebooks"
-    assert [cell["source"] for cell in kept["cells"]] == [cell["source"] for cell in now["cells"]], repair
-    for ours, theirs in zip(kept["cells"], now["cells"], strict=True):
-        shown, said = ("\n".join(texts(cell)) for cell in (ours, theirs))
-        assert agree(shown, said), f"{''.join(ours['source'])}\n{repair}"
-    assert any("image/png" in output.get("data", {}) for cell in kept["cells"] for output in cell.get("outputs", ()))
-
-
-def texts(cell: dict[str, Any]) -> list[str]:
-    """What the outputs of a cell say."""
-    outputs = cell.get("outputs", ())
-    found = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
-    return ["".join(part) for part in found]

@@ -104,7 +104,6 @@ def test_an_edited_record_of_a_sweep_is_shown_or_refused(tmp_path: Path) -> None
         reads: tuple[Callable[[], object], ...] = (
             lambda: rs.query(home, "SELECT * FROM tasks"),
             lambda: str(status_of(home)),
-            lambda: rs.atlas(home, tmp_path / "atlas.html"),
         )
         for read in reads:
             with suppress(RankscopeError):

@@ -32,7 +32,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """Every public function that is checked, called on something that names no model."""
     verbs = ("measure", "ablate", "exact", "decompose", "bound", "remedy", "doctor")
     found: dict[str, Callable[..., Any]] = {name: getattr(rs, name) for name in verbs}
-    return {**found, "judge": rs.judge, "predict": rs.predict, "predict_remedies": rs.predict_remedies}
+    return {**found, "judge": rs.judge, "predict": rs.predict}
 
 
 def test_odd_values_raise_our_errors_only() -> None:
@@ -179,7 +179,7 @@ def test_surgery_of_an_offloaded_model_is_that_of_one_in_memory(verb: str, tmp_p
     rs.load("init:tiny-gpt2").model.save_pretrained(tmp_path / "model")
     function, options, cut = getattr(rs, verb), OPTIONS[verb], {"attention_skip": 0.5, "layers": [1]}
     spec = str(tmp_path / "model")
-    offloaded = function(rs.Model(spec, offload=True, work=tmp_path / "work"), SMALL, cut, **options)
+    offloaded = function(rs.Model(spec, offload=True), SMALL, cut, **options)
     in_memory = function(spec, SMALL, cut, **options)
     assert rows(offloaded) == rows(in_memory)
     assert offloaded.provenance.operations == in_memory.provenance.operations != ()

@@ -55,7 +55,6 @@ def operated(given: Any) -> None:
 
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "predict": rs.predict,
-    "predict_remedies": rs.predict_remedies,
     "measure, streamed": lambda given: rs.measure(rs.Model(given, offload=True)),
     "operate": operated,
     "Gauge": lambda given: rs.Gauge(given, None),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -102,7 +103,7 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with 0, 1 (a check failed) or 2 (wrong usage, or an error rankscope explains).
+    """Run the command line and exit with 0, 1 (a check failed) or 2 (wrong usage, or an error).
 
     The exit code is 130 after an interrupt and 143 after SIGTERM. This is the only place where an exception becomes an
     error message. ``--debug`` works at any position.
@@ -123,14 +124,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _remark("Interrupted. Nothing was saved.")
             sys.exit(exit_code(stopped))
         sentence = told(error)
-        if debug or sentence is None:
+        if debug:
             raise
+        if sentence is None:
+            _end_with_traceback()
         sys.stderr.write(f"error: {visible(sentence)}\n")  # no rich: there may be no memory left to import it
         sys.stderr.flush()
         drop_output(2)  # other libraries may fail at exit for the same reason; their messages would hide this one
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt as stopped:  # interrupted just before or after the command
         sys.exit(exit_code(stopped))
+    except Exception:
+        if debug:
+            raise
+        _end_with_traceback()
+
+
+def _end_with_traceback() -> NoReturn:
+    """The user's own code failed, or rankscope has a defect: the traceback is the message.
+
+    Left to Python, the exit code would be 1, which says that a check failed.
+    """
+    traceback.print_exc()
+    sys.exit(EXIT_USAGE)
 
 
 def _run(words: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ def _verbs() -> list[dict[str, Any]]:
     return [
         {
             **facts_of(verb, "name", "question", "answer", "in_plans"),
-            "offload": verb.takes("work"),
+            "offload": verb.takes("memory"),
             "parallel": [] if verb.execution is None else list(verb.execution.parallel_modes),
             "columns": list(verb.columns),
         }

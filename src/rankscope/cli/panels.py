@@ -26,7 +26,7 @@ MANY = 12
 """Commands with at most as many options list all of them."""
 WITHOUT_SURGERY = ("doctor", "remedy")
 """Commands that list no surgery: what they are asked about is the model as it is."""
-EXECUTION = ("parallel", "offload", "memory", "work")
+EXECUTION = ("parallel", "offload", "memory")
 PANELS = ("What is measured", "Inputs", "Model", "Surgery", "Execution", "Output", "Options")
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Start here": ("doctor", "measure", "ablate", "remedy", "exact", "report"),

@@ -10,7 +10,6 @@ import typer
 
 from rankscope.cli.streams import echo, print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
-from rankscope.runs.places import is_address
 from rankscope.verbs._spec import Answer, Verb
 
 if TYPE_CHECKING:
@@ -27,18 +26,6 @@ FIGURE_DOTS = 200
 def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
     """Whether to show a progress bar: only on a terminal."""
     return not (quiet or no_progress) and sys.stderr.isatty()
-
-
-def work_of(offload: bool, work: Path | None, out: str | None) -> Path | None:
-    """The work folder the user chose; by default, one next to the folder of the run.
-
-    Example:
-        >>> work_of(True, None, "runs/llama").name
-        'llama.work'
-    """
-    if work is not None or not offload or out is None or is_address(out):
-        return work
-    return Path(out).with_name(f"{Path(out).name}.work")
 
 
 def show_run(run: Run, *, as_json: bool, quiet: bool, out: str | None, figure: Path | None = None) -> None:

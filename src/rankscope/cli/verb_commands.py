@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -13,7 +15,7 @@ import typer
 from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.panels import MANY, panel_of, show_all
-from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
+from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress
 from rankscope.cli.streams import remarks_console
 from rankscope.errors import InputError
 from rankscope.options import Option
@@ -115,8 +117,6 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
     shown = {option.name for option in verb.outputs} | {"fail_if"}
     arguments = {name: value for name, value in values.items() if name not in shown}
     arguments["progress"] = wants_progress(quiet=quiet, no_progress=values["no_progress"])
-    if verb.takes("work"):
-        arguments["work"] = work_of(values["offload"], values["work"], out)
     if verb.is_shared:
         arguments["parallel"] = processes.way(values["parallel"])
     _announce(arguments, shown=arguments["progress"])
@@ -134,12 +134,13 @@ def _announce(arguments: Mapping[str, Any], *, shown: bool) -> None:
 
 
 def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:
-    """Call the function under its public name, ``rankscope.NAME``."""
+    """Call the function under its public name, ``rankscope.NAME``; what the user's own code prints is a message."""
     import rankscope
 
-    if verb.call is not None:
-        return verb.call(rankscope, arguments)
-    return call_flat(verb, getattr(rankscope, verb.name), arguments)
+    with contextlib.redirect_stdout(sys.stderr):  # or it would stand before the object of --json
+        if verb.call is not None:
+            return verb.call(rankscope, arguments)
+        return call_flat(verb, getattr(rankscope, verb.name), arguments)
 
 
 def split_names(given: Sequence[str] | None) -> list[str] | None:

@@ -1,11 +1,11 @@
-"""The results of a verb so far, in a form that can be sent between ranks and saved after each offloaded block."""
+"""The results of a verb so far, in a form that can be sent between ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rankscope.runs.rows import Piece, RowWriter, rows_from_bytes, rows_to_bytes
+from rankscope.runs.rows import Piece, RowWriter, rows_to_bytes
 
 
 class Findings:
@@ -13,11 +13,10 @@ class Findings:
 
     Args:
         writer: collects the rows.
-        readers: by a name that is the same on every rank and after a restart. ``seen()`` gives what a reader remembers
+        readers: by a name that is the same on every rank. ``seen()`` gives what a reader remembers
             other than rows, as JSON, and ``learn(seen)`` adds what another one has seen.
         rest: returns the further JSON of the verb.
-        learn_rest: merges such JSON from another rank, or from a killed process, into what is known here; it must be
-            idempotent.
+        learn_rest: merges such JSON from another rank into what is known here; it must be idempotent.
     """
 
     def __init__(
@@ -30,23 +29,10 @@ class Findings:
     ) -> None:
         self.writer = writer
         self._readers, self._rest, self._learn_rest = readers, rest, learn_rest
-        self._kept = 0
 
     def packed(self) -> bytes:
         """All results, to send to other ranks."""
         return rows_to_bytes(self.writer.pieces, self._remarks())
-
-    def added(self) -> bytes:
-        """The rows since the last call, and everything else, to save after a block."""
-        new, self._kept = self.writer.pieces[self._kept :], len(self.writer.pieces)
-        return rows_to_bytes(new, self._remarks())
-
-    def restore(self, added: bytes) -> None:
-        """Load what :meth:`added` returned in an earlier process."""
-        pieces, remarks = rows_from_bytes(added)
-        self.writer.replace((*self.writer.pieces, *pieces))
-        self._kept = len(self.writer.pieces)
-        self.learn(remarks)
 
     def learn(self, remarks: Mapping[str, Any]) -> None:
         """Merge everything but the rows."""

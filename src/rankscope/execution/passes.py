@@ -3,8 +3,8 @@
 .. code-block:: python
 
     with executing(MEASURE.execution, model, surgery) as execution:
-        view = execution.plan(prepared, identity)
-        with execution.stages(findings) as stages:
+        view = execution.plan(prepared)
+        with execution.stages() as stages:
             for stage in stages:
                 with trace(stage.view, sites, execution.watch(reader)):
                     for part in execution.batches():
@@ -128,7 +128,6 @@ class Execution(ABC):
     def plan(
         self,
         prepared: Prepared,
-        identity: tuple[Any, ...] = (),
         *,
         model: nn.Module | None = None,
         variants: int = 1,
@@ -138,29 +137,22 @@ class Execution(ABC):
 
         Args:
             prepared: the inputs.
-            identity: everything other than the model and its inputs that determines the values, so that a killed
-                offloaded run is resumed only by the same call.
             model: model to run instead of the loaded one (a randomly initialised copy); in memory only.
             variants: number of networks that run side by side.
             reads_weights: whether the verb computes with the weights themselves, in float64.
         """
         self.prepared = prepared
-        return self._view_for(identity, model, variants, reads_weights)
+        return self._view_for(model, variants, reads_weights)
 
     @abstractmethod
-    def _view_for(
-        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
-    ) -> ModelView:
+    def _view_for(self, model: nn.Module | None, variants: int, reads_weights: bool) -> ModelView:
         """The structure of the model, once ``prepared`` is set."""
 
     @abstractmethod
-    def stages(
-        self, findings: Findings, *, passes: int = 1, final: bool = False
-    ) -> AbstractContextManager[Iterable[Stage]]:
+    def stages(self, *, passes: int = 1, final: bool = False) -> AbstractContextManager[Iterable[Stage]]:
         """The stages, in order; the model is in evaluation mode meanwhile, and restored afterwards.
 
         Args:
-            findings: the results; saved after each block if the model is offloaded with a work folder.
             passes: how many times the verb iterates over :meth:`batches` in a stage, for the progress bar.
             final: whether the final norm, if there is one, must run too.
         """
@@ -229,9 +221,7 @@ class InMemory(Execution):
         self._view: ModelView | None = None
         self._bar: tqdm[Any] | None = None
 
-    def _view_for(
-        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
-    ) -> ModelView:
+    def _view_for(self, model: nn.Module | None, variants: int, reads_weights: bool) -> ModelView:
         """Discover the structure."""
         model = self.loaded.model if model is None else model
         if reads_weights:
@@ -254,7 +244,7 @@ class InMemory(Execution):
         return self._view
 
     @contextmanager
-    def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
+    def stages(self, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
         """One stage, which is the whole model."""
         assert self._view is not None
         # Only the batches that this rank observes: an FSDP rank may run one more pass, which is not counted.
@@ -323,8 +313,8 @@ def executing(
         with closing(EXECUTIONS["offload"](support, chosen, operation, progress)) as execution:
             yield execution
         return
-    if (chosen.memory, chosen.work) != (None, None):
-        raise InputError("memory and work need offload: without it the whole model is loaded. Add offload=True.")
+    if chosen.memory is not None:
+        raise InputError("memory needs offload: without it the whole model is loaded. Add offload=True.")
     if chosen.parallel is not None:
         support.check(parallel=chosen.parallel)
     spread = spread_of(chosen.source) if isinstance(chosen.source, nn.Module) else None

@@ -63,7 +63,7 @@ def _edges(tokens: int, source: str, digest: str) -> EdgeRows:
     if len(rows.indptr) - 1 != tokens:
         raise InputError(
             f"adjacency: the graph {source[:40]!r} has {len(rows.indptr) - 1} tokens, and a mask over {tokens} keys "
-            "was asked for. Give inputs of that length, or a graph of this one."
+            "is needed. Give inputs of that length, or a graph of this one."
         )
     return rows
 

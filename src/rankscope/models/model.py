@@ -47,7 +47,6 @@ class Model:
             values are the same.
         memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
             Raises with an estimate if even one block at a time needs more. None for no limit.
-        work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
         revision: revision of a hub id.
         trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
@@ -73,7 +72,6 @@ class Model:
     parallel: Parallel | None = field(default=None, kw_only=True)
     offload: bool = field(default=False, kw_only=True)
     memory: int | str | None = field(default=None, kw_only=True)
-    work: str | Path | None = field(default=None, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     trust_remote_code: bool = field(default=False, kw_only=True)
     allow_pickle: bool = field(default=False, kw_only=True)
@@ -187,7 +185,6 @@ def load(
     parallel: Parallel | None = None,
     offload: bool = False,
     memory: int | str | None = None,
-    work: str | Path | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
@@ -215,7 +212,6 @@ def load(
         parallel=parallel,
         offload=offload,
         memory=memory,
-        work=work,
         revision=revision,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,

@@ -80,7 +80,7 @@ class Stream:
             elif name in named:
                 options[name] = int(value) if re.fullmatch(r"-?\d+", value) else value
             else:
-                raise InputError(f"{word!r} in {text!r} is no part of a stream; expected {', '.join(sorted(named))}=.")
+                raise InputError(f"{word!r} in {text!r} is not part of a stream; expected {', '.join(sorted(named))}=.")
         return cls(" ".join(axes) or None, **options)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Remedies for rank collapse: one file each, found by name in ``REMEDIES``."""
 
 from rankscope._citations import Cite
-from rankscope.remedies._applying import Treatment, applied, remedied, treatment
+from rankscope.remedies._applying import Treatment, applied, treatment
 from rankscope.remedies._evidence import Arrangement, Evidence, arrangement_of, evidence_for
 from rankscope.remedies._spec import REMEDIES, Remedy, RemedyCase, Step, remedy
 
@@ -17,7 +17,6 @@ __all__ = [
     "applied",
     "arrangement_of",
     "evidence_for",
-    "remedied",
     "remedy",
     "treatment",
 ]

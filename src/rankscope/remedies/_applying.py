@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
-from rankscope.models.design import Design
 from rankscope.models.view import BlockPlan, ModelView
 from rankscope.remedies._spec import REMEDIES, Need, Remedy, RemedyCase, Step
 from rankscope.surgery.graft import Graft
@@ -157,28 +156,3 @@ def applied(
             else:
                 stack.enter_context(grafting(model, step, view=view))
         yield given
-
-
-def remedied(design: Design, name: str, strength: float | None = None) -> Design:
-    """A design with a remedy applied.
-
-    Args:
-        design: the design without the remedy.
-        name: from ``rankscope ls remedies``.
-        strength: None for the remedy's own default.
-
-    Raises:
-        UnknownNameError: no such remedy.
-        UnsupportedOperationError: the remedy cannot be expressed by the parameters of a design.
-
-    Example:
-        >>> remedied(Design(depth=16, width=64, heads=4), "residual_scale").attention_scale
-        0.25
-    """
-    entry = REMEDIES[name]
-    if entry.design is None:
-        raise UnsupportedOperationError(
-            f"{name} does not change a parameter of a design. Run it on a random initialisation: "
-            f"rankscope remedy init:NAME --remedies {name}"
-        )
-    return design.changed(**entry.design(design, entry.strength if strength is None else strength))

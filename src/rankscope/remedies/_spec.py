@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rankscope._citations import Cite
 from rankscope._printing import brief
 from rankscope._registry import Registry
-from rankscope.models.design import Design
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.operation import Operation
 
 Need = Literal["skips", "post-norm", "pre-norm", "attention", "mlp", "training"]
 Step = Operation | Graft
-DesignChange = Callable[[Design, float], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class Remedy:
         parameters: how many it adds when they are, in words.
         flops: what it adds to a forward pass, in words; n tokens, d width, L blocks, h heads.
         prepare: returns the operations and grafts for a model.
-        design: the change to a design without weights, given the strength; None if a design cannot express it.
     """
 
     name: str
@@ -73,7 +70,6 @@ class Remedy:
     parameters: str
     flops: str
     prepare: Callable[[RemedyCase], Sequence[Step]]
-    design: DesignChange | None = None
 
     __repr__ = brief
 
@@ -93,14 +89,13 @@ def remedy(
     learnable: bool,
     parameters: str,
     flops: str,
-    design: DesignChange | None = None,
 ) -> Callable[[Callable[[RemedyCase], Sequence[Step]]], Callable[[RemedyCase], Sequence[Step]]]:
     """Register a function of :class:`RemedyCase` that returns operations and grafts."""
 
     def register(prepare: Callable[[RemedyCase], Sequence[Step]]) -> Callable[[RemedyCase], Sequence[Step]]:
         summary = (prepare.__doc__ or "").strip().split("\n", 1)[0]
         facts = (claim, claims_tokens, cites, frozenset(needs), strength, strength_means, neutral, learnable)
-        REMEDIES.add(prepare.__name__, Remedy(prepare.__name__, summary, *facts, parameters, flops, prepare, design))
+        REMEDIES.add(prepare.__name__, Remedy(prepare.__name__, summary, *facts, parameters, flops, prepare))
         return prepare
 
     return register

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.errors import UnsupportedOperationError
-from rankscope.models.design import Design
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchGains, MlpWeightGains
 from rankscope.surgery.graft import Spot
-
-
-def _design(design: Design, strength: float) -> Mapping[str, Any]:
-    if design.norm_place != "post":
-        raise UnsupportedOperationError(
-            f"deepnorm needs post-norm, and the norms of this design are: {design.norm_place}."
-        )
-    alpha, beta = (factor**strength for factor in _factors({None: design.depth})[None])
-    return {
-        "attention_skip": alpha * design.attention_skip,
-        "mlp_skip": alpha * design.mlp_skip,
-        "value_std": beta * design.value_std,
-        "output_std": beta * design.output_std,
-        "mlp_in_std": beta * design.mlp_in_std,
-        "mlp_out_std": beta * design.mlp_out_std,
-    }
 
 
 @remedy(
@@ -41,7 +22,6 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
     learnable=False,
     parameters="none",
     flops="2 n d L products",
-    design=_design,
 )
 def deepnorm(case: RemedyCase) -> Sequence[Step]:
     r"""Sums alpha x + f(x) before the norm; value, output and MLP weights times beta.

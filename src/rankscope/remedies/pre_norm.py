@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.errors import InputError, UnsupportedOperationError
-from rankscope.models.design import Design
+from rankscope.errors import InputError
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import PreNorming
-
-
-def _design(design: Design, strength: float) -> Mapping[str, Any]:
-    if design.norm_place != "post":
-        raise UnsupportedOperationError(
-            f"pre_norm needs post-norm, and the norms of this design are: {design.norm_place}."
-        )
-    return {"norm_place": "pre"}
 
 
 @remedy(
@@ -32,7 +22,6 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
     learnable=False,
     parameters="none",
     flops="one more norm per stack",
-    design=_design,
 )
 def pre_norm(case: RemedyCase) -> Sequence[Step]:
     """A post-norm model run as a pre-norm one, with fresh norms (no weights) before the branches."""

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rankscope._citations import Cite
 from rankscope.errors import UnsupportedOperationError
-from rankscope.models.design import Design
 from rankscope.models.view import ModelView
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.stream.operators import is_attention, is_norm
 from rankscope.surgery.attention_grafts import QueryKeyNorm
 
 QUERY_KEY_NORM = re.compile(r"^(q|k|qk|query|key)(_?layer)?_?norm$")
-
-
-def _design(design: Design, gain: float) -> Mapping[str, Any]:
-    if design.qk_norm:
-        raise UnsupportedOperationError("qk_norm: the queries and keys of this design are already normed.")
-    return {"qk_norm": gain}
 
 
 @remedy(
@@ -35,7 +27,6 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
     learnable=True,
     parameters="none; L if learned (the papers: one per head, or two vectors of the head's width)",
     flops="2 n d L products and 2 n h L norms",
-    design=_design,
 )
 def qk_norm(case: RemedyCase) -> Sequence[Step]:
     """Scores g sqrt(d) cos(q, k), with the queries and keys of each head normalised (RMSNorm, no weights)."""

@@ -22,10 +22,6 @@ from rankscope.surgery.graft import Spot
     learnable=True,
     parameters="none; 2 L if learned",
     flops="2 n d L products",
-    design=lambda design, c: {
-        "attention_scale": design.attention_scale * c / design.depth**0.5,
-        "mlp_scale": design.mlp_scale * c / design.depth**0.5,
-    },
 )
 def residual_scale(case: RemedyCase) -> Sequence[Step]:
     """Every branch times c/sqrt(L), with L the number of blocks of its stack."""

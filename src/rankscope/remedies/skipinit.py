@@ -21,10 +21,6 @@ from rankscope.surgery.branch_grafts import BranchGains
     learnable=True,
     parameters="2 L",
     flops="2 n d L products",
-    design=lambda design, gain: {
-        "attention_scale": gain * design.attention_scale,
-        "mlp_scale": gain * design.mlp_scale,
-    },
 )
 def skipinit(case: RemedyCase) -> Sequence[Step]:
     """Every branch times its own gain, initially 0 (SkipInit, ReZero)."""

@@ -20,7 +20,6 @@ from rankscope.surgery.operation import Operation
     learnable=False,
     parameters="none",
     flops="2 n d L products",
-    design=lambda design, gain: {"attention_skip": gain * design.attention_skip, "mlp_skip": gain * design.mlp_skip},
 )
 def stronger_skip(case: RemedyCase) -> Sequence[Step]:
     """The stream times a gain above 1 at every skip."""

@@ -166,7 +166,7 @@ def _compared(
 def _check(first: Run, second: Run, level: float) -> None:
     if first.kind != second.kind:
         beside = (
-            " A run of exact has what floats compute beside the exact values: `rankscope exact` prints both."
+            " A run of exact has what floats compute next to the exact values: `rankscope exact` prints both."
             if "exact" in (first.kind, second.kind)
             else ""
         )

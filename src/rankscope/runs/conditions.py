@@ -65,12 +65,12 @@ class Condition:
         """
         for kind, name in (("metric", self.metric), ("site", self.site)):
             if name not in (there := names_in(table, kind)):
-                raise UnknownNameError(f"{kind} in this run (asked for by --fail-if {str(self)!r})", name, there)
+                raise UnknownNameError(f"{kind} in this run (named by --fail-if {str(self)!r})", name, there)
         values = list(self._values(table))
         if not any(math.isfinite(value) for _, _, value in values):
             raise InputError(
-                f"{str(self)!r} cannot be judged: {self.metric} at {self.site} has no defined value in the blocks "
-                "asked for. Measure more than one token, name other blocks, or another metric."
+                f"{str(self)!r} cannot be judged: {self.metric} at {self.site} has no defined value in these "
+                "blocks. Measure more than one token, name other blocks, or another metric."
             )
         holding = self._holding(values)
         if not holding:

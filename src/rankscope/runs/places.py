@@ -237,15 +237,6 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-def settle(folder: Path) -> None:
-    """Make the names in a folder durable, so that nothing is deleted before its replacement is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _umask() -> int:
     # The umask can only be read by setting it.
     mask = os.umask(0)

@@ -43,7 +43,6 @@ class Cell:
         marks: what to know about the value.
         detail: text after the signs, such as an interval.
         term: name of its metric, which the page explains.
-        order: number to sort by, if the text does not sort by itself.
 
     Example:
         >>> str(Cell("0.12", ("apart",), detail="[0.10, 0.14]"))
@@ -54,7 +53,6 @@ class Cell:
     marks: tuple[Mark, ...] = ()
     detail: str = ""
     term: str | None = None
-    order: float | None = None
 
     def __str__(self) -> str:
         before = "".join(PREFIXES.get(mark, "") for mark in self.marks)
@@ -97,7 +95,6 @@ class Table:
         caption: what is shown; empty if that is clear.
         row_trends: one curve per row, drawn after its last cell if the medium supports it.
         folded: whether the page shows it collapsed.
-        sortable: whether it can be sorted on the page.
         left_out: number of rows omitted at the end.
 
     Example:
@@ -111,7 +108,6 @@ class Table:
     caption: str = ""
     row_trends: Sequence[Sequence[float]] = ()
     folded: bool = False
-    sortable: bool = False
     left_out: int = 0
 
     @property

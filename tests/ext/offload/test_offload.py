@@ -151,7 +151,7 @@ def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str]
 
 
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
-    with pytest.raises(InputError, match="need offload"):
+    with pytest.raises(InputError, match="needs offload"):
         measure(rankscope.Model("init:tiny-bert", memory="3GiB"))
     with pytest.raises(InputError, match="is not a size"):
         measure(rankscope.Model(folder("bert"), offload=True, memory="much"))

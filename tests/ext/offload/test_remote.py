@@ -9,8 +9,6 @@ import pytest
 from huggingface_hub import constants
 
 import rankscope as rs
-from rankscope.errors import LoadError
-from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 from tests.ext.offload.folders import same_bits, saved
 from tests.hub_server import COMMIT, Served, serving
 from tests.network_faults import drops_half_way, unavailable
@@ -61,25 +59,3 @@ def test_nothing_is_left_on_disk(hub: Served, tmp_path: Path, monkeypatch: pytes
     run = rs.measure(rs.Model("hub:tiny", offload=True), rs.Inputs(**SHAPE))
     assert run.extra["offload"]["bytes_read"] == hub.sent
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_resumes_from_the_hub(hub: Served, tmp_path: Path) -> None:
-    """The first run fails at its last block; the second reads only that one."""
-    local = rs.measure(hub.folder, rs.Inputs(**SHAPE))
-    last = stored_tensors(LocalFolder(hub.folder))["layers.2.mlp.up_proj.weight"]
-    name = Path(last.file.name).name
-
-    def refuse_last(handler: object, path: Path, first: int, end: int) -> bool:
-        if path.name == name and first <= last.offset <= end and first > 0:  # not the header
-            handler.refuse(403)  # type: ignore[attr-defined]
-            return True
-        return False
-
-    hub.faults = [refuse_last] * 50
-    with pytest.raises(LoadError, match="403"):
-        rs.measure(rs.Model("hub:tiny", offload=True, work=tmp_path / "work"), rs.Inputs(**SHAPE))
-    hub.faults = []
-    run = rs.measure(rs.Model("hub:tiny", offload=True, work=tmp_path / "work"), rs.Inputs(**SHAPE))
-    assert same_bits(run, local)
-    assert run.extra["offload"]["resumed_at"] == 2
-    assert run.extra["offload"]["blocks_read"] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,21 +12,11 @@ import torch
 
 from rankscope.errors import LoadError
 from rankscope.ext.offload.meta_model import open_meta_model
-from rankscope.ext.offload.schedule import BlockSchedule, OffloadLimits, plan_schedule
+from rankscope.ext.offload.schedule import BlockSchedule, plan_schedule
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.weight_files.files import LocalFile
 from tests.ext.offload.folders import saved
-
-
-class Nothing:
-    """Progress of a verb that finds nothing."""
-
-    def added(self) -> bytes:
-        return b""
-
-    def restore(self, added: bytes) -> None:
-        pass
 
 
 @pytest.fixture
@@ -32,16 +24,16 @@ def llama(tmp_path: Path) -> Path:
     return saved("init:tiny-llama", tmp_path / "llama")
 
 
-def schedule_of(folder: Path, limits: OffloadLimits | None = None) -> BlockSchedule:
+def schedule_of(folder: Path) -> BlockSchedule:
     meta_model = open_meta_model(folder)
     prepared = prepare_inputs(meta_model.loaded, None, sequences=4, tokens=12, batch=2)
-    return plan_schedule(meta_model, prepared, limits or OffloadLimits(), options={})
+    return plan_schedule(meta_model, prepared)
 
 
 def test_one_block_is_present_at_a_time(llama: Path) -> None:
     schedule = schedule_of(llama)
     model, whole = schedule.view.model, load(llama).model.state_dict()
-    for stage in schedule.stages(Nothing(), final=True):
+    for stage in schedule.stages(final=True):
         present = {name for name, value in model.named_parameters() if not value.is_meta and name.startswith("layers.")}
         expected = {name for name in whole if name.startswith(f"layers.{stage.number}.")}
         assert present == expected
@@ -50,7 +42,7 @@ def test_one_block_is_present_at_a_time(llama: Path) -> None:
         for part in schedule.prepared:
             with stage.through(part):
                 part.run(model)
-    assert schedule.tally == {"blocks_read": 3, "resumed_at": 0}
+    assert schedule.tally == {"blocks_read": 3}
     assert all(value.is_meta for name, value in model.named_parameters() if name.startswith("layers."))
 
 
@@ -64,7 +56,7 @@ def test_only_rows_of_tokens_that_occur_are_read(llama: Path) -> None:
 
 
 def go_through(schedule: BlockSchedule) -> None:
-    for stage in schedule.stages(Nothing()):
+    for stage in schedule.stages():
         for part in schedule.prepared:
             with stage.through(part):
                 part.run(schedule.view.model)
@@ -85,15 +77,16 @@ def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.Mon
     assert len(seen) == len(set(seen)) == sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
 
 
-def test_states_go_to_files_that_do_not_stay(llama: Path, tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    schedule = schedule_of(llama, OffloadLimits(work=work))
-    for stage in schedule.stages(Nothing()):
+def test_states_go_to_files_that_do_not_stay(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    schedule = replace(schedule_of(llama), in_memory=False)
+    for stage in schedule.stages():
         for part in schedule.prepared:
             with stage.through(part):
                 part.run(schedule.view.model)
-        assert len(list(work.glob("*/state-*.safetensors"))) == 2 * (1 if stage.number == 0 else 2)
-    assert not work.exists()
+        states = list(tmp_path.glob("rankscope-stream-*/state-*.safetensors"))
+        assert len(states) == 2 * (1 if stage.number == 0 else 2)
+    assert not list(tmp_path.glob("rankscope-stream-*"))
 
 
 def test_a_checkpoint_without_a_block_is_refused(llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sampled paths against all of them: the law of the draws, unbiased sums and intervals."""
+"""Sampled paths against all of them: the law of the draws, and unbiased sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from rankscope.errors import InputError
 from rankscope.ext.paths.census import census
 from rankscope.ext.paths.lengths import length_sums
-from rankscope.ext.paths.single import follow, median_interval, sample_paths
+from rankscope.ext.paths.single import follow, sample_paths
 from tests.ext.paths.conftest import Small
 
 LAYERS, HEADS = 3, 2
@@ -43,29 +43,6 @@ def test_draws_estimate_the_sum(small: Small) -> None:
     shares = (sample.streams * out).sum(dim=(1, 2, 3)) * census([HEADS] * LAYERS).counts[2]
     error = float(shares.std()) / math.sqrt(400)
     assert abs(float(shares.mean()) - float((exact * out).sum())) < 5 * error
-
-
-def test_median_interval_covers() -> None:
-    """1000 samples of 40 skewed values: a 95% interval misses in at most 5% plus five standard errors."""
-    generator = torch.Generator().manual_seed(0)
-    true = math.log(2)
-    found = [median_interval(torch.empty(40).exponential_(generator=generator)) for _ in range(1000)]
-    missed = sum(not entry.low <= true <= entry.high for entry in found)
-    assert missed < 50 + 5 * math.sqrt(1000 * 0.05 * 0.95)
-    assert all(math.isinf(bound) for bound in (median_interval(torch.ones(3)).low, median_interval(torch.ones(3)).high))
-
-
-def test_median_intervals_of_the_sign_test() -> None:
-    """Ranks as tables of the sign test give them: between these order statistics with at least this confidence."""
-    for number, confidence, rank in ((6, 0.95, 1), (10, 0.95, 2), (20, 0.95, 6), (20, 0.99, 4), (9, 0.5, 3)):
-        found = median_interval(torch.arange(number, 0, -1), confidence)
-        assert (found.low, found.high) == (rank, number + 1 - rank)
-        assert found.estimate == (number + 1) / 2
-        assert found.confidence == confidence
-    assert median_interval(torch.arange(5.0)).high == math.inf, "31/32 of each side is all that five values can give"
-    nothing = median_interval(torch.empty(0))
-    assert (nothing.low, nothing.high) == (-math.inf, math.inf)
-    assert math.isnan(nothing.estimate)
 
 
 def test_no_such_length(small: Small) -> None:

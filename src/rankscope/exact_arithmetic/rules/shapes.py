@@ -239,7 +239,7 @@ def _pad(x: Deviation, pad: Sequence[int], value: float = 0.0) -> Deviation:
 
 @rule(aten.tril, aten.triu)
 def _triangle(x: Deviation, diagonal: int = 0) -> Deviation:
-    refuse("aten.tril/triu", "the kept triangle of a deviation has no rule yet")
+    refuse("aten.tril/triu", "a triangle of a deviation has no rule yet")
 
 
 @rule(aten.clone, aten.contiguous, aten.detach, aten.alias, aten.lift_fresh, aten.native_dropout, aten.dropout)

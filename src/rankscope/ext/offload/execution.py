@@ -11,11 +11,10 @@ from tqdm.auto import tqdm
 
 from rankscope.errors import InputError
 from rankscope.execution.budget import parse_size
-from rankscope.execution.findings import Findings
 from rankscope.execution.passes import EXECUTIONS, Execution, Stage
 from rankscope.execution.support import ExecutionSupport
 from rankscope.ext.offload.meta_model import MetaModel, open_meta_model
-from rankscope.ext.offload.schedule import BlockSchedule, BlockStage, OffloadLimits, plan_schedule
+from rankscope.ext.offload.schedule import BlockSchedule, BlockStage, plan_schedule
 from rankscope.models.inputs import Batch
 from rankscope.models.loading import LoadedModel
 from rankscope.models.model import Model
@@ -30,7 +29,7 @@ class Offloaded(Execution):
 
     Args:
         support: the declaration of the verb.
-        model: the model as the user wants it to be run, with memory budget and work folder.
+        model: the model as the user wants it to be run, with memory budget.
         meta_model: the model without its weights.
         operation: the surgery under which it runs.
         shown: whether to show a progress bar.
@@ -43,23 +42,13 @@ class Offloaded(Execution):
         self._meta_model = meta_model
         self._schedule: BlockSchedule | None = None
 
-    def _view_for(
-        self, identity: tuple[Any, ...], model: nn.Module | None, variants: int, reads_weights: bool
-    ) -> ModelView:
+    def _view_for(self, model: nn.Module | None, variants: int, reads_weights: bool) -> ModelView:
         """Discover the structure without weights, and check the memory budget."""
         assert model is None or model is self.loaded.model
-        options = [str(option) for option in (self.verb, *identity)]
-        # These decide the name of the work folder, so that a killed run is never resumed with other settings.
-        named: dict[str, Any] = {"options": options, "dtype": self.loaded.dtype, "blocks": self.model.blocks}
-        if self.model.declared_stream is not None:
-            named["stream"] = str(self.model.declared_stream)
-        if self._operation.describe():
-            named["surgery"] = self._operation.describe()
         self._schedule = plan_schedule(
             self._meta_model,
             self.prepared,
-            OffloadLimits(self.model.memory, self.model.work),
-            options=named,
+            self.model.memory,
             blocks=self.model.blocks,
             stream=self.model.declared_stream,
             variants=variants,
@@ -69,12 +58,12 @@ class Offloaded(Execution):
         return self._schedule.view
 
     @contextmanager
-    def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
+    def stages(self, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
         """One stage per block, and one for the final norm."""
         assert self._schedule is not None
         # The generator holds open files, hooks and weights; close it even if the verb stops early.
         with (
-            closing(self._schedule.stages(findings, final=final)) as stages,
+            closing(self._schedule.stages(final=final)) as stages,
             closing(self._changed(self._counted(stages))) as changed,
         ):
             yield changed
@@ -95,7 +84,7 @@ class Offloaded(Execution):
         depth = self._schedule.view.depth
         with tqdm(total=depth, desc=self.verb, unit="block", disable=not self._shown) as bar:
             for stage in stages:
-                bar.update(stage.number - bar.n)  # not 1: a resumed run starts at a later block
+                bar.update(stage.number - bar.n)
                 yield stage
             bar.update(depth - bar.n)
 
@@ -122,7 +111,6 @@ class Offloaded(Execution):
         return {
             "offload": {
                 "blocks_read": schedule.tally["blocks_read"],
-                "resumed_at": schedule.tally["resumed_at"],
                 "states_in_memory": schedule.in_memory,
                 "estimated_bytes": schedule.need.total(in_memory=schedule.in_memory),
                 **({} if self._meta_model.folder.traffic is None else self._meta_model.folder.traffic.described),

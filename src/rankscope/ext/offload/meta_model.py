@@ -32,7 +32,6 @@ from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.shard_files import BESIDE, TOKENIZER_FILES
 from rankscope.models.loading.tokenizer import tokenizer_in
-from rankscope.models.weight_files.files import WeightFile
 from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
 from rankscope.models.wrapping import note_dtype
@@ -92,7 +91,6 @@ class MetaModel:
     folder: ModelFolder
     loaded: LoadedModel
     slots: Mapping[str, Slot]
-    files: tuple[WeightFile, ...]
 
     @property
     def connections(self) -> int:
@@ -136,8 +134,7 @@ def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None)
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
     _fill_buffers(model, parts, _in_float32(model, config))
     loaded = loaded_model(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
-    files = {entry.file.name: entry.file for entry in tensors.values()}
-    return MetaModel(folder, loaded, slots, tuple(files[name] for name in sorted(files)))
+    return MetaModel(folder, loaded, slots)
 
 
 def _refuse_buffers(config: Any, held: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,6 @@ from rankscope.ext.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.ext.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in
 from rankscope.ext.offload.states import StateStore
 from rankscope.ext.offload.weights import BlockWeights, largest_block
-from rankscope.ext.offload.work_folder import Progress, content_key, work_folder
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
@@ -38,19 +38,6 @@ class PartOfStack(Stack):
     def depth(self) -> int:
         """Blocks of the whole stack."""
         return self.whole
-
-
-@dataclass(frozen=True)
-class OffloadLimits:
-    """Limits that the user set for an offloaded run.
-
-    Attributes:
-        memory: memory budget, e.g. ``"3GiB"``; None for no limit.
-        work: folder for checkpoints, so that a killed run can resume; None for none.
-    """
-
-    memory: int | str | None = None
-    work: str | Path | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +103,7 @@ class BlockSchedule:
         view: the whole model.
         need: estimate of its memory.
         in_memory: whether the residual streams of all batches stay in memory between blocks.
-        tally: after the stages have run, how often the weights of a block were read (``blocks_read``) and at which
-            stage this process resumed (``resumed_at``).
+        tally: after the stages have run, how often the weights of a block were read (``blocks_read``).
     """
 
     meta_model: MetaModel
@@ -125,39 +111,29 @@ class BlockSchedule:
     view: ModelView
     need: Need
     in_memory: bool
-    limits: OffloadLimits
-    key: str
     tally: dict[str, int] = field(default_factory=dict)
 
-    def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
-        """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.
+    def stages(self, *, final: bool = False) -> Generator[BlockStage, None, None]:
+        """The stages in order.
 
         Args:
-            progress: restores the results of an earlier process, and returns those to save.
             final: end with a stage of the final norm, if the model has one.
         """
         stack = self.view.stacks[0]
         gate = BlockGate(self.view)
         with ExitStack() as opened:
             enter = opened.enter_context
-            folder, spill = enter(work_folder(self.limits.work, self.key, spills=not self.in_memory))
-            store = StateStore(spill, in_memory=self.in_memory, durable=folder.place is not None)
-            # Load the results of finished stages, and start after them.
-            done, hashes = folder.restore(progress)
-            store.resume(done, hashes)
+            spill = None if self.in_memory else Path(enter(tempfile.TemporaryDirectory(prefix="rankscope-stream-")))
+            store = StateStore(spill)
             weights = enter(BlockWeights(self.meta_model, stack, ahead=self.need.ahead > 0))
             enter(undisturbed(self.view.model))
             enter(quiet_transformers())
             enter(gate.standing())
-            for number in range(done, len(stack.calls) + (final and stack.final_norm is not None)):
+            for number in range(len(stack.calls) + (final and stack.final_norm is not None)):
                 weights.place(number) if number < len(stack.calls) else weights.take_out()
                 yield BlockStage(number, self._view_at(number), gate, store)
-                # The order makes a kill at any point safe: the states of this stage are written, then its record
-                # declares it finished, and only then are the states removed from which it would be repeated.
                 store.advance()
-                folder.finish(number, progress, store.hashes)
-                store.forget_before()
-            self.tally.update(blocks_read=weights.blocks_read, resumed_at=done)
+            self.tally.update(blocks_read=weights.blocks_read)
 
     def _view_at(self, number: int) -> ModelView:
         stack = self.view.stacks[0]
@@ -170,9 +146,8 @@ class BlockSchedule:
 def plan_schedule(
     meta_model: MetaModel,
     prepared: Prepared,
-    limits: OffloadLimits,
+    memory: int | str | None = None,
     *,
-    options: Mapping[str, Any],
     blocks: str | Sequence[str] | None = None,
     stream: Stream | None = None,
     variants: int = 1,
@@ -183,8 +158,7 @@ def plan_schedule(
     Args:
         meta_model: the model.
         prepared: its inputs.
-        limits: memory budget and work folder, as set by the user.
-        options: everything else that determines the values, for the key of the run.
+        memory: memory budget, e.g. ``"3GiB"``; None for no limit.
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, if it was declared.
         variants: number of networks that run side by side.
@@ -199,12 +173,11 @@ def plan_schedule(
     view = _without_long_skips(view)
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     need = _need(meta_model, prepared, names, variants=variants, widened=widened)
-    if not reads_ahead(need, limits.memory):
+    if not reads_ahead(need, memory):
         need = replace(need, ahead=0)
-    in_memory = keeps_streams_in_memory(need, limits.memory)
+    in_memory = keeps_streams_in_memory(need, memory)
     read_rest(meta_model, names, prepared)
-    key = content_key(meta_model.files, prepared, {**options, "config": meta_model.loaded.config_hash})
-    return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key)
+    return BlockSchedule(meta_model, prepared, view, need, in_memory)
 
 
 def _seen(

@@ -12,21 +12,19 @@ if TYPE_CHECKING:
     from rankscope.ext.paths.decompose.judge import through_heads
     from rankscope.ext.paths.effectiveness import path_effectiveness
     from rankscope.ext.paths.lengths import length_sums
-    from rankscope.ext.paths.marginals import Pick, through, without
+    from rankscope.ext.paths.marginals import Pick, through
     from rankscope.ext.paths.network import FrozenNetwork
-    from rankscope.ext.paths.single import median_interval, sample_paths
+    from rankscope.ext.paths.single import sample_paths
 
 __all__ = [
     "FrozenNetwork",
     "Pick",
     "freeze_network",
     "length_sums",
-    "median_interval",
     "path_effectiveness",
     "sample_paths",
     "through",
     "through_heads",
-    "without",
 ]
 
 __getattr__ = names_of(__name__)

@@ -1,4 +1,4 @@
-"""Sums of paths through given heads or layers, or avoiding them: the recursion with selected terms."""
+"""Sums of paths through given heads or layers: the recursion with selected terms."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Pick:
 def through(network: FrozenNetwork, *picks: Pick) -> Tensor:
     r"""The sum of all paths that go through every pick, by length: (lengths, batch, tokens, dim). Exact.
 
+    Those that avoid a pick are the rest: ``length_sums(network).by_length - through(network, pick)``.
     All paths are carried up to the first pick; there only its term :math:`P_h S_{k-1} W_h` is kept, and so on.
 
     Raises:
@@ -43,19 +44,6 @@ def through(network: FrozenNetwork, *picks: Pick) -> Tensor:
             sums.carry(step)
         else:
             sums.step(step)
-    return sums.by_length
-
-
-def without(network: FrozenNetwork, pick: Pick) -> Tensor:
-    """The sum of all paths that avoid the pick, by length, including constants. Exact."""
-    at = _positions(network, (pick,))
-    sums = LengthSums(len(network.attention))
-    sums.begin(network.entry)
-    for position, step in enumerate(network.steps):
-        left_out = step.attended_shifted(sums.by_length, pick.head) if position in at else None
-        sums.step(step)
-        if left_out is not None:
-            sums.sums["embedding"] -= left_out
     return sums.by_length
 
 

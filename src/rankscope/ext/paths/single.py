@@ -1,9 +1,7 @@
-"""Single paths: follow them, sample them, and estimate medians with intervals for a sample size fixed in advance."""
+"""Single paths: follow them, and sample them."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,16 +30,6 @@ class PathSample:
     length: int
     paths: tuple[Path, ...]
     streams: Tensor
-
-
-@dataclass(frozen=True)
-class MedianInterval:
-    """A median, and an interval that contains the true one with at least this confidence."""
-
-    estimate: float
-    low: float
-    high: float
-    confidence: float
 
 
 def follow(network: FrozenNetwork, paths: Sequence[Path]) -> Tensor:
@@ -106,18 +94,3 @@ def _draw(
         path.append(None if picked == 0 else picked - 1)
         left -= picked > 0
     return tuple(path)
-
-
-def median_interval(values: Tensor, confidence: float = 0.95) -> MedianInterval:
-    """The median of a sample and a distribution-free interval for the true one, from order statistics.
-
-    The number of values below the true median is binomial(n, 1/2) for any distribution. Bound (on the confidence).
-    """
-    ordered = values.double().flatten().sort().values.tolist()
-    number = len(ordered)
-    tail, cut = 0.0, 0
-    while cut < number // 2 and tail + math.comb(number, cut) / 2**number <= (1 - confidence) / 2:
-        tail += math.comb(number, cut) / 2**number
-        cut += 1
-    low, high = (-math.inf, math.inf) if cut == 0 else (ordered[cut - 1], ordered[number - cut])
-    return MedianInterval(statistics.median(ordered) if number else math.nan, low, high, confidence)

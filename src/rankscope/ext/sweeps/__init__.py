@@ -21,15 +21,9 @@ def _query() -> object:
     return query
 
 
-def _atlas() -> object:
-    from rankscope.ext.sweeps.atlas_page import atlas
-
-    return atlas
-
-
 EXTENSION = Extension(
     name="sweeps",
-    summary="sweep, query and atlas: many models, checkpoints and seeds in one data set.",
+    summary="sweep and query: many models, checkpoints and seeds in one data set.",
     adds={"command": _commands},
-    names={"sweep": _sweep, "query": _query, "atlas": _atlas},
+    names={"sweep": _sweep, "query": _query},
 )

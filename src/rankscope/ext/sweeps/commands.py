@@ -1,4 +1,4 @@
-"""``rankscope sweep``, its commands ``example``, ``status`` and ``atlas``, and ``rankscope query``."""
+"""``rankscope sweep``, its commands ``example`` and ``status``, and ``rankscope query``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlanGroup(TyperGroup):
 sweep_app = typer.Typer(
     cls=PlanGroup,
     help=HELP,
-    subcommand_metavar="PLAN | example | status FOLDER | atlas FOLDER",
+    subcommand_metavar="PLAN | example | status FOLDER",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -186,23 +186,6 @@ def status_command(folder: Folder, as_json: parameters.AsJson = False, quiet: No
     _show(status, as_json=as_json, quiet=quiet)
 
 
-@sweep_app.command("atlas")
-def atlas_command(
-    folder: Folder,
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")] = Path(
-        "atlas.html"
-    ),
-    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
-) -> None:
-    """How does each model of the sweep behave? Writes an HTML page with profiles, a table, training trajectories."""
-    import rankscope
-
-    written = rankscope.atlas(folder, output, title=title)
-    if not quiet:
-        remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)
-
-
 def query_command(
     folder: Folder,
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the tables rows and tasks.")],
@@ -255,7 +238,6 @@ SWEEP_EXAMPLES = (
     "sweep example --out plan.yaml",
     "sweep plan.yaml --serial",
     "sweep status plan",
-    "sweep atlas plan --out atlas.html",
 )
 QUERY_EXAMPLES = (
     "sweep example --out plan.yaml",

@@ -27,16 +27,9 @@ def _listings() -> None:
     from rankscope.ext.theory import listing  # noqa: F401
 
 
-def _predict_remedies() -> object:
-    from rankscope.ext.theory.predict.run import predict_remedies
-
-    return predict_remedies
-
-
 EXTENSION = Extension(
     name="theory",
     summary="bound, predict and graph: theorems, graphs of masks, and limits at initialisation.",
     requires=("paths",),
     adds={"verb": _verbs, "section": _sections, "listing": _listings},
-    names={"predict_remedies": _predict_remedies},
 )

@@ -99,8 +99,8 @@ class Inputs:
         )
         if plan.wanted * plan.tokens > MOST_TOKENS:
             raise InputError(
-                f"{plan.wanted:,} sequences of {plan.tokens:,} tokens were asked for; at most {MOST_TOKENS:,} tokens "
-                "are read. Ask for fewer."
+                f"{plan.wanted:,} sequences of {plan.tokens:,} tokens are too many; at most {MOST_TOKENS:,} tokens "
+                "are read. Pass fewer."
             )
         return plan
 

@@ -89,7 +89,7 @@ def _read(
     if given is None:
         rows, repeated = rows_from_cycle(sample_text(), encoder, plan.wanted, plan.tokens, pad)
         if repeated:
-            notes.append("the sample text is shorter than asked for: sequences overlap, each from another start")
+            notes.append("the sample text is too short for them: sequences overlap, each from another start")
         return rows, "built-in sample text"
     if isinstance(given, Path):
         rows, whole = rows_from_stream(read_text(given), encoder, plan.wanted, plan.tokens, pad)

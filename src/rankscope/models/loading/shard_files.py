@@ -56,7 +56,7 @@ def indexed_files(folder: Path) -> list[Path] | None:
     try:
         content = read_regular(index, LARGEST_INDEX)
     except OSError as error:
-        raise LoadError(f"{index} is no index of safetensors files: {error.strerror}.") from error
+        raise LoadError(f"{index} is not an index of safetensors files: {error.strerror}.") from error
     names = named_in_index(content, str(index))
     present = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
     for name in names:
@@ -81,7 +81,7 @@ def named_in_index(content: bytes, where: str) -> list[str]:
     try:
         names = set(parse_json(content)["weight_map"].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise LoadError(f"{where} is no index of safetensors files: {error!r}.") from error
+        raise LoadError(f"{where} is not an index of safetensors files: {error!r}.") from error
     for name in names:
         if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
             raise LoadError(

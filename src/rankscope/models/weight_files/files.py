@@ -1,4 +1,4 @@
-"""One file of weights: its size, its identity, and a read of any range into existing memory."""
+"""One file of weights: its size, and a read of any range into existing memory."""
 
 from __future__ import annotations
 
@@ -51,13 +51,11 @@ class WeightFile(ABC):
     Attributes:
         name: path or address, for messages.
         size: number of bytes.
-        identity: a text that changes if the content does.
         is_remote: whether a read is a request to a server, so that few long reads are better than many short ones.
     """
 
     name: str
     size: int
-    identity: str
     is_remote: bool = False
 
     @abstractmethod
@@ -100,7 +98,6 @@ class LocalFile(WeightFile):
         except OSError as error:
             raise LoadError(f"{path} could not be read: {error.strerror}.") from error
         self.size = facts.st_size
-        self.identity = f"{path.name}:{facts.st_size}:{facts.st_mtime_ns}"
 
     def read(self, offset: int, places: Sequence[memoryview]) -> None:
         """Fill ``places`` from ``offset``."""

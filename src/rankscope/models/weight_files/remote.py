@@ -37,8 +37,7 @@ _ADVICE = {
     404: "Check the name, the revision and the spelling; `hub:OWNER/NAME@REVISION` names a commit, tag or branch.",
 }
 _ASK_AGAIN = (
-    "Check the address and the connection, and repeat the command later (with --work it resumes after the last "
-    "finished block), or download the model and pass the folder."
+    "Check the address and the connection, and repeat the command later, or download the model and pass the folder."
 )
 
 
@@ -53,7 +52,6 @@ class RemoteFile(WeightFile):
 
     name: str
     size: int
-    identity: str
     content: Callable[[int, int], bytes]
     traffic: Traffic
     is_remote: bool = True
@@ -191,7 +189,7 @@ class HubFolder(RemoteFolder):
         def content(start: int, end: int) -> bytes:
             return _checked(_answer(url, start, end, build_hf_headers()), where, start, end, self.sizes[name])
 
-        return RemoteFile(where, self.sizes[name], f"{where}:{self.revision}", content, self.traffic)
+        return RemoteFile(where, self.sizes[name], content, self.traffic)
 
 
 def hub_listing(model: str, revision: str | None) -> tuple[str, dict[str, int]]:
@@ -281,7 +279,7 @@ class UrlFolder(RemoteFolder):
                 raise _changed(url)
             return found
 
-        return RemoteFile(url, size, f"{url}:{size}:{tag}", content, self.traffic)
+        return RemoteFile(url, size, content, self.traffic)
 
 
 def _tag(answer: Any) -> str:
@@ -326,7 +324,7 @@ class StoreFolder(RemoteFolder):
                 raise _changed(where)
             return found
 
-        return RemoteFile(where, size, f"{where}:{size}:{tag}", content, self.traffic)
+        return RemoteFile(where, size, content, self.traffic)
 
     def _facts(self, path: str) -> tuple[int, str]:
         """Size of an object, and the strongest thing that identifies its content."""

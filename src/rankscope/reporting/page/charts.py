@@ -22,7 +22,7 @@ from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import Guide, Style, spans_decades
 from rankscope.views.palette import ON_PAGE
 
-ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples", "timeline"]
+ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "timeline"]
 DIGITS = 5
 MOST_SERIES = 24
 

@@ -59,7 +59,7 @@ OWN_TERMS = (
         "log10_residual",
         r"\log_{10} \|\mathrm{res}(X)\|_F",
         "Decimal logarithm of the distance of the tokens from being equal.",
-        "**Exact**: carried as base plus scaled deviation, it does not meet the float floor.",
+        "**Exact**: computed as base plus scaled deviation, it does not reach the float floor.",
         "any number",
         ("dong2021attention",),
     ),

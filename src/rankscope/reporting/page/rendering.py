@@ -21,7 +21,7 @@ from rankscope.views import Column, Section, Table
 from rankscope.views.palette import DARK, LIGHT, css_variables
 
 CHANGE = re.compile(r"^Change: .*?write `([^`]+)` instead of `([^`]+)`")
-SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
+SCRIPTS = ("scales.js", "lines.js", "shapes.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
     environment.filters["changes"] = CHANGE.findall
     environment.filters["heading"] = _heading
     environment.filters["classes"] = lambda cell, column: " ".join(filter(None, (column.width, *cell.marks)))
-    parts = _parts(chapters, together)
-    has_many = any(part.kind == "multiples" if isinstance(part, Chart) else part.sortable for part in parts)
-    script = "\n".join(_asset(name) for name in SCRIPTS if has_many or name != "multiples.js")
+    script = "\n".join(_asset(name) for name in SCRIPTS)
     numbered = [replace(chapter, anchor=f"run-{number}") for number, chapter in enumerate(chapters, 1)]
     glossary = glossary_of(numbered, together)
     body: str = environment.get_template("page.html.j2").render(

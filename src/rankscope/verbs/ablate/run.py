@@ -208,24 +208,19 @@ class Grid:
             place[coordinates] = number
         findings = Findings(self._writer, self._readers, rest=lambda: self._reasons, learn_rest=self._reasons.update)
         for weights, model in models.items():
-            self._run(weights, model, execution, findings)
+            self._run(weights, model, execution)
         execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
         # Drop the rows of a network that failed half-way, perhaps on another rank.
         refused = {self._networks[key][1] for key in self._reasons}
         self._writer.replace(piece for piece in self._writer.pieces if piece.coordinates not in refused)
 
-    def _run(self, weights: str, model: nn.Module, execution: Execution, findings: Findings) -> None:
+    def _run(self, weights: str, model: nn.Module, execution: Execution) -> None:
         own = {key: network[2] for key, network in self._networks.items() if network[1][2] == weights}
-        view = execution.plan(
-            self._prepared,
-            ([spec.name for spec in self._specs], self._policy, self._arms),
-            model=model,
-            variants=len(own),
-        )
+        view = execution.plan(self._prepared, model=model, variants=len(own))
         for key, operation in own.items():
             with self._refusing(key):
                 check_operable(operation, view)
-        with execution.stages(findings, passes=len(own)) as stages:
+        with execution.stages(passes=len(own)) as stages:
             for stage in stages:
                 for key, operation in own.items():
                     if key not in self._reasons:

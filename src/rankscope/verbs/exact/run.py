@@ -123,15 +123,11 @@ class ExactPasses:
     def run(self) -> None:
         """All sequences."""
         execution = self._execution
-        view = execution.plan(
-            self._prepared,
-            (self._prepared.policy, self._stability, self._plain),
-            variants=5 + 2 * self._stability + self._plain,
-            reads_weights=True,
-        )
+        variants = 5 + 2 * self._stability + self._plain
+        view = execution.plan(self._prepared, variants=variants, reads_weights=True)
         need_plain_stream(view, "exact")
         findings = Findings(self.writer, {"": self.counted}, rest=self._known, learn_rest=self._learn)
-        with execution.stages(findings, passes=2) as stages:
+        with execution.stages(passes=2) as stages:
             for stage in stages:
                 self._pass(stage)
         execution.collect(findings, self._order)

@@ -90,12 +90,6 @@ class BatteryChoice:
         poolings = poolings_for(asked, of_inputs, self.selection, prepared)
         return replace(self, poolings=poolings, of_inputs=of_inputs, classes=classes_of(labels, prepared.sequences))
 
-    def identity(self) -> tuple[Any, ...]:
-        """Everything that decides the values, other than the model and its inputs."""
-        names = [spec.name for spec in self.specs]
-        inputs = ([str(pooling) for pooling in self.poolings], [spec.name for spec in self.of_inputs])
-        return (names, self.selection, self.policy, self.similarity, self.attention, inputs, self.spectra)
-
     def nothing_measured(self, view: ModelView) -> str:
         """Why a model of this structure gave no row."""
         asked = ", ".join(self.selection.layers)

@@ -143,10 +143,10 @@ class MeasuringPasses(ObservedPasses):
     def run(self) -> None:
         """All batches."""
         execution, selection, observers = self._execution, self._choice.selection, self._observers
-        self._view = execution.plan(self.prepared, self._choice.identity())
+        self._view = execution.plan(self.prepared)
         observers.expect(self.prepared.sequences, self._view.depth)
         findings = Findings(self._writer, observers.learners())
-        with execution.stages(findings, final=selection.wants("final")) as stages:
+        with execution.stages(final=selection.wants("final")) as stages:
             for stage in stages:
                 watched = execution.watch(observers)
                 with trace(stage.view, selection, watched):

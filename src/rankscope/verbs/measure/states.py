@@ -420,9 +420,7 @@ def only_first(sets: Sequence[StateSet], sequences: int) -> list[StateSet]:
         if sequences <= 0:
             break
         if one.sequences > sequences:
-            raise InputError(
-                f"{one.name} holds {one.sequences} sequences at once, of which {sequences} were asked for."
-            )
+            raise InputError(f"{one.name} holds {one.sequences} sequences at once, more than sequences={sequences}.")
         first_sets.append(one)
         sequences -= one.sequences
     return first_sets

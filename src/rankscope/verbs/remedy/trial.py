@@ -239,7 +239,7 @@ class Trial:
         readers = {arm.name: SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name}) for arm in arms}
         refused: dict[str, str] = {}
         findings = Findings(self.writer, readers, rest=lambda: refused, learn_rest=refused.update)
-        with execution.stages(findings, passes=len(arms)) as stages:
+        with execution.stages(passes=len(arms)) as stages:
             for _ in stages:
                 for arm in arms:
                     try:

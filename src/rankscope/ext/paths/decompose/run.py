@@ -102,7 +102,7 @@ def decompose(
                 check_reads_the_stream(unembedding, view, prepared[0])
         task = PathTask(view, loaded.config, reader, kinds, layers, origins)
         findings = Findings(reader.writer, {"": task})
-        with execution.stages(findings) as stages:
+        with execution.stages() as stages:
             for _ in stages:
                 for part in execution.batches():
                     task.run(part)

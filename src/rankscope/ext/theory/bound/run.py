@@ -300,7 +300,7 @@ class BoundPasses:
         need_plain_stream(view, "bound")
         has_norm = _has_norm(view)
         findings = Findings(RowWriter(), {"": self.counted}, rest=self._known, learn_rest=self._learn)
-        with execution.stages(findings) as stages:
+        with execution.stages() as stages:
             for stage in stages:
                 reader = BoundReader(stage.view, config, has_norm)
                 for part in execution.batches():

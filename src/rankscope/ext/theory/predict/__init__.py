@@ -36,15 +36,13 @@ DESIGN = (
 
 
 def predict_from_options(api: Any, given: Mapping[str, Any]) -> Any:
-    """Call ``predict``, or ``predict_remedies`` if there are remedies, with the options of the command line."""
+    """Call ``predict`` with the options of the command line."""
     values = dict(given)
-    design, changed, remedies = values.pop("design"), values.pop("set"), values.pop("remedies")
+    design, changed = values.pop("design"), values.pop("set")
     named = {option.name: values.pop(option.name) for option in DESIGN}
     changes = {name: value for name, value in named.items() if value is not None}
     changes.update(assignments(changed or ()))
-    if remedies is None:
-        return api.predict(design, changes, **values)
-    return api.predict_remedies(design, None if remedies == ["all"] else remedies, changes=changes, **values)
+    return api.predict(design, changes, **values)
 
 
 def assignments(words: Sequence[str]) -> dict[str, Any]:
@@ -108,12 +106,6 @@ PREDICT = verb(
                 metavar="NAME=VALUE",
                 in_python=False,
                 help="Set any other part of the design; repeatable.",
-            ),
-            Option(
-                name="remedies",
-                several="names",
-                in_python=False,
-                help="Also predict under remedies, separated by commas, each NAME or NAME=STRENGTH; or `all`.",
             ),
             Option(name="seeds", kind=int, default=3, least=1, help="Number of initialisations to sample."),
             Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -25,14 +24,12 @@ def with_state(run: Run, depth: int) -> Run:
     logs[rows["layer"].to_numpy(), column] = rows["value"].to_numpy()
     reading = read_logs(logs)
     state = in_words(reading).replace("sequences", "seeds")  # one sequence per seed
-    name = "CONFIG" if run.provenance.model == "a design" else shlex.quote(run.provenance.model)
-    steps = (f"rankscope predict {name} --remedies all",) if reading.state >= State.COLLAPSING else ()
     if State.HEALTHY < reading.state < State.COLLAPSING:
         state = f"no collapse, {state},"
     sampling = run.extra["sampling"]
     shorter = f" at a context of {sampling['tokens']} tokens" if sampling["tokens"] < sampling["context"] else ""
     words = f"{state[0].upper()}{state[1:]} within {depth} blocks{shorter}. {run.verdict}"
-    return replace(run, verdict=words, code=reading.state.code, next_steps=steps)
+    return replace(run, verdict=words, code=reading.state.code)
 
 
 def read_logs(logs: Floats) -> StackReading:

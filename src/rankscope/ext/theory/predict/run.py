@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from rankscope._types import Status, kind_of
-from rankscope.errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError
 from rankscope.ext.theory.designs import design_of
-from rankscope.ext.theory.oracles import OracleAnswer
-from rankscope.ext.theory.oracles.mean_field import mean_field
-from rankscope.ext.theory.oracles.random_energy import random_energy
+from rankscope.ext.theory.mean_field import OracleAnswer, mean_field
 from rankscope.ext.theory.predict import DESIGN, PREDICT
 from rankscope.ext.theory.predict.judge import with_state
 from rankscope.ext.theory.predict.sampled_design import (
@@ -36,14 +33,11 @@ from rankscope.ext.theory.prediction import (
     predicted_sentence,
 )
 from rankscope.models.design import Design
-from rankscope.remedies import REMEDIES, remedied
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
 from rankscope.verbs.calling import checked
 from rankscope.verbs.origin import exact_floors
-from rankscope.verbs.remedy.trial import parsed_remedy
-from rankscope.views import number
 
 OPTIONS = tuple(option for option in PREDICT.options if option not in DESIGN and option.name != "design")
 """Those of the Python function; the others are parts of the design."""
@@ -72,7 +66,7 @@ def predict(
 
     The sampled curve is exact in distribution at the design's full width: weights are Gaussian and used once, so their
     effect on a few tokens can be sampled without sampling the weights (``rankscope.ext.theory.sampling``). The
-    curves of theory (oracles) are added if their assumptions hold.
+    curve of theory (oracle) is added if its assumptions hold.
 
     Args:
         design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that contains one.
@@ -115,9 +109,9 @@ def predict(
                 f"minutes. tokens={context} (--tokens {context}) samples all of them.",
             )
     runs = follow_seeds(chosen, range(seed, seed + seeds), furthest, progress=progress)
-    answers = (mean_field(chosen, chosen.tokens, ORACLE_BLOCKS), random_energy(chosen, chosen.tokens))
+    field = mean_field(chosen, chosen.tokens, ORACLE_BLOCKS)
     agreement = agreement_of(runs)
-    kind, factor, reason = _class_of(chosen, runs, answers[0])
+    kind, factor, reason = _class_of(chosen, runs, field)
     ends = np.array([run.log10_relative[min(chosen.depth, len(run.log10_relative) - 1)] for run in runs])
     final, (low, high) = float(ends.mean()), interval_of(ends)
     spread = float(ends.std(ddof=1)) if seeds > 1 and math.isfinite(final) else math.nan
@@ -129,7 +123,7 @@ def predict(
         "agreement": agreement.to_json(),
         "final": {name: value if math.isfinite(value) else None for name, value in facts.items()},
         "sampling": {"tokens": chosen.tokens, "context": context},
-        "oracles": [_with_agreement(answer) for answer in answers],
+        "oracles": [_with_agreement(field)],
     }
     run = Run(
         kind="predict",
@@ -137,7 +131,7 @@ def predict(
         floor=exact_floors("float64"),
         verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final, (low, high)),
         evidence=_evidence(agreement, final, chosen.depth),
-        table=_table(runs, answers),
+        table=_table(runs, field),
         notes=notes,
         extra=extra,
     )
@@ -217,13 +211,12 @@ def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str,
     return tuple(evidence)
 
 
-def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer]) -> Any:
+def _table(runs: Sequence[Followed], field: OracleAnswer) -> Any:
     writer = RowWriter(coordinates=("curve",))
     longest = max(len(run.log10_relative) for run in runs)
     for position, run in enumerate(runs):
         _add_curve(writer, SAMPLED, position, run.log10_relative)
-    for answer in answers:
-        _add_curve(writer, answer.name, 0, answer.log10_relative[:longest])
+    _add_curve(writer, field.name, 0, field.log10_relative[:longest])
     return writer.table()
 
 
@@ -256,92 +249,7 @@ def _provenance(name: str, seed: int, seeds: int, tokens: int, seconds: float) -
     )
 
 
-@checked(*OPTIONS)
-def predict_remedies(
-    design: Design | str | Path,
-    remedies: Sequence[str] | None = None,
-    *,
-    seeds: int = 3,
-    tokens: int | None = None,
-    most_blocks: int | None = None,
-    seed: int = 0,
-    changes: Mapping[str, Any] | None = None,
-    progress: bool = False,
-) -> Run:
-    """Predict a design, and the same design under remedies, at initialisation.
-
-    Args:
-        design: as for ``predict``.
-        remedies: names, each as ``NAME`` or ``NAME=STRENGTH``; None for all that a design can express.
-        seeds: number of initialisations to sample for each.
-        tokens: context length.
-        most_blocks: number of blocks after which to stop if tokens do not agree.
-        seed: of the first initialisation.
-        changes: other values of the design.
-        progress: show a progress bar.
-
-    Returns:
-        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it
-        changes, the relative residual after the last block, the depth at which tokens agree and the class. The remedy
-        that keeps tokens furthest apart is first.
-
-    Example:
-        >>> small = Design(depth=4, width=64, heads=4, tokens=16)
-        >>> run = predict_remedies(small, ["skipinit"], seeds=1, changes={"weight_std": 0.125})
-        >>> run.extra["remedies"][0]["name"]
-        'skipinit'
-    """
-    run = predict(
-        design,
-        changes,
-        seeds=seeds,
-        tokens=tokens,
-        most_blocks=most_blocks,
-        seed=seed,
-        progress=progress,
-    )
-    changes = _checked(changes)
-    plain = design if isinstance(design, Design) else design_of(design)[0]
-    plain = plain.changed(**{**(changes or {}), **({} if tokens is None else {"tokens": tokens})})
-    entries, refused = [_entry("none", {}, run)], []
-    names = remedies or [name for name, entry in REMEDIES.items() if entry.design is not None]
-    for word in dict.fromkeys(names):
-        name, strength = parsed_remedy(word)
-        try:
-            treated = remedied(plain, name, strength)
-        except UnsupportedOperationError as error:
-            refused.append(f"{word} was left out: {error}")
-            continue
-        same = run.extra["sampling"]["tokens"]
-        predicted = predict(treated, seeds=seeds, tokens=same, most_blocks=most_blocks, seed=seed, progress=progress)
-        changed = {key: value for key, value in treated.to_json().items() if value != plain.to_json()[key]}
-        entries.append(_entry(word, changed, predicted))
-    entries.sort(key=lambda entry: -entry["log10_relative_residual"])
-    return dataclasses.replace(
-        run,
-        verdict=f"{run.verdict} {_sentence(entries, seeds)}",
-        notes=(*run.notes, *refused),
-        extra={**run.extra, "remedies": entries},
-    )
-
-
 def _checked(changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if changes is not None and not isinstance(changes, Mapping):
         raise InputError(f"changes is {kind_of(changes)}; expected a dictionary such as {{'depth': 48}}, or None.")
     return {} if changes is None else changes
-
-
-def _entry(name: str, changed: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    return {
-        "name": name,
-        "changes": dict(changed),
-        "log10_relative_residual": run.evidence[0]["value"],
-        "agreement": run.extra["agreement"],
-        "class": run.extra["class"],
-    }
-
-
-def _sentence(entries: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """The final residual under each remedy, best first."""
-    ends = ", ".join(f"{entry['name']} {number(10 ** entry['log10_relative_residual'])}" for entry in entries)
-    return f"Relative residual after the last block under remedies ({seeds} seeds, no training): {ends}."

@@ -89,29 +89,17 @@ def _table(run: Run) -> Table:
 
 
 def _oracles(oracles: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each theory that applies says, and one sentence on the others."""
-    others = [oracle for oracle in oracles if not oracle["applies"]]
-    words = [f"{oracle['oracle']}: {_answer(oracle)}" for oracle in oracles if oracle["applies"]]
-    if others:
-        failed = {
-            f"{one['assumption']} (found {_found(one['found'])})": None
-            for oracle in others
-            for one in oracle["assumptions"]
-            if not one["holds"]
-        }
-        words.append(
-            f"{len(others)} of {len(oracles)} theories do not apply; between them they need {', '.join(failed)}. "
-            "--json says which needs what."
-        )
+    """What each theory says, or which of its assumptions do not hold."""
+    words = []
+    for oracle in oracles:
+        failed = [f"{one['assumption']} (found {_found(one['found'])})" for one in oracle["assumptions"]]
+        failed = [word for word, one in zip(failed, oracle["assumptions"], strict=True) if not one["holds"]]
+        name, depth = oracle["oracle"].replace("_", " "), oracle.get("agreement_depth")
+        if failed:
+            words.append(f"{name}: does not apply, needs {', '.join(failed)}")
+        else:
+            words.append(f"{name}: " + ("tokens do not agree" if depth is None else f"agreement at depth {depth:.1f}"))
     return ["\n".join(words)] if words else []
-
-
-def _answer(oracle: Mapping[str, Any]) -> str:
-    words = [f"{name.replace('_', ' ')} {number(value)}" for name, value in oracle["values"].items()]
-    depth = oracle.get("agreement_depth")
-    if depth is not None:
-        words.insert(0, f"agreement at depth {depth:.1f}")
-    return ", ".join(words) or "tokens do not agree"
 
 
 def _found(value: object) -> str:

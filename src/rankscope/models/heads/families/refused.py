@@ -34,7 +34,7 @@ REFUSED.update(
         "led": "its encoder attention is windowed, with projections of their own for global tokens",
         "diffllama": "each head is the difference of two attention maps",
         "bitnet": "a norm stands between the heads and the output projection",
-        "convbert": "convolutions stand beside half of its heads",
+        "convbert": "half of its heads are convolutions",
         "squeezebert": "its projections are grouped convolutions",
         "llama4_text": "its rotation is complex and layers differ in normalisation and temperature",
         "jetmoe": "each token chooses the query and output projections of its heads",

@@ -60,7 +60,7 @@ function setUp(figure, chart) {
     if (choice.options.length < 2) { fields.push(null); return; }
     fields.push(choice.name === chart.slider ? slider(figure, choice, (value) => choose(index, value)) : list(controls, choice, (value) => choose(index, value)));
   });
-  if (["lines", "multiples"].includes(chart.kind) && chart.views.some((view) => view.form !== "power")) logSwitch(controls, state, () => matching(state.key, 0), show, fields);
+  if (chart.kind === "lines" && chart.views.some((view) => view.form !== "power")) logSwitch(controls, state, () => matching(state.key, 0), show, fields);
   if (chart.cards && chart.choices[0].options.length > 2) makeCards(cards, chart, (value) => choose(0, value));
   numbers.addEventListener("toggle", () => { if (numbers.open) fill(numbers, KINDS[chart.kind].table(matching(state.key, 0))); });
   show();

@@ -1,4 +1,4 @@
-"""Oracles against their published tables, Monte Carlo, and networks with real random weights."""
+"""The mean field against published tables, Monte Carlo, and networks with real random weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.ext.theory.oracles import OracleAnswer
-from rankscope.ext.theory.oracles.mean_field import kernel_of, mean_field, moments
-from rankscope.ext.theory.oracles.random_energy import critical_score_std, participation, random_energy
+from rankscope.ext.theory.mean_field import kernel_of, mean_field, moments
 from rankscope.ext.theory.predict.sampled_design import follow
 from rankscope.models.design import Design
-from tests.ext.theory.oracles.published import critical_beta, mean_cosine, next_cosine
+from tests.ext.theory.published import critical_beta, mean_cosine, next_cosine
 
 BERT = Design(depth=12, width=768, heads=12, initial_cosine=1 / 3)
 
@@ -150,65 +148,11 @@ def test_mean_field_has_order_three_without_skips() -> None:
 BROKEN = BERT.changed(mask="causal", norm="none", norm_place="none")
 
 
-@pytest.mark.parametrize("answer", [mean_field(BROKEN, 64, 8), random_energy(BROKEN, 64)], ids=lambda a: a.name)
-def test_every_oracle_says_what_it_assumes_and_when_it_does_not_hold(answer: OracleAnswer) -> None:
+def test_it_says_what_it_assumes_and_when_it_does_not_hold() -> None:
+    answer = mean_field(BROKEN, 64, 8)
     assert not answer.applies
     assert answer.log10_relative == ()
-    assert answer.values == {}
     assert any(not one.holds for one in answer.assumptions)
-
-
-def test_the_random_energy_model_of_two_keys_is_a_logistic_mean() -> None:
-    """With two keys p is the logistic function of a Gaussian of variance 2 sigma^2: by Gauss-Hermite quadrature."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(150)
-    for sigma in (0.1, 0.5, 1.0):
-        share = 1 / (1 + np.exp(-sigma * math.sqrt(2) * nodes))
-        want = float(weights @ (share**2 + (1 - share) ** 2) / weights.sum())
-        assert participation(sigma, 2) == pytest.approx(want, rel=1e-11)
-
-
-@pytest.mark.parametrize(("sigma", "keys"), [(0.2, 50), (1.0, 8), (3.0, 100), (6.0, 100), (2.0, 1000)])
-def test_participation_is_that_of_sampled_softmaxes(sigma: float, keys: int) -> None:
-    """Within four standard errors of 4,000 rows."""
-    scores = sigma * np.random.default_rng(0).standard_normal((4000, keys))
-    shares = np.exp(scores - scores.max(1, keepdims=True))
-    found = ((shares / shares.sum(1, keepdims=True)) ** 2).sum(1)
-    assert abs(found.mean() - participation(sigma, keys)) < 4 * found.std() / math.sqrt(found.size)
-
-
-def limiting_participation(score_std: float, keys: int) -> float:
-    r"""Limit of Y as n grows with :math:`\sigma/\sqrt{\log n}` fixed: 0, or :math:`1 - \sigma_c/\sigma`.
-
-    Convergence is slow, in :math:`1/\log n`; :func:`participation` is the value at n.
-    """
-    critical = critical_score_std(keys)
-    return 0.0 if score_std <= critical else 1 - critical / score_std
-
-
-def test_participation_tends_to_its_limits_on_both_sides_of_the_critical_temperature() -> None:
-    """Far below: exp(sigma^2)/n, which tends to 0. Above: 1 - critical/sigma, with an error that falls like 1/log n."""
-    for keys in (10**4, 10**6):
-        assert participation(0.5, keys) * keys == pytest.approx(math.exp(0.25), rel=1e-4)
-    errors = []
-    for keys in (10**2, 10**4, 10**8):
-        sigma = 2 * critical_score_std(keys)
-        errors.append((participation(sigma, keys) - limiting_participation(sigma, keys)) * math.log(keys))
-    assert errors == pytest.approx([errors[-1]] * 3, rel=0.3)
-    below = [participation(0.7 * critical_score_std(keys), keys) for keys in (10**2, 10**4, 10**8)]
-    assert below == sorted(below, reverse=True)
-    assert below[-1] < below[0] / 5
-
-
-def test_the_critical_temperature_is_told_by_predict() -> None:
-    """A BERT at initialisation is far below; tokens of cosine 1/3 share a third of the variance of their scores."""
-    answer = random_energy(BERT, 512)
-    assert answer.values["score_std"] == pytest.approx(0.02**2 * 768 * math.sqrt(2 / 3))
-    assert answer.values["critical_score_std"] == pytest.approx(math.sqrt(2 * math.log(512)))
-    assert 450 < answer.values["effective_keys"] < 512
-    frozen = random_energy(BERT.changed(qk_norm=8.0, initial_cosine=0.0), 512)
-    assert frozen.values["effective_keys"] < 3
-    assert frozen.values["critical_keys"] == pytest.approx(math.exp(32))
-    assert not random_energy(BERT.changed(mask="causal"), 512).applies
 
 
 def test_scores_of_normed_queries_and_keys_have_unit_variance() -> None:

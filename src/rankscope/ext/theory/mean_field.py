@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
-from rankscope.ext.theory.oracles import Assumption, OracleAnswer
 from rankscope.models.design import Design
 
 Floats = NDArray[np.float64]
@@ -167,6 +166,43 @@ def _added(m: Moments, branch: Moments, design: Design, skip: float, scale: floa
 def _normed(m: Moments, design: Design) -> Moments:
     size = m.q + design.norm_eps
     return Moments(share_of(m.q, size), share_of(m.D, size))
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A condition on a design and its tokens: in words, whether it holds, and the value found."""
+
+    words: str
+    holds: bool
+    found: Any
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """The answer of one oracle for a design, or why it has none.
+
+    Attributes:
+        name: name of the oracle.
+        assumptions: all must hold.
+        log10_relative: its curve of log10 relative residuals, starting with the first tokens; may be empty.
+    """
+
+    name: str
+    assumptions: tuple[Assumption, ...]
+    log10_relative: tuple[float, ...] = ()
+
+    @property
+    def applies(self) -> bool:
+        """Whether its assumptions hold."""
+        return all(one.holds for one in self.assumptions)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields except the curve, which is in the rows."""
+        return {
+            "oracle": self.name,
+            "applies": self.applies,
+            "assumptions": [{"assumption": a.words, "holds": a.holds, "found": a.found} for a in self.assumptions],
+        }
 
 
 def mean_field(design: Design, tokens: int, blocks: int) -> OracleAnswer:
