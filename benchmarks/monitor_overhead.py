@@ -5,9 +5,9 @@ Run ``python -m benchmarks.monitor_overhead`` for a BERT-base-size training (hou
 a few steps each in turn: bare, with the default schedule, and with ``every=1``. The ratio of their wall times is
 printed and, with ``--out``, written as JSON.
 
-``--ratios`` takes a few minutes instead: the processor time of one warm reading over that of a training step on the
-same batch, and of a step that reads norms after every block over a bare one; a BERT of base size (8 x 128 tokens) and
-a GPT-2 of 4 blocks of width 64 (8 x 64), one thread, one step of each in turn, medians.
+``--ratios`` takes a few minutes instead: the time of one warm reading over that of a training step on the
+same batch, and of a watched step without a reading over a bare one; a BERT of base size (8 x 128 tokens) and a GPT-2
+of 4 blocks of width 64 (8 x 64), one step of each in turn, medians; ``--threads`` sets how many threads torch uses.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from rankscope.monitor import Gauge
 from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.watch import watch
 
 SIZES: dict[str, dict[str, int]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -116,7 +117,7 @@ def _batches(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
 
 
 class Ratios:
-    """A model of which a training step, a reading, and a step that reads norms are timed in turn.
+    """A model of which a training step, a reading, and a watched step without a reading are timed in turn.
 
     Args:
         make: builds the model.
@@ -129,23 +130,17 @@ class Ratios:
         self._optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4) for model in self._models]
         given = {"input_ids": next(self._batches)}
         self._gauge = Gauge(self._models[1], given, schedule=1, strict=True)
-        self._norms = Gauge(self._models[2], given, schedule=1, where="graph", alarms=(), strict=True)
+        self._between = watch(self._models[2], self._optimizers[2], probe=given, schedule=10**9, strict=True)
 
     def turn(self, step: int) -> dict[str, float]:
-        """Processor seconds of a bare step, of a reading after such a step, and of a step that reads norms."""
+        """Seconds of a bare step, of a reading after such a step, and of a watched step without a reading."""
         ids = next(self._batches)
         bare = self._timed(lambda: self._train(0, ids))
         self._backward(1, ids)
         reading = self._timed(lambda: self._gauge.after_backward(step))
         loss = self._finish(1)
         reading += self._timed(lambda: self._gauge.step(step, loss=loss, batch={"input_ids": ids}))
-
-        def with_norms() -> None:
-            self._train(2, ids)
-            if self._norms.step(step) is None:
-                raise RuntimeError("the step was not read")
-
-        return {"step": bare, "reading": reading, "step_with_norms": self._timed(with_norms)}
+        return {"step": bare, "reading": reading, "between": self._timed(lambda: self._train(2, ids))}
 
     def _backward(self, number: int, ids: torch.Tensor) -> None:
         self._loss = self._models[number](input_ids=ids, labels=ids).loss
@@ -162,16 +157,16 @@ class Ratios:
 
     @staticmethod
     def _timed(act: Callable[[], object]) -> float:
-        started = time.process_time()
+        started = time.perf_counter()
         act()
-        return time.process_time() - started
+        return time.perf_counter() - started
 
 
-def ratios(turns: int) -> dict[str, Any]:
+def ratios(turns: int, threads: int) -> dict[str, Any]:
     """Both models; the first three turns warm up."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     small = GPT2Config(
         vocab_size=VOCABULARY, n_layer=4, n_embd=64, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
     )
@@ -187,14 +182,14 @@ def ratios(turns: int) -> dict[str, Any]:
         times = [model.turn(step) for step in range(count + 3)][3:]
         seconds = {key: [one[key] for one in times] for key in times[0]}
         step = statistics.median(seconds["step"])
-        paired = [one["step_with_norms"] / one["step"] for one in times]
+        paired = [one["between"] / one["step"] for one in times]
         found[name] = {
             "turns": count,
             "step_seconds": round(step, 4),
             "reading_seconds": round(statistics.median(seconds["reading"]), 4),
             "reading_over_step": round(statistics.median(seconds["reading"]) / step, 3),
             "mean_reading_over_step": round(statistics.mean(seconds["reading"]) / statistics.mean(seconds["step"]), 3),
-            "step_with_norms_over_step": round(statistics.median(paired), 4),
+            "between_over_step": round(statistics.median(paired), 4),
         }
     return found
 
@@ -232,13 +227,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs=2, metavar=("SEQUENCES", "TOKENS"), help="of a training step")
     parser.add_argument("--kinds", nargs="+", choices=[kind for kind in KINDS if kind != "bare"], default=list(KINDS))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--ratios", action="store_true", help="one reading over one step, and norms in every step")
+    parser.add_argument("--ratios", action="store_true", help="one reading over one step, and a watched step")
+    parser.add_argument("--threads", type=int, default=1, help="with --ratios")
     parser.add_argument(
         "--turns", type=int, default=8, help="with --ratios: steps of BERT-base; GPT-2 has eight times as many"
     )
     options = parser.parse_args()
     if options.ratios:
-        print(json.dumps(found := ratios(options.turns), indent=1))
+        print(json.dumps(found := ratios(options.turns, options.threads), indent=1))
         if options.out is not None:
             options.out.write_text(json.dumps(found, indent=1) + "\n")
         return

@@ -402,7 +402,7 @@ OFFLOAD = Option(
     default=False,
     noun="model",
     in_plans=True,
-    help="Read weights block by block, also from hub:NAME, https://, s3:// or gs://.",
+    help="Read weights block by block, also from hub:NAME, s3:// or gs://.",
 )
 MEMORY = Option(
     name="memory",

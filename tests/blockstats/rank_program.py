@@ -48,6 +48,11 @@ def window_of(kind: str) -> int:
     return TOKENS // 2 if kind.endswith("SP") else 0
 
 
+def backend_of(kept: str, way: str) -> str:
+    """``aot_eager`` compiles fastest, and cannot run operators that write inside a selective checkpoint."""
+    return "inductor" if (kept, way) == ("selective", "blocks") else "aot_eager"
+
+
 def built(kept: str, depth: int) -> Decoder:
     torch.manual_seed(0)
     return Decoder(CHECKPOINTS[kept], depth)
@@ -77,10 +82,10 @@ def tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence: bool) -> None
         tp.parallelize_module(block, mesh, plan)
 
 
-def spread(kind: str, model: Decoder, way: str, rank: int, world: int) -> tuple[Step, list[nn.Module]]:
+def spread(kind: str, model: Decoder, way: str, backend: str, rank: int, world: int) -> tuple[Step, list[nn.Module]]:
     """One step of this kind, from the whole batch to the losses of this rank, and the modules it trains."""
     if kind in PIPELINES:
-        return pipeline(kind, model, way, rank, world)
+        return pipeline(kind, model, way, backend, rank, world)
     from torch.distributed.fsdp import fully_shard
 
     run: nn.Module = model
@@ -94,7 +99,7 @@ def spread(kind: str, model: Decoder, way: str, rank: int, world: int) -> tuple[
         if "x" in kind:
             tensor_parallel(model, mesh["tensor"], sequence=kind.endswith("SP"))
     if way == "blocks":
-        compiled(model, way)
+        compiled(model, way, backend)
     if data is not None:
         for block in model.layers:
             fully_shard(block, mesh=data)
@@ -124,7 +129,7 @@ def numbers_of(kind: str, rank: int, world: int) -> list[int]:
     return list(range(rank, world * PIPELINES[kind][1], world))
 
 
-def pipeline(kind: str, model: Decoder, way: str, rank: int, world: int) -> tuple[Step, list[nn.Module]]:
+def pipeline(kind: str, model: Decoder, way: str, backend: str, rank: int, world: int) -> tuple[Step, list[nn.Module]]:
     from torch.distributed import pipelining
 
     count, numbers = world * PIPELINES[kind][1], numbers_of(kind, rank, world)
@@ -136,7 +141,7 @@ def pipeline(kind: str, model: Decoder, way: str, rank: int, world: int) -> tupl
         part.norm, part.head = (model.norm, model.head) if number == count - 1 else (None, None)
         parts.append(part)
     stages = [
-        pipelining.PipelineStage(compiled(part, way), number, count, torch.device("cpu"))
+        pipelining.PipelineStage(compiled(part, way, backend), number, count, torch.device("cpu"))
         for number, part in zip(numbers, parts, strict=True)
     ]
     schedule = getattr(pipelining.schedules, PIPELINES[kind][0])(
@@ -166,7 +171,7 @@ def trained(kind: str, kept: str, way: str, rank: int, world: int, *, watched: b
     torch._dynamo.reset()
     model = built(kept, depth_of(kind))
     stats = statistics(kind, model, rank, world) if watched else None
-    step, modules = spread(kind, model, way, rank, world)
+    step, modules = spread(kind, model, way, backend_of(kept, way), rank, world)
     parameters = [parameter for module in modules for parameter in module.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     losses, values = [], None

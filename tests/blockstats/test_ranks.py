@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.blockstats.nets import RATIOS, SEQUENCES, TOKENS, furthest
-from tests.blockstats.rank_program import CELLS, PIPELINES, WORLD, depth_of, window_of
+from tests.blockstats.rank_program import CELLS, PIPELINES, WORLD, backend_of, depth_of, window_of
 from tests.forked import run_program
 
 PROGRAM = "tests/blockstats/rank_program.py"
@@ -56,7 +56,8 @@ def test_ranks_read_what_one_process_does(runs: Path, kind: str, kept: str, way:
     copies = {"TP": world, "FSDP2 x TP": 2}.get(kind, 1)
     for rank in ranks:
         assert rank.get("torch cannot") is None
-        assert furthest(rank["values"], one, depth) < 1e-7
+        # Inductor computes the forward itself with other roundings, as for one process.
+        assert furthest(rank["values"], one, depth) < (1e-5 if backend_of(kept, way) == "inductor" else 1e-7)
         assert {rank["values"][f"tokens/{i}"] for i in range(depth)} == {copies * SEQUENCES * TOKENS}
         assert rank["same losses"]
         assert rank["same parameters"]

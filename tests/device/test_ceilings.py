@@ -30,10 +30,6 @@ BATTERIES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "norms": {"metrics": NORM_METRICS, "sites": ["block.out"]},
     "attention by tiles": {"metrics": DEFAULT_ATTENTION_METRICS, "attention_algorithm": "blockwise"},
-    "contraction by tiles": {
-        "metrics": [*DEFAULT_ATTENTION_METRICS, "attention_contraction"],
-        "attention_algorithm": "blockwise",
-    },
 }
 
 
@@ -103,8 +99,6 @@ def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -
     [
         ("norms", 10, 136, 0),
         ("attention by tiles", 280, 100, 0),
-        # Each step of the iteration for the singular values of all heads together waits once.
-        ("contraction by tiles", 550, 100, 10),
         ("default", 27, 550, 0),  # 12 of them check the eigenvalues
     ],
 )

@@ -98,9 +98,7 @@ def _gauge(model: nn.Module) -> Values:
 VERBS: dict[str, Callable[[nn.Module], Values]] = {
     "measure": lambda m: _measured(m, metrics=list(rs.METRICS), similarity=True, null=True),
     "measure, no-first": lambda m: _measured(m, tokens_policy="no-first"),
-    "measure, blockwise": lambda m: _measured(
-        m, metrics=["attention_entropy", "attention_contraction"], attention_algorithm="blockwise"
-    ),
+    "measure, blockwise": lambda m: _measured(m, metrics=["attention_entropy"], attention_algorithm="blockwise"),
     "doctor": _doctor,
     "operate": _operated,
     "ablate": lambda m: _values(rs.ablate(m, rs.Inputs(**SHAPE), variants=["pure", "full"])),

@@ -106,7 +106,7 @@ def test_the_fields_of_the_answer_are_those_of_its_schema() -> None:
     }  # fmt: skip
     assert answer["findings"][0]["edits"][0].keys() == {"file", "function", "old", "new"}
     assert answer["checks"][0].keys() == {"name", "status", "detail"}
-    assert answer["claims"][0].keys() == {"about", "stack", "says", "proven_by"}
+    assert rs.doctor("init:tiny-gpt2").to_json()["claims"][0].keys() == {"about", "stack", "says", "proven_by"}
 
 
 class Faint(Layer):

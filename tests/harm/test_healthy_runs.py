@@ -31,7 +31,15 @@ def test_a_healthy_run_is_not_alarmed(program: healthy.Program) -> None:
     assert alarms(program, schedule=2) == []
 
 
-@pytest.mark.parametrize("program", [healthy.relora, healthy.transformer_encoder, healthy.contrastive])
+@pytest.mark.parametrize(
+    "program",
+    [
+        healthy.transformer_encoder,
+        # The longest trainings of the ordinary tests; those of all kinds are slow tests above.
+        pytest.param(healthy.relora, marks=pytest.mark.slow),
+        pytest.param(healthy.contrastive, marks=pytest.mark.slow),
+    ],
+)
 def test_healthy_runs_that_were_alarmed_for_what_they_are(program: healthy.Program) -> None:
     assert alarms(program, schedule=4) == []
 

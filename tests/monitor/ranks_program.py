@@ -170,26 +170,6 @@ def one_that_fails(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return {"disabled": gauge.disabled, "last": None if gauge.last is None else gauge.last.step}
 
 
-def fewer_layers(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """The second rank misses a block at step 1, does not call at 2 and 3, and is disabled at 4; it reports first."""
-    model = bert(dropout=0.0)
-    gauge = Gauge(model, probe(), where="graph", schedule=1, record=folder / "record")
-    (batch,) = batches(1)
-    for step in range(5):
-        if rank == 1 and step == 1:
-            model.bert.encoder.layer[0](model.bert.embeddings(batch["input_ids"]))
-        else:
-            model(**batch)
-        if rank == 1 and step == 4:
-            gauge._switch_off("a test wanted it")
-        for turn in (1, 0):
-            if rank == turn and (rank == 0 or step not in (2, 3)):
-                gauge.step(step)
-            dist.barrier()
-    gauge.close()
-    return {"disabled": gauge.disabled}
-
-
 def trained(wrap: str, **options: Any) -> Callable[[int, int, Path], dict[str, Any]]:
     return lambda rank, world, folder: training(
         wrap, rank, world, record=folder / "record" if options.get("watched", True) else None, **options
@@ -207,7 +187,6 @@ SCENARIOS: dict[str, tuple[int, Callable[[int, int, Path], dict[str, Any]]]] = {
     "no-batch": (2, no_batch),
     "fsdp-absent": (2, trained("fsdp2", absent=(1, 2), patience=0.5)),
     "fsdp-failing": (2, one_that_fails),
-    "fewer-layers": (2, fewer_layers),
     "clock-ddp": (2, by_clock("ddp")),
     "clock-fsdp": (2, by_clock("fsdp2")),
     "kill-first": (2, killed(0)),

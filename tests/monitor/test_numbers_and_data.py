@@ -158,29 +158,18 @@ def test_two_views_of_each_input_from_the_start_are_no_fault() -> None:
         assert not alarms_of(gauge, step, batch=batch["input_ids"].repeat(2, 1))
 
 
-@pytest.mark.parametrize(("scale", "component"), [(1.0, "gradients"), (100.0, "activations")])
-def test_update_that_makes_all_weights_bad_is_blamed_on_a_stream_that_grew_or_on_gradients(
-    scale: float, component: str
-) -> None:
+def test_update_that_makes_all_weights_bad_is_blamed_on_gradients() -> None:
     model = gpt2(dropout=0.0)
     gauge = Gauge(
         model, {"input_ids": probe()["input_ids"]}, schedule=1, alarms=["not_finite"], actions=(), strict=True
     )
-    for step in range(3):  # the start of the run
-        alarms_of(gauge, step)
-    with torch.no_grad():
-        for layer in model.transformer.h:
-            layer.mlp.c_proj.weight.mul_(scale)
-    reading = gauge.step(3)
-    assert reading is not None
-    motion = reading.values("weight_motion")
-    assert all((value > 0.0) == (scale > 1.0) for value in motion.values())
-    assert not reading.alarms
+    for step in range(3):
+        assert not alarms_of(gauge, step)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
     (alarm,) = alarms_of(gauge, 4)
-    assert alarm.component == component
+    assert alarm.component == "gradients"
 
 
 def text(count: int, seed: int = 0, tokens: int = 24) -> list[Any]:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from rankscope.monitor import Reading, read_record
-from rankscope.monitor.readings import LAYERS_READ, RANKS_READ
 from tests.forked import run_program
 from tests.monitor.ranks_program import SCENARIOS, STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests/monitor/ranks_program.py"
 FOUR = ("ddp4", "fsdp4")
-ONLY_SLOW = (*FOUR, "alone", "no-batch", "fewer-layers", "clock-ddp", "clock-fsdp")
+ONLY_SLOW = (*FOUR, "alone", "no-batch", "clock-ddp", "clock-fsdp")
 MANY = pytest.mark.parametrize(
     "name", ["ddp2", "fsdp2", *(pytest.param(name, marks=pytest.mark.slow) for name in FOUR)]
 )
@@ -106,28 +105,6 @@ def test_gauge_that_fails_on_one_rank_lets_the_others_go_at_once(runs: Path) -> 
     assert ended["seconds"] < 40.0  # patience was 60
     assert [rank["last"] for rank in seen(runs, "fsdp-failing")] == [0, 0]
     assert all(rank["disabled"] for rank in seen(runs, "fsdp-failing"))
-
-
-@pytest.mark.slow
-def test_first_rank_tells_which_blocks_every_rank_read(runs: Path) -> None:
-    assert codes(runs, "fewer-layers") == [0, 0]
-    record = read_record(runs / "fewer-layers" / "record")
-    rows = [[row for row in reading.table if row.metric == "layers_read"] for reading in record.readings]
-    assert [[(row.site, row.mean, row.most) for row in two] for two in rows] == [
-        [("rank 0", 2.0, 2.0), ("rank 1", read, 2.0)] for read in (2.0, 1.0, 1.0, 1.0, 0.0)
-    ]
-    assert [two[1].status for two in rows] == [
-        "ok",
-        "layers not read: 1 (of 2)",
-        "layers not read: 1 (of 2)",
-        "last read at step 1",
-        "disabled: a test wanted it",
-    ]
-    assert {two[0].status for two in rows} == {"ok"}
-    for name, values in ((LAYERS_READ, [2.0, 1.0, 1.0, 1.0, 0.0]), (RANKS_READ, [2.0, 1.0, 1.0, 1.0, 1.0])):
-        assert [reading.scalars[name] for reading in record.readings] == values
-    ranks = record.facts["status"]["ranks"]
-    assert (ranks["0"]["disabled"], ranks["1"]["disabled"]) == ("", "a test wanted it")
 
 
 def test_every_rank_is_in_the_record_at_the_end(runs: Path) -> None:

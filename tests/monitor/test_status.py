@@ -107,16 +107,13 @@ def test_router_of_a_dense_model_is_refused_by_name() -> None:
     [
         ("entropy_collapse", {"metrics": ["mean_cosine"]}, "attention_entropy, which is not among the metrics"),
         ("input_collapse", {"metrics": ["mean_cosine"]}, "relative_residual, which is not among the metrics"),
-        ("entropy_collapse", {"where": "graph"}, "attention_entropy, which is not among the metrics"),
-        ("input_collapse", {"where": "graph"}, "does not compare inputs"),
     ],
 )
 def test_alarm_without_its_metric_is_refused_at_once(alarm: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         flat(Gauge, bert(), probe(), alarms=[alarm], **options)
-    if "where" not in options:
-        with pytest.raises(InputError, match=words):
-            HostedGauge(probe(), alarms=[alarm], **options)
+    with pytest.raises(InputError, match=words):
+        HostedGauge(probe(), alarms=[alarm], **options)
 
 
 def gradient(gauge: Gauge, model: nn.Module) -> None:
@@ -185,18 +182,13 @@ def test_reading_tells_at_how_many_blocks_each_metric_was_read(tmp_path: Path) -
     assert record.facts["status"]["ranks"]["0"]["metrics"]["attention_entropy"] == "0, 2"
 
 
-def test_block_that_is_dropped_from_the_compiled_forward_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    net = Net().train()
-    gauge = Gauge(net, STREAM, where="graph", schedule=1, strict=True)
-    net(STREAM)
-    assert row_of(gauge.step(0)).status == "ok"
-    net.blocks[2](net.blocks[0](STREAM))  # layer drop
-    row = row_of(gauge.step(1))
-    assert (row.mean, row.most, row.status) == (2.0, 3.0, "layers not read: 1 (of 3)")
-    assert "The gauge on rank 0: layers not read: 1 (of 3)." in caplog.text
-    gauge.close()
-
-
-def test_record_says_why_the_gauge_was_disabled(tmp_path: Path) -> None:
-    Gauge(bert(), {"input_ids": torch.full((2, 4), 10**6)}, record=tmp_path).step(0)
-    assert "InputError" in read_record(tmp_path).facts["status"]["ranks"]["0"]["disabled"]
+def test_record_says_why_no_blocks_are_read_or_the_gauge_was_disabled(tmp_path: Path) -> None:
+    given = {"input_ids": torch.full((2, 4), 10**6)}
+    Gauge(bert(), given, record=tmp_path / "left out").step(0)
+    assert "cannot run" in read_record(tmp_path / "left out").facts["status"]["not_read"]["relative_residual"]
+    with pytest.raises(InputError):
+        Gauge(bert(), given, strict=True).step(0)
+    gauge = Gauge(bert(), probe(), record=tmp_path / "disabled", schedule=1)
+    gauge.step(0)
+    gauge._switch_off("a test wanted it")
+    assert read_record(tmp_path / "disabled").facts["status"]["ranks"]["0"]["disabled"] == "a test wanted it"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -417,7 +419,9 @@ def nano_loop(call: Any, watch: Any, optimizer: torch.optim.Optimizer) -> None:
     watch.close()
 
 
-def test_compiled_model_is_watched_if_it_is_what_is_passed_and_named_if_it_is_compiled_later() -> None:
+def test_compiled_model_is_watched_if_it_is_what_is_passed_and_named_if_it_is_compiled_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     torch.manual_seed(0)
     model = Nano()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -428,12 +432,139 @@ def test_compiled_model_is_watched_if_it_is_what_is_passed_and_named_if_it_is_co
     torch._dynamo.reset()
     watch = rs.watch(model, optimizer)
     nano_loop(torch.compile(model, backend="eager", fullgraph=True), watch, optimizer)
-    assert "pass what torch.compile returned" in str(watch.disabled)
+    assert "pass what torch.compile returned" in caplog.text
+    assert len(watch.history) == 3, "what needs no pass of the model is read all the same"
 
 
-def test_model_in_eval_mode_is_told_to_train() -> None:
+def test_model_in_eval_mode_is_told_to_train(caplog: pytest.LogCaptureFixture) -> None:
     model = Nano().eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     watch = rs.watch(model, optimizer)
     nano_loop(model, watch, optimizer)
-    assert "model.train()" in str(watch.disabled)
+    assert "model.train()" in caplog.text
+    assert watch.disabled is None
+
+
+class Plain(nn.Module):
+    """No blocks: what a gauge of layers reads is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return self.second(self.first(x).relu() if scale is None else scale * self.first(x))
+
+
+def plain_training(update: Callable[[Tensor, torch.optim.Optimizer, int], None], steps: int = 96) -> Any:
+    torch.manual_seed(0)
+    model = Plain()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    watch = rs.watch(model, optimizer, actions=())
+    for step in range(steps):
+        x = torch.randn(16, 8)
+        update((model(x, None) - x[:, :1]).square().mean(), optimizer, step)
+    watch.close()
+    assert watch.disabled is None
+    return watch
+
+
+def usual(loss: Tensor, optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_a_model_without_blocks_is_watched_for_what_holds_in_every_training() -> None:
+    assert plain_training(usual).alarms == ()
+
+    def kept(loss: Tensor, optimizer: torch.optim.Optimizer, step: int) -> None:
+        loss.backward()
+        optimizer.step()
+
+    assert plain_training(kept).alarms[0].name == "kept_gradients"
+    broken = plain_training(
+        lambda loss, optimizer, step: usual(loss * (float("nan") if step == 40 else 1.0), optimizer, step)
+    )
+    assert broken.alarms[0].name == "not_finite"
+
+
+def test_two_steps_for_one_gradient_are_a_gradient_that_is_not_cleared() -> None:
+    def twice(loss: Tensor, optimizer: torch.optim.Optimizer, step: int) -> None:
+        usual(loss, optimizer, step)
+        optimizer.step()
+
+    alarm = plain_training(twice).alarms[0]
+    assert (alarm.name, alarm.evidence["gradient_carried"]) == ("kept_gradients", 1.0)
+
+
+def test_a_closure_that_gives_the_same_gradient_again_is_no_kept_one() -> None:
+    torch.manual_seed(0)
+    model, x = Plain(), torch.randn(16, 8)
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    watch = rs.watch(model, optimizer, actions=(), schedule=1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x, None) - x[:, :1]).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(40):
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    watch.close()
+    assert watch.alarms == ()
+
+
+@pytest.mark.parametrize("every", [3, 1000])
+def test_an_optimizer_that_rarely_steps_leaves_no_kept_gradient(every: int) -> None:
+    torch.manual_seed(0)
+    model = Plain()
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-2) for part in (model.first, model.second)]
+    watch = rs.watch(model, optimizers, actions=(), schedule=1)
+    for step in range(30):
+        x = torch.randn(16, 8)
+        model.zero_grad()
+        (model(x, None) - x[:, :1]).square().mean().backward()
+        optimizers[0].step()
+        if step % every == every - 1:
+            optimizers[1].step()
+    watch.close()
+    assert [one for one in watch.alarms if one.name == "kept_gradients"] == []
+
+
+def test_steps_by_another_optimizer_are_an_alarm_only_if_it_was_so_from_the_start() -> None:
+    def another(loss: Tensor, optimizer: torch.optim.Optimizer, step: int, since: int) -> None:
+        usual(loss, torch.optim.Adam(optimizer.param_groups[0]["params"], 1e-2) if step >= since else optimizer, step)
+
+    (alarm,) = plain_training(lambda *given: another(*given, since=0)).alarms
+    assert "another optimizer makes the steps" in alarm.sentence
+    assert plain_training(lambda *given: another(*given, since=20)).alarms == (), "a new phase"
+
+
+def test_a_step_that_is_always_skipped_is_an_alarm_and_accumulation_is_none() -> None:
+    def skipped(loss: Tensor, optimizer: torch.optim.Optimizer, step: int) -> None:
+        optimizer.zero_grad()
+        (loss * float("inf")).backward()
+
+    (alarm,) = plain_training(skipped).alarms
+    assert "gradients are NaN or infinite" in alarm.sentence
+    assert plain_training(lambda loss, optimizer, step: loss.backward()).alarms == ()
+
+
+def test_a_switch_to_evaluation_mode_is_an_event() -> None:
+    torch.manual_seed(0)
+    model = Plain()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    watch = rs.watch(model, optimizer, actions=(), schedule=1)
+    for step in range(12):
+        model.train(step < 6)
+        usual(model(torch.randn(16, 8), None).square().mean(), optimizer, step)
+    watch.close()
+    assert [(one.name, one.step) for one in watch.notes if not one.evidence.get("declared")] == [("mode_switched", 6)]
+
+
+def test_the_options_are_written_out() -> None:
+    names = inspect.signature(rs.watch).parameters
+    assert {"schedule", "record", "silence", "blocks"} <= set(names)
+    assert not any(one.kind is one.VAR_KEYWORD for one in names.values())

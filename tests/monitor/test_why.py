@@ -90,7 +90,7 @@ def test_a_rate_of_one_is_named_while_the_run_goes_on_and_from_its_record(tmp_pa
     model = Language()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     with rs.watch(model, optimizer, schedule=2, actions=(), record=tmp_path, metrics=["relative_residual"]) as watch:
-        assert str(watch.why()) == "No fault seen (0 readings)."
+        assert str(watch.why()) == "Nothing was read."
         for step in range(170):
             if step == 90:
                 optimizer.param_groups[0]["lr"] = 1.0

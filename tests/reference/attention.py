@@ -53,7 +53,6 @@ REFERENCE = {
     "attention_entropy": entropy,
     "first_token_sink_rate": sink_rate,
     "attention_contraction": contraction,
-    "attention_contraction_bound": contraction,
     "attention_rank_one_distance": rank_one_distance,
 }
 
@@ -65,6 +64,5 @@ EXACT: dict[str, Callable[[Rows], mpf]] = {
     ),
     "first_token_sink_rate": lambda p: sum(row[0] for row in p) / len(p),
     "attention_contraction": lambda p: singular_values(centre(p))[0],
-    "attention_contraction_bound": lambda p: singular_values(centre(p))[0],
     "attention_rank_one_distance": lambda p: frobenius(centre(p)) / frobenius(p),
 }

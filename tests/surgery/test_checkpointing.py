@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from rankscope import Surgery
-from rankscope.errors import UnsupportedOperationError
+from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate
@@ -184,9 +184,10 @@ def test_other_ways_into_autograd(way: str) -> None:
 
 
 class InParts(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, part: str, reentrant: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Half() for _ in range(2))
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Partly(part, reentrant) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -194,25 +195,71 @@ class InParts(nn.Module):
         return x
 
 
-class Half(Block):
-    """Its attention branch alone is checkpointed."""
+class Partly(Block):
+    """Checkpoints a part of itself, in its own call."""
 
-    def __init__(self) -> None:
-        super().__init__(32, 4, "pre", False)
+    def __init__(self, part: str, reentrant: bool) -> None:
+        super().__init__(32, 4, "pre", True)
+        self.part, self.reentrant = part, reentrant
+
+    def again(self, part: str, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        if part not in self.part.split(", ") or not torch.is_grad_enabled():
+            return run(*given)
+        out: Tensor = checkpoint(run, *given, use_reentrant=self.reentrant)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + checkpoint(lambda y: self.attention(self.norm1(y)), x, use_reentrant=False)
-        return x + self.mlp(self.norm2(x))
+        return self.again("all", self.sublayers, x)
+
+    def sublayers(self, x: Tensor) -> Tensor:
+        x = x + self.again("attention", lambda y: self.attention(self.norm1(y)), x)
+        y = self.again("norm", self.norm2, x)
+        return self.again("sum", lambda a, b: a + self.mlp(b), x, y)
 
 
-def test_parts_of_a_block_are_refused() -> None:
-    torch.manual_seed(0)
-    model = InParts().double()
+@pytest.mark.parametrize(
+    "part", ["all", "attention", "norm", "sum", "norm, sum", "attention, norm, sum", "all, attention"]
+)
+def test_parts_of_a_block(part: str) -> None:
+    """The first block to run again is the last: each part has to find its own block."""
+    x = torch.randn(2, 7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    plain, model = (InParts(which, False).double() for which in ("", part))
+    for name, changes in {**PLACES, **OPERATIONS, "skip": {"attention_skip": 0.5, "mlp_skip": 0.25}}.items():
+        with case(name):
+            want = gradients(plain, lambda: plain(x.requires_grad_()), changes, x.detach())
+            got = gradients(model, lambda: model(x.requires_grad_()), changes, x.detach())
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_checkpoint_in_another_one_is_refused() -> None:
+    """The outer one keeps the inputs of the inner one, and returns other tensors."""
+    model = InParts("all, attention", False).double()
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     with (
-        pytest.raises(UnsupportedOperationError, match=r"again by itself.*Checkpoint whole blocks"),
+        pytest.raises(SiteError, match=r"runs a part again, and not as in the forward pass.*Checkpoint whole blocks"),
+        operate(model, Surgery(skip=0.5), inputs=x),
+    ):
+        model(x.requires_grad_()).sum().backward()
+
+
+def test_one_backward_pass_after_another() -> None:
+    model = InParts("all", False).double()
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    with operate(model, Surgery(skip=0.5, temperature=2.0), inputs=x):
+        loss = model(x.requires_grad_()).square().sum()
+        first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("part", ["attention", "sum", "all"])
+def test_parts_that_lose_track_of_tensors_are_refused(part: str) -> None:
+    """A reentrant checkpoint runs a part on other tensors, of which it is not known which is the stream."""
+    model = InParts(part, True).double()
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    with (
+        pytest.raises(UnsupportedOperationError, match=r"again by itself.*use_reentrant=False"),
         operate(model, Surgery(norm="identity"), inputs=x),
     ):
-        model(x).sum().backward()
+        model(x.requires_grad_()).sum().backward()
     assert not _get_current_function_mode_stack()
     assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == 0

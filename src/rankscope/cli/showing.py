@@ -51,6 +51,27 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: str | None, figure: P
         save_figure(run.plot(), figure)
 
 
+def show_why(given: object, *, as_json: bool) -> bool:
+    """If ``given`` is the folder of a record, print why its run went bad; exit with code 1 if it did.
+
+    Returns:
+        Whether it is one.
+    """
+    from rankscope.monitor.record import holds_record, read_record
+    from rankscope.monitor.why import why
+
+    if not isinstance(given, str | Path) or not holds_record(given):
+        return False
+    answer = why(read_record(given))
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        results_console().print(str(answer), markup=False, highlight=False)
+    if answer.since is not None:
+        raise typer.Exit(1)
+    return True
+
+
 def show_answer(verb: Verb, answer: Answer, outputs: Mapping[str, Any]) -> None:
     """Print and plot the result of a verb that makes no run; exit with code 1 if it did not pass.
 

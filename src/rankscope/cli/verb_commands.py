@@ -15,7 +15,7 @@ import typer
 from rankscope._types import is_named
 from rankscope.cli import processes
 from rankscope.cli.panels import MANY, panel_of, show_all
-from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress
+from rankscope.cli.showing import fail_where, show_answer, show_run, show_why, wants_progress
 from rankscope.cli.streams import echo, remarks_console
 from rankscope.errors import InputError
 from rankscope.options import Option
@@ -30,6 +30,8 @@ def command_of(verb: Verb) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         values = {option.name: _read(option, given[option.name]) for option in declared}
+        if verb.name == "doctor" and show_why(values["model"], as_json=values["as_json"]):
+            return
         if verb.makes_runs:
             _run_and_show(verb, values)
         else:

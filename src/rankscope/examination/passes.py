@@ -16,8 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.scan import Scan, TrainingScan
+from rankscope.examination.findings import FileEdit
 from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
-from rankscope.examination.source import Edit, FileEdit, SourcePlace, said, tried
+from rankscope.examination.source import Edit, SourcePlace, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import main_tensors

@@ -45,19 +45,6 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class FileEdit:
-    """An edit that a program can carry out: in a function of a file, every ``old`` becomes ``new``.
-
-    An empty ``new`` removes the statement.
-    """
-
-    file: str
-    function: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
 class SourcePlace:
     """A function of the user's source, and a line in it.
 

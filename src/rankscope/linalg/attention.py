@@ -125,16 +125,6 @@ class AttentionMatrix(AttentionView, Joinable):
         return largest.masked_fill(~(self.rows.energies.row.sum(-1) > 0), torch.nan)
 
     @property
-    def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
-        """The same value: it is exact here."""
-        return self.largest_centred_singular_value
-
-    @property
-    def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
-        """Always False: every singular value is computed."""
-        return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
-
-    @property
     def keeps_bits(self) -> bool:
         """Whether bits on a CPU depend neither on the number of threads nor on what the view is joined with."""
         return self.rows.keeps_bits

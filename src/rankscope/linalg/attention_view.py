@@ -83,16 +83,6 @@ class AttentionView(ABC):
         """Largest singular value of CP; NaN for P = 0."""
 
     @property
-    @abstractmethod
-    def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
-        """Upper bound on :attr:`largest_centred_singular_value`; NaN for P = 0."""
-
-    @property
-    @abstractmethod
-    def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
-        """Whether :attr:`largest_centred_singular_value` is only a lower bound."""
-
-    @property
     def finite(self) -> Bool[Tensor, " matrices"]:
         """Whether every probability that counts is a finite number."""
         return self.sums.energy.isfinite()

@@ -81,11 +81,6 @@ class HeadScores:
         positions = [self.positions[number] for number in numbers]
         return replace(self, query=self.query[:, rows], places=self.places[rows], positions=positions)
 
-    def only(self, numbers: Int[Tensor, " some"]) -> HeadScores:
-        """A few of the heads."""
-        mask = None if self.mask is None else self.mask[numbers]
-        return replace(self, query=self.query[numbers], key=self.key[numbers], mask=mask)
-
     def strips(self) -> Iterator[slice]:
         """The rows, as many at a time as fit the budget."""
         height = max(_LEAST_ROWS, _entries(self.query.device) // max(1, self.heads * self.keys))

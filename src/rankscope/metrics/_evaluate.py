@@ -133,11 +133,6 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
         return torch.tensor(facts).to(values.device, non_blocking=True).reshape(-1, *(1 for _ in view.batch_shape))
 
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
-    if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):
-        estimated = view.is_spectrum_estimated.reshape(view.batch_shape)
-        statuses.masked_fill_(
-            declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
-        )
     if isinstance(view, Tokens) and view.has_estimated_spectra:
         estimated = declared([spec.estimate for spec in specs])
         statuses.masked_fill_(estimated, _CODE[Status.ESTIMATE])

@@ -25,9 +25,9 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 def attention_contraction(attention: AttentionView) -> Tensor:
     r"""Largest singular value of the centred attention matrix, :math:`s_1(CP)`, C centring over query rows.
 
-    **Exact**, or a lower bound with the status ``estimated`` if the iteration on a long matrix did not converge. For
-    rows that sum to one, CP = CPC, so :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
-    equality for some: the worst case over tokens for one mixing. 0 when all rows are equal (every X collapses at once),
+    **Exact**; not offered for attention that is computed a few rows at a time. For rows that sum to one, CP = CPC, so
+    :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with equality for some: the worst case over tokens for one
+    mixing. 0 when all rows are equal (every X collapses at once),
     1 for the identity; above 1, up to :math:`\sqrt n`, attention may even move tokens apart. Rows outside ``keep`` are
     excluded. Undefined for fewer than two rows and for P = 0.
 

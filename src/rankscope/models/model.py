@@ -43,7 +43,7 @@ class Model:
             all get the same result. ``"data"`` distributes whole batches, ``"fsdp"`` and ``"tensor"`` shard the model.
             None for this process alone, or for the way in which your module is already sharded.
         offload: read the weights block by block, for a model larger than memory or not on this machine: a local folder,
-            ``hub:NAME``, ``hub:NAME@REVISION``, or the address of a folder (``https://``, ``s3://``, ``gs://``). The
+            ``hub:NAME``, ``hub:NAME@REVISION``, or the address of a folder (``s3://``, ``gs://``). The
             values are the same.
         memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
             Raises with an estimate if even one block at a time needs more. None for no limit.

@@ -57,11 +57,27 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
+class BranchParts:
+    """What the branches of one block call consist of.
+
+    ``norms`` are the calls of norms that are the block's own though they do not read its stream, in the order of the
+    call: the name of the module, or nothing if a function is called, and how many such calls came before. ``inner`` are
+    those that are a part of a branch. ``mixing`` names the modules that multiply with weights in branches that mix
+    tokens.
+    """
+
+    norms: frozenset[tuple[str, int]]
+    inner: frozenset[tuple[str, int]]
+    mixing: frozenset[str]
+
+
+@dataclass(frozen=True)
 class BlockCall:
     """One call of one module that contains one block, or several in a row if blocks are not modules.
 
     ``final_norm_inside`` says that the call of a whole stack ends with the stack's final norm. ``softmaxes`` says for
-    each softmax over the last axis of its argument whether it is attention.
+    each softmax over the last axis of its argument whether it is attention. ``parts`` are known once the cuts are
+    proven.
     """
 
     module_name: str
@@ -69,6 +85,7 @@ class BlockCall:
     blocks: tuple[BlockPlan, ...]
     final_norm_inside: bool = False
     softmaxes: tuple[bool, ...] = ()
+    parts: BranchParts | None = None
 
 
 @dataclass(frozen=True)

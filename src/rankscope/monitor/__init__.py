@@ -14,7 +14,7 @@ The contract, for plain loops and for everything built on top (host callbacks, s
     gauge.close()                       # or `with Gauge(...) as gauge:`
 
 ``Gauge(model, probe, *, schedule="1%", metrics=None, alarms=None, actions=("log",), sinks=(), record=None,
-strict=False, where="probe", ...)``
+strict=False, ...)``
 
 - ``model`` may be wrapped (DDP, FSDP2, ``torch.compile``); hooks and modes are added and removed inside ``step``.
 - ``probe``: inputs as for ``measure``: texts, a tensor, a mapping of keyword arguments. Fixed for the whole run.
@@ -34,7 +34,7 @@ strict=False, where="probe", ...)``
 
 :class:`Reading` is frozen: ``step``, ``scalars`` (finite floats by name), ``table`` (:class:`LayerValue` per metric and
 layer), ``alarms`` (:class:`Alarm` raised or cleared now), ``active``, ``seconds``, ``time``. A :class:`Sink` has
-``scalars(step, values)``, ``heatmap(step, heatmap)``, ``alarm(step, alarm)`` and ``close()``.
+``scalars(step, values)``, ``alarm(step, alarm)`` and ``close()``.
 """
 
 from __future__ import annotations

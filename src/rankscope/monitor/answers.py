@@ -60,6 +60,8 @@ class Answers:
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._since, self._level, self._rate = 0, math.nan, math.nan
         self._is_new = False
+        self._labels: Tensor | None = None
+        self._taken = (0, -1)
 
     def hear(self, loss: float) -> None:
         """The loss of a step."""
@@ -78,6 +80,8 @@ class Answers:
         found = {}
         for place, node in enumerate(criteria(loss)):
             kept = _sampled(node)
+            if kept is not None and CRITERIA[node.name()] == CLASSES:
+                self._labels = node._saved_target.detach()
             if kept is not None:
                 shape, device = kept[0].shape[1:], kept[0].device
                 found[place, CRITERIA[node.name()], shape, device, _is_crossed(node)] = kept
@@ -93,6 +97,15 @@ class Answers:
             own.append(kept)
             while len(own) > 1 and sum(len(one[0]) for one in own) - len(own[0][0]) >= ROWS:
                 own.popleft()
+
+    def take_labels(self, step: int) -> Tensor | None:
+        """The classes of a batch since the last call; None if none is known, or if steps have several losses.
+
+        A loss for real inputs and one for generated ones have one class each.
+        """
+        labels, self._labels = self._labels, None
+        (calls, before), self._taken = self._taken, (self._calls, step)
+        return labels if self._calls - calls == step - before else None
 
     def is_new(self) -> bool:
         """Whether the loss has become another one since the last call, and does not compare with those before."""

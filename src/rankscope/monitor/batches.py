@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rankscope.models.inputs import Batch, distinct_in
 from rankscope.models.inputs.padding import TRANSFORMERS_MASK
+from rankscope.monitor.readings import Alarm, noted
 
 IGNORED = -100
 """The label that losses leave out."""
@@ -46,8 +47,12 @@ class BatchWatch:
         self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
         self._of_one_class, self._classes = 0, set[int]()
 
-    def facts(self, given: BatchData) -> dict[str, float]:
+    def facts(self, given: BatchData, labels: Tensor | None = None) -> dict[str, float]:
         """The facts of a batch by name; those that it has no tensors for are missing.
+
+        Args:
+            given: the batch.
+            labels: classes that its loss compared with, if they are not in the batch.
 
         - ``batch_copies``: share of sequences that equal another one of the batch.
         - ``batch_padding``: share of tokens that are padding, or, if nothing marks padding, that are the most common
@@ -65,14 +70,15 @@ class BatchWatch:
         """
         named = _named(given)
         found: dict[str, float] = {}
-        labels = named.pop(LABELS, None)
+        labels = named.pop(LABELS, labels)
+        name, value = _inputs_in(named)
         if labels is not None and labels.numel() and not labels.is_floating_point():
             found["batch_ignored"] = float((labels == IGNORED).double().mean())
             counted = labels.detach().cpu().long()
             counted = counted[counted >= 0]
-            if labels.ndim == 1 and len(counted) >= LEAST_CLASSED:
+            is_one_each = labels.ndim == 1 and (value is None or len(labels) == len(value))
+            if is_one_each and len(counted) >= LEAST_CLASSED:
                 found["batch_one_class"] = self._one_class(torch.bincount(counted).double())
-        name, value = _inputs_in(named)
         if value is None:
             return found
         found["batch_stuck"] = self._stuck(value)
@@ -95,6 +101,12 @@ class BatchWatch:
         if content.numel():
             found["batch_common"] = float(torch.bincount(content.clamp(min=0)).max() / content.numel())
         return found
+
+    def events(self, step: int) -> Iterator[Alarm]:
+        """Once, that every batch so far was the same: some runs learn a single batch on purpose."""
+        if self._different == 1 and self._same == VARIED:
+            words = f"the batch was the same at each of the {VARIED + 1} readings so far"
+            yield noted("same_batch", step, words, "data")
 
     def _keep(self, named: Mapping[str, Tensor], value: Tensor) -> Tensor | None:
         name, _, marks = self._padding.partition("=")

@@ -41,6 +41,7 @@ class Clearing:
         self._handle: Any = None
         self._judged: tuple[Tensor, Callable[[], list[Tensor]]] | None = None
         self._share = math.nan
+        self._unadded: tuple[nn.Parameter, Tensor] | None = None
         self.ratio, self.cosine = math.nan, math.nan
 
     def after_backward(self, model: nn.Module, *, is_due: bool) -> None:
@@ -49,6 +50,7 @@ class Clearing:
         if self._handle is not None and self._old is not None and parameter is not None and parameter.grad is not None:
             # An accelerator is not waited for in a step that is not read.
             self._judged = self._old, start_to_host([parameter.grad, *self._added])
+            self._unadded = None if self._added else (parameter, parameter.detach().clone())
         self.close()
         self._old, self._added, self._value = None, [], None
         if is_due and not is_compiled(model):
@@ -65,6 +67,11 @@ class Clearing:
         self._share = math.nan if bool(self._old.any()) else 0.0
         self._handle = one.register_hook(self._hear)  # type: ignore[no-untyped-call]
 
+    def forget(self) -> None:
+        """The gradients of the coming step do not compare with those of the step before."""
+        self.close()
+        self._parameter = None
+
     def close(self) -> None:
         """Stop listening."""
         if self._handle is not None:
@@ -77,7 +84,15 @@ class Clearing:
         share, self._share = self._share, math.nan
         if judged is not None:
             now, *added = map(_flat, judged[1]())
-            share = _carried(now, judged[0], added) if bool(judged[0].any()) else 0.0
+            old = judged[0]
+            if not bool(old.any()):
+                share = 0.0
+            elif self._unadded is not None and torch.equal(now, old):
+                # Nothing was added: a second step with the same gradient, if it moved this parameter and not others.
+                parameter, before = self._unadded
+                share = math.nan if torch.equal(parameter, before) else 1.0
+            else:
+                share = _carried(now, old, added)
             if len(added) == 1:  # of several, one may have been cleared before the next, as where two networks play
                 new = torch.stack(added).sum(0)
                 self.cosine = float(torch.nn.functional.cosine_similarity(new, now, dim=0))
@@ -91,7 +106,7 @@ class Clearing:
 def _carried(now: Tensor, old: Tensor, added: Sequence[Tensor]) -> float:
     """The share of ``old`` in ``now``; NaN if it cannot be told from what was added, or if neither explains it."""
     if not added:
-        return math.nan
+        return math.nan  # written by hand, as by automatic differentiation outside ``backward``
     new = torch.stack(list(added)).sum(0)
     new, old, size = new / new.norm(), old / old.norm(), float(now.norm())
     cosine = float(old @ new)

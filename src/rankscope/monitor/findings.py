@@ -14,7 +14,7 @@ def shown(finding: Finding) -> str:
     """Such a fault: what it is, what to change, its two numbers. No change is tried while a model is trained."""
     lines = [finding.sentence]
     if finding.change:
-        lines.append(f"Change: {finding.change.rstrip('.')}.")
+        lines.append(f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}.")
     if finding.evidence:
         lines.append(f"Shown by: {finding.evidence}")
     return "\n".join(lines)

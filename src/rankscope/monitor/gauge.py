@@ -15,7 +15,7 @@ from types import TracebackType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankscope.errors import InputError, ReadingError, ResultError
+from rankscope.errors import ReadingError, ResultError
 from rankscope.examination import Finding
 from rankscope.linalg.to_host import start_to_host
 from rankscope.models.inputs import InputsLike, as_inputs
@@ -26,7 +26,6 @@ from rankscope.monitor.alarms import AlarmSpec, Judgement
 from rankscope.monitor.alarms.kept_gradients import CARRIED
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
-from rankscope.monitor.block_statistics import GraphReader
 from rankscope.monitor.clearing import Clearing
 from rankscope.monitor.findings import is_shown, shown
 from rankscope.monitor.ledger import Ledger
@@ -43,20 +42,19 @@ from rankscope.monitor.readings import (
     LayerValue,
     Reading,
     fact,
+    layer_scalars,
     noted,
     one_line,
-    scalar_name,
     too_few,
 )
 from rankscope.monitor.record import Record, holds_record, read_record
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
+from rankscope.monitor.status import ReadingRequest, StatusWatch
 from rankscope.monitor.watching import AlarmWatch, References
 from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follows
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
-STREAM = "stream_rms"
 EMPTY, NOTHING_LEFT = ("padding", "ignored"), 0.99
 """Share of a batch that is padding or has ignored labels, at which the mean over what is left is no number."""
 SAME_ANGLE = 0.99
@@ -65,8 +63,6 @@ FOLLOWS = 32
 """Steps before the onset of a rise in which what nobody declared makes it a warning, however slow it is."""
 REMEMBERED = 512
 """Readings whose motion of the weights is remembered."""
-OVERFLOWS = 16.0
-"""Growth of the stream since the start of the run that is blamed for numbers that are not finite."""
 
 
 class Gauge:
@@ -85,13 +81,9 @@ class Gauge:
         alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
-        sinks: where scalars, heatmaps and alarms go in addition to the record.
+        sinks: where scalars and alarms go in addition to the record.
         record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
-        where: ``"probe"``, or ``"graph"`` to read two norms (``relative_residual``, ``stream_rms``) of every training
-            forward by ``rankscope.blockstats``, inside the graph that ``torch.compile`` builds: create the gauge
-            before the first compiled step, and pass ``alarms=()`` to read nothing else. Every rank of a DDP training
-            then reads its own batches, so :attr:`should_stop` may differ between ranks.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
@@ -118,25 +110,21 @@ class Gauge:
         sinks: Sequence[Sink] = (),
         record: str | Path | None = None,
         strict: bool = False,
-        where: Where = "probe",
         patience: float = 60.0,
     ) -> None:
-        if where not in ("probe", "graph"):
-            raise InputError(f"where={where!r}: expected 'probe' or 'graph'.")
-        request = ReadingRequest(metrics, alarms, where)
+        request = ReadingRequest(metrics, alarms)
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         watched = model if isinstance(model, Model) else Model(need_module(model, "Gauge"))
         given = as_inputs(probe)
         policy = given.plan().policy
-        self._prober = Prober(watched, given, ProbeBattery(request.metrics, policy, request.every))
+        self._prober = Prober(watched, given, ProbeBattery(request.metrics, policy, request.every), strict=strict)
         self._actions = Actions(actions, speaks=self._ranks.is_first, strict=strict)
         facts = {
             "model": type(self._prober.model).__qualname__,
             "metrics": [spec.name for spec in request.metrics],
             "alarms": [rule.name for rule in request.alarms],
             "schedule": repr(self._schedule),
-            "where": where,
             "ranks": self._ranks.world,
         }
         # Ranks that do not all see the folder would disagree about the history, so several start anew.
@@ -158,14 +146,12 @@ class Gauge:
         self._code = ""
         self._motions: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
         self._gradient_told: set[str] = set()
-        self._alarms: list[Alarm] = []
-        self._notes: list[Alarm] = []
+        self.alarms: list[Alarm] = []
+        self.notes: list[Alarm] = []
         self.objective: Objective | None = None
         self._findings: tuple[Finding, ...] | None = None
         self._batches, self._clearing = BatchWatch(padding), Clearing()
-        self._where, self._strict = where, strict
-        # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
-        self._only_graph = where == "graph" and not request.alarms
+        self._strict, self._named = strict, () if metrics is None else tuple(metrics)
         self._decision: tuple[int, bool] | None = None
         self._meeting: tuple[int, bool] | None = None
         self._last_read: int | None = None
@@ -176,10 +162,6 @@ class Gauge:
         self._spent = 0.0
         self.disabled: str | None = None
         self.last: Reading | None = None
-        self._graph: GraphReader | None = None
-        if where == "graph":
-            with self._guarded():
-                self._graph = GraphReader(self._prober)  # it looks once, which gives the shapes of the random baseline
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -189,7 +171,7 @@ class Gauge:
     @optimizers.setter
     def optimizers(self, optimizers: tuple[Optimizer, ...]) -> None:
         self._optimizers = optimizers
-        if self._ranks.world == 1 and not self._only_graph:
+        if self._ranks.world == 1:
             self.ledger = self.ledger or Ledger(optimizers)
             self.ledger.model = self._prober.model
 
@@ -257,28 +239,38 @@ class Gauge:
             ...     str(gauge.why())
             'No fault seen (1 reading).'
         """
-        raised = [one for one in self._alarms if one.state == "raised"]
+        raised = [one for one in self.alarms if one.state == "raised"]
         found: list[Clue] = []
-        if self.last is not None and self._where == "probe" and self.disabled is None:
+        if self.last is not None and self.disabled is None:
+            # What was so at the first step is not why the run went bad later.
+            known = {one.code for one in self._findings or ()}
             with self._guarded():
                 found = [
                     Clue("shown", self.last.step, "structure", shown(one), FAULTS)
                     for one in self._prober.diagnosed()
-                    if is_shown(one)
+                    if is_shown(one) and one.code not in known
                 ]
         return self._explained(raised, found)
 
     def _explained(self, raised: Sequence[Alarm], found: Sequence[Clue] = ()) -> Why:
         count = self._outlets.count + self._before
-        return explained(raised, [*self._notes, *self._events], list(self._motions), count, found)
+        return explained(raised, [*self.notes, *self._events], list(self._motions), count, found)
 
-    def after_backward(self, step: int) -> None:
-        """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
+    def after_backward(self, step: int, *, is_own: bool = False) -> None:
+        """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``.
+
+        Args:
+            step: the training step.
+            is_own: these gradients do not compare with those of the step before: the step computes them itself, as
+                that of LBFGS does, or the step before was read after they were computed.
+        """
+        if is_own:
+            self._clearing.forget()
         number = self._numbered(step)
         if number is None or self.disabled is not None:
             return
         is_due = self._is_due(number)
-        if self._ranks.world == 1 and not self._only_graph:
+        if self._ranks.world == 1:
             with self._guarded():
                 self._clearing.after_backward(self._prober.model, is_due=is_due)
         if not is_due:
@@ -286,8 +278,7 @@ class Gauge:
         with self._guarded(), self._timed():
             if self._meets(number):
                 self._look_at_start()
-                if not self._refused():
-                    self._gradients = self._prober.look_at_gradients()
+                self._gradients = self._prober.look_at_gradients()
 
     def step(self, step: int, *, loss: float | Tensor | None = None, batch: BatchData | None = None) -> Reading | None:
         """Take a reading, if one is due. Call it once per training step, outside forward and backward, on every rank.
@@ -311,8 +302,6 @@ class Gauge:
         step = number
         reading: Reading | None = None
         with self._guarded():
-            if self._refused():
-                return self._refusal(step)
             with self._timed():
                 values = self._values(step, loss, batch)
                 if values:
@@ -328,8 +317,8 @@ class Gauge:
                     self._outlets.write(reading)
             self._schedule.was_read(step, self._spent)
             self._last_read, self._spent, self._decision = step, 0.0, (step, False)
-            self._alarms += () if reading is None else reading.alarms
-            self._notes += () if reading is None else reading.notes
+            self.alarms += () if reading is None else reading.alarms
+            self.notes += () if reading is None else reading.notes
             for alarm in () if reading is None else reading.alarms:
                 self._actions.take(alarm, alone=alarm.component == "data" and self._ranks.world > 1)
         return reading
@@ -361,6 +350,27 @@ class Gauge:
             self._loss_level.take(step, value)
             self.answers.hear(value)
 
+    def switched(self, step: int, *, is_training: bool) -> None:
+        """Write down that steps are made of passes in another mode than before."""
+        mode = "training" if is_training else "evaluation"
+        self._events.append(noted("mode_switched", step, f"the model is trained in {mode} mode from here on", "code"))
+
+    def idle(self, step: int, names: Sequence[str], parameters: int) -> None:
+        """Write down that optimizers make no step."""
+        words = f"{', '.join(names)} made no step so far, and holds {parameters} parameters that require gradients"
+        self._events.append(noted("no_step", step, words, "optimizer", parameters=parameters))
+
+    def leave_out_probe(self, why: str) -> None:
+        """Read what needs no pass of the probe, because there is none."""
+        self._prober.leave_out(why)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Raise an alarm that was found between two readings."""
+        if alarm.name in self._watch.names and self._ranks.is_first:
+            self.alarms.append(alarm)
+            self._outlets.write(Reading(alarm.step, {}, (), (alarm,), (), time=time.time()))
+            self._actions.take(alarm)
+
     def silence(self, *names: str) -> None:
         """Never raise these alarms again.
 
@@ -376,7 +386,7 @@ class Gauge:
             return f"disabled: {self.disabled}"
         if self.last is None:
             return "nothing was read yet"
-        return one_line(self.last, self._outlets.count + self._before, self._alarms, self._notes)
+        return one_line(self.last, self._outlets.count + self._before, self.alarms, self.notes)
 
     def __repr__(self) -> str:
         return f"Gauge({type(self._prober.model).__name__}): {self.summary}"
@@ -384,8 +394,6 @@ class Gauge:
     def close(self) -> None:
         """Write what is pending and close sinks and record; may be called again."""
         with self._guarded():
-            if self._graph is not None:
-                self._graph.close()
             self._clearing.close()
             self._objective_watch.close()
             if self.ledger is not None:
@@ -397,7 +405,7 @@ class Gauge:
                 last = self.summary.replace(f", {too_few(count)}", "").rstrip(".")
                 LOGGER.warning("%s; the last one: %s.", too_few(count).capitalize(), last)
             self._closed = True
-            self._outlets.close(0 if self._last_read is None else self._last_read)
+            self._outlets.close()
 
     def __enter__(self) -> Gauge:
         return self
@@ -438,24 +446,8 @@ class Gauge:
     def _look_at_start(self) -> None:
         """Once, before the first step of the optimizer if gradients are read: what the doctor says about the model."""
         if self._findings is None:
-            examined = self._where == "probe" and FAULTS in self._watch.names
+            examined = FAULTS in self._watch.names
             self._findings = self._prober.examined(self.objective, self.optimizers) if examined else ()
-
-    def _refused(self) -> bool:
-        """Whether a fault is shown, and the model cannot be read at all."""
-        return any(map(is_shown, self._findings or ())) and self._prober.why_not_read is not None
-
-    def _refusal(self, step: int) -> Reading:
-        """The only reading of a model that cannot be read: the fault that is shown."""
-        fault = _faults(self._findings or ())
-        self.disabled = f"the model cannot be read with the fault that it has. {fault}"
-        words = f"The model has a fault, step {step}: {fault}"
-        alarm = Alarm(FAULTS, "raised", step, None, None, words, {}, "structure")
-        self._alarms.append(alarm)
-        reading = Reading(step, {}, (), (alarm,), (), time=time.time())
-        self._outlets.write(reading)
-        self._actions.take(alarm)
-        return reading
 
     def _meets(self, step: int) -> bool:
         """Whether every rank is here, if a reading needs all of them."""
@@ -472,15 +464,13 @@ class Gauge:
 
     def _values(self, step: int, loss: float | Tensor | None, batch: BatchData | None) -> tuple[LayerValue, ...]:
         gradients, self._gradients = self._gradients, ()
-        read = () if self._graph is None else self._graph.take()
         if not self._meets(step):
             return ()
-        if self._where == "probe":
-            self._prober.battery.turn(step)
-        weights = () if self._only_graph else self._prober.look_at_weights(step, self.optimizers)
+        self._prober.battery.turn(step)
+        weights = self._prober.look_at_weights(step, self.optimizers)
         if self.ledger is not None:
             self._events += self.ledger.take(self._prober.view)
-        values = (*(read or self._prober.look()), *weights, *gradients)
+        values = (*self._prober.look(), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(step, loss, batch))
 
@@ -492,7 +482,7 @@ class Gauge:
             if math.isfinite(value):
                 yield fact("loss", "loss", value)
             if (rise := self._loss_level.rise()) is not None:
-                last = [*self._notes, *self._events]
+                last = [*self.notes, *self._events]
                 sudden = (one for one in last if one.component != "none" and not one.evidence.get("declared"))
                 follows_one = any(0 <= rise.step - one.step <= FOLLOWS for one in sudden)
                 size = max(1.0, rise.size) if follows_one else rise.size
@@ -510,7 +500,9 @@ class Gauge:
         if math.isfinite(self._rate()):
             yield fact("learning_rate", "optimizer", self._rate())
         if batch is not None and self._ranks.is_first:
-            for name, value in self._batches.facts(batch).items():
+            facts = self._batches.facts(batch, self.answers.take_labels(step))
+            self._events += self._batches.events(step)
+            for name, value in facts.items():
                 yield fact(name, "batch", value)
 
     def _changed_gradient(self, step: int) -> Iterator[Alarm]:
@@ -540,8 +532,7 @@ class Gauge:
             self._look_at_start()
             if (number := sum(map(is_shown, self._findings or ()))) > 0:
                 values = (*values, fact(FAULTS, "structure", float(number)))
-        if not self._only_graph:
-            self._compare_code(step)
+        self._compare_code(step)
         self._references.take(values)
         states = self._references.states(values)
         motion = fastest(Reading(step, {}, values, (), ()))
@@ -551,7 +542,7 @@ class Gauge:
             return self._told(spec, judgement, step, values)
 
         found = self._watch.look(step, states, explain)
-        if self._where == "probe" and self._prober.caveats:
+        if self._prober.caveats:
             words = " ".join(self._prober.caveats)
             found = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in found)
         alarms = tuple(one for one in found if one.state != "noted")
@@ -564,7 +555,7 @@ class Gauge:
         active = self._watch.active
         rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
-        scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
+        scalars = {**layer_scalars(values, self._named), **status, "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time(), notes=notes)
 
     def _told(self, spec: AlarmSpec, judgement: Judgement, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
@@ -577,7 +568,7 @@ class Gauge:
         if spec.name == "not_finite_gradients":
             words = f"First: {self._prober.not_finite['gradients']}."
         as_if = Alarm(spec.name, "raised", step, None, None, "", {"since": _since(values, step)}, component)
-        cause = self._explained([*(one for one in self._alarms if one.state == "raised"), as_if]).cause
+        cause = self._explained([*(one for one in self.alarms if one.state == "raised"), as_if]).cause
         if cause is None or cause.name == spec.name or component == "data":
             return component, words
         if component != "unknown" and spec.name not in SYMPTOMS:  # what the fact itself says
@@ -605,12 +596,11 @@ class Gauge:
             if reading.step < step:
                 self._references.take(reading.table)
                 self._watch.look(reading.step, self._references.states(reading.table), lambda *_: ("unknown", ""))
-                self._outlets.recall(reading)
                 self._motions.append((reading.step, fastest(reading)))
-                self._notes += reading.notes
+                self.notes += reading.notes
                 self._before += 1
         before = record.facts.get("code")
-        if self._before and not self._only_graph and not self._prober.needs_all_ranks and isinstance(before, str):
+        if self._before and not self._prober.needs_all_ranks and isinstance(before, str):
             self._prober.compared(step)
             if before not in ("", self._prober.code.digest):
                 words = "the operations of the model are not those of the earlier session"
@@ -649,13 +639,10 @@ class Gauge:
         return (component, f"{told}{since}")
 
     def _cause_of_bad_update(self, loss_is_bad: bool, since: str) -> tuple[str, str]:
-        """An update wrote all weights: what is known of its gradient, of the loss and of the activations before it.
+        """An update wrote all weights: what is known of its gradient and of the loss before it.
 
         If gradients were read at this step, weights and activations of the probe were finite before the update.
         """
-        states = {} if self.last is None else self._references.states(self.last.table)
-        sizes = [(state.now.get(STREAM, math.nan), state.highest.get(STREAM, math.nan)) for state in states.values()]
-        grown = max((now / start for now, start in sizes if now > 0.0 and start > 0.0), default=1.0)
         first_loss, first_gradient = (self._first_bad.get(name) for name in ("loss", "gradient"))
         words = "All weights at once"
         if first_gradient is not None:
@@ -663,17 +650,11 @@ class Gauge:
         elif "gradient" in self._heard:
             words += ", by an update whose gradient was finite"
         words += "."
-        if self.last is not None and grown >= OVERFLOWS:
-            words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
-            return ("activations", f"{words}{since}")
         if first_gradient is None and "gradient" in self._heard:
             return ("optimizer", f"{words}{since}")
-        if self._prober.before_update is not None and loss_is_bad:
-            words += " Before it, weights and the activations of the probe were finite, and the loss was not."
-            return ("loss", f"{words}{since}")
-        if first_loss is not None and first_loss == first_gradient:
-            words += f" The loss was not finite either at step {first_loss}, the first such step."
-            return ("loss", f"{words}{since}")
+        is_earlier = first_loss is not None and first_loss == first_gradient
+        if is_earlier or (self._prober.before_update is not None and loss_is_bad):
+            return ("loss", f"{words} The loss was not finite before it.{since}")
         return ("gradients", f"{words}{since}")
 
     @contextmanager
@@ -730,20 +711,6 @@ def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
         if one.kind != "harmless" and not is_shown(one):
             words = one.sentence if one.kind == "note" else f"Possible: {one.sentence}"
             yield Alarm(FAULTS, "noted", step, None, None, words, {}, "structure")
-
-
-def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
-    """Smallest, mean and largest value over the layers, for each metric."""
-    groups: dict[tuple[str, str | None], list[float]] = {}
-    for row in values:
-        if math.isfinite(row.mean) and row.layer is not None:
-            groups.setdefault((row.metric, row.stack), []).append(row.mean)
-    found = {f"rankscope/{row.metric}": row.mean for row in values if row.layer is None and math.isfinite(row.mean)}
-    for (metric, stack), means in groups.items():
-        found[scalar_name(metric, stack, "least")] = min(means)
-        found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
-        found[scalar_name(metric, stack, "most")] = max(means)
-    return found
 
 
 def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:

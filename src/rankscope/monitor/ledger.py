@@ -40,8 +40,11 @@ RESTORED = 0.01
 """Share of the distance since the last write that is left by a write that undoes the training in between."""
 OFTEN = 8
 """Such writes in a row before that is said."""
-DOUBLED = 2.0
-"""Factor by which a learning rate changes before it is an event again: a schedule changes it at every step."""
+DOUBLED, TENFOLD = 2.0, 10.0
+"""Factors by which a learning rate changes in one step, or since it was told last, to be an event: a schedule changes
+it at every step."""
+MOST_RATES = 3
+"""Changes of a rate by its schedule that are told one by one."""
 RAISED = 4.0
 """Factor by which a rate is raised at once, without a scheduler, to be more than a warm-up."""
 SAME_STEP = 0.02
@@ -143,8 +146,9 @@ class Ledger:
         self._groups: list[_Samples] = []
         self._followed: dict[str, Tensor] | None = None
         self._learn: dict[str, bool] | None = None
-        self._settings: dict[tuple[int, int], dict[str, float]] = {}
+        self._settings: dict[tuple[int, int], tuple[dict[str, float], dict[str, float]]] = {}
         self._steps: dict[int, list[tuple[Any, ...]]] = {}
+        self._rates: dict[tuple[int, int], int] = {}
         self._told_step, self._restored = False, False
         self._events: list[Alarm] = []
         self._handles: list[Any] = []
@@ -205,22 +209,27 @@ class Ledger:
         # A scheduler wraps the step of its optimizer to count it.
         has_schedule = hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
         by = ", by its schedule" if has_schedule else ""
-        told: dict[tuple[str, str, float, float, bool], int] = {}
+        changes: dict[tuple[str, str, float, float, bool], int] = {}
         for number, group in enumerate(optimizer.param_groups):
             now, key = settings_of(group), (id(optimizer), number)
-            before = self._settings.setdefault(key, {})
+            told, before = self._settings.setdefault(key, ({}, {}))
+            self._settings[key] = told, now
             for name, value in now.items():
-                old = before.get(name, math.nan)
-                if name == "lr" and 0.0 < old < DOUBLED * value and value < DOUBLED * old:
-                    continue
+                old = previous = before.get(name, math.nan)
+                # A schedule that goes on and on is told by what it adds up to.
+                if name == "lr" and (_is_near(value, old, DOUBLED) or self._rates.get(key, 0) > MOST_RATES):
+                    old = told[name]  # what a schedule adds up to
+                    if _is_near(value, old, TENFOLD):
+                        continue
                 if value != old:
-                    before[name] = value
+                    told[name] = value
                     kind = "learning_rate" if name == "lr" else "optimizer_settings"
+                    self._rates[key] = self._rates.get(key, 0) + (name == "lr" and has_schedule)
                     if kind == "learning_rate" or not math.isnan(old):
-                        gradual = name == "lr" and not 0.0 < RAISED * old <= value
+                        gradual = name == "lr" and not 0.0 < RAISED * previous <= value
                         sudden = (kind, name, old, value, name == "lr" and (has_schedule or gradual))
-                        told[sudden] = told.get(sudden, 0) + 1
-        for (kind, name, old, value, declared), count in told.items():
+                        changes[sudden] = changes.get(sudden, 0) + 1
+        for (kind, name, old, value, declared), count in changes.items():
             of = f" of {count} of {len(optimizer.param_groups)} groups" if count < len(optimizer.param_groups) else ""
             named = f"learning rate{of}" if name == "lr" else f"{name}{of}"
             if math.isnan(old):
@@ -309,6 +318,10 @@ def _written(
     words = f"{words} {first + 1}, by {facts[worst]['most']:.2g} of its norm"
     words = f"{words}: back to where they were, not for the first time" if undone else words
     return noted("weights_written", first + 1, words, "weights", size=facts[worst]["most"], parameters=len(names))
+
+
+def _is_near(value: float, old: float, factor: float) -> bool:
+    return value == old or 0.0 < old <= factor * value <= factor * factor * old
 
 
 def _sample(tensor: Tensor) -> Tensor:

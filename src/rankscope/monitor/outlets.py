@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 
 from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.history import History
-from rankscope.monitor.readings import Alarm, Heatmap, Reading
+from rankscope.monitor.readings import Alarm, Reading
 from rankscope.monitor.record import SCHEMA, SEGMENT, read_segment, table_of
 from rankscope.runs._frozen import thaw
 from rankscope.runs.locks import sole_writer
@@ -31,10 +30,6 @@ class Sink(Protocol):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """A few finite numbers by name, once per reading."""
-        ...
-
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """One metric over layers and steps, at intervals and when the gauge is closed."""
         ...
 
     def alarm(self, step: int, alarm: Alarm) -> None:
@@ -121,10 +116,6 @@ class RecordWriter:
         return self._folder / f"readings-{number:05d}.jsonl"
 
 
-HEATMAP_EVERY = 16
-"""Readings between two heatmaps; a picture costs more than a number."""
-
-
 class Outlets:
     """Writes every reading to the record and to each sink.
 
@@ -143,10 +134,9 @@ class Outlets:
     ) -> None:
         for sink in sinks:
             if not isinstance(sink, Sink):
-                raise InputError(f"{sink!r} is not a sink: it needs the methods scalars, heatmap, alarm and close.")
+                raise InputError(f"{sink!r} is not a sink: it needs the methods scalars, alarm and close.")
         self._sinks = list(sinks)
         self._writer = None if record is None else RecordWriter(Path(record), facts)
-        self._history = History() if sinks else None
         self.count = 0
         self._strict = strict
         self._closed = False
@@ -157,11 +147,8 @@ class Outlets:
             writer = self._writer
             if not self._tried("The record", lambda: writer.write(reading)):
                 self._writer = None
-        if self._history is not None:
-            self._history.take(reading)
         self.count += 1
-        with_heatmap = self.count % HEATMAP_EVERY == 0
-        self._each(lambda sink: self._tell(sink, reading, with_heatmap=with_heatmap))
+        self._each(partial(_tell, reading))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Add to the description of the gauge in the record, unless there is nothing to add or it is closed."""
@@ -170,33 +157,14 @@ class Outlets:
             if not self._tried("The record", lambda: writer.describe(facts)):
                 self._writer = None
 
-    def recall(self, reading: Reading) -> None:
-        """A reading of an earlier session, for the heatmaps."""
-        if self._history is not None:
-            self._history.take(reading)
-
-    def close(self, step: int) -> None:
-        """Write the last heatmaps, then close everything; only once."""
+    def close(self) -> None:
+        """Close everything; only once."""
         if self._closed:
             return
         self._closed = True
         if self._writer is not None:
             self._tried("The record", self._writer.close)
-        if self.count % HEATMAP_EVERY != 0:
-            self._each(lambda sink: self._draw(sink, step))
         self._each(lambda sink: sink.close())
-
-    def _tell(self, sink: Sink, reading: Reading, *, with_heatmap: bool) -> None:
-        sink.scalars(reading.step, reading.scalars)
-        for alarm in reading.alarms:
-            sink.alarm(reading.step, alarm)
-        if with_heatmap:
-            self._draw(sink, reading.step)
-
-    def _draw(self, sink: Sink, step: int) -> None:
-        if self._history is not None:
-            for heatmap in self._history.heatmaps():
-                sink.heatmap(step, heatmap)
 
     def _each(self, act: Callable[[Sink], None]) -> None:
         self._sinks = [sink for sink in self._sinks if self._tried(type(sink).__name__, partial(act, sink))]
@@ -210,3 +178,9 @@ class Outlets:
             LOGGER.exception("%s failed and gets no more readings of the gauge; the run continues.", name)
             return False
         return True
+
+
+def _tell(reading: Reading, sink: Sink) -> None:
+    sink.scalars(reading.step, reading.dashboard)
+    for alarm in reading.alarms:
+        sink.alarm(reading.step, alarm)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope._types import Status
-from rankscope.errors import InputError, RankscopeError, SiteError
+from rankscope.errors import DiscoveryError, InputError, LayoutError, RankscopeError, SiteError
 from rankscope.examination import Finding, examine, find
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Inputs, Prepared, TokensPolicy, distinct_in, prepare_planned
@@ -265,6 +265,7 @@ class Prober:
         watched: the model, and where its blocks and its residual stream are.
         probe: the probe and its size.
         battery: the metrics.
+        strict: raise if no blocks are found.
 
     Attributes:
         caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
@@ -275,45 +276,63 @@ class Prober:
             blame. None if that is not known.
         is_renewed: whether the last look found the model on another path than before.
         unread: why a model that was read before cannot be any more; empty while it can.
-        why_not_read: why it could not be read when it was examined; None if it could.
         code: compares the operations of the probe's pass.
     """
 
-    def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery) -> None:
-        self.model = watched.model
+    def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery, *, strict: bool = False) -> None:
+        self.model, self._strict = watched.model, strict
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
         self.all_weights_bad, self.is_renewed = False, False
         self._renewals, self.unread = 0, ""
-        self.why_not_read: str | None = None
         self._watched, self._probe = watched, probe
         self._motion, self.code = WeightMotion(), SameCode()
         self._gradient = math.nan
         self.before_update: tuple[str, str] | None = None
-        self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
+        self._ready: tuple[ModelView, Sequence[Batch], Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
     @property
     def needs_all_ranks(self) -> bool:
         """Whether a reading needs all ranks."""
         return needs_all_ranks(self.model)
 
-    def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]]:
-        """Prepare the probe and find the blocks, the first time."""
+    def set_up(self) -> tuple[ModelView, Sequence[Batch], Mapping[tuple[str | None, int], BlockProjections]]:
+        """Prepare the probe and find the blocks, the first time.
+
+        Where the probe cannot be run, or no blocks are found, these are left out: what holds in every training is read
+        without them. Not if blocks were declared, or in strict mode.
+        """
         if self._ready is None:
-            loaded = load(self.model)
-            plan = self._probe.plan(sequences=8, tokens=128)
-            plan = replace(plan, sequences=plan.wanted, batch=plan.wanted)
-            with beside_training(self.model):
-                prepared = prepare_planned(loaded, self._probe.data, plan)
-                view = view_of(
-                    self.model, prepared[0], blocks=self._watched.blocks, stream=self._watched.declared_stream
-                )
-            for caveat in prepared.caveats:
-                LOGGER.warning("The probe: %s", caveat)
-            self.caveats = prepared.caveats
-            self._ready = view, prepared, find_projections(view, loaded.config)
+            prepared: Sequence[Batch] = ()
+            blocks, stream = self._watched.blocks, self._watched.declared_stream
+            try:
+                with beside_training(self.model):
+                    prepared = self._prepared()
+                    view = view_of(self.model, prepared[0], blocks=blocks, stream=stream)
+                self._ready = view, prepared, find_projections(view, load(self.model).config)
+            except Exception as error:
+                if self._strict or (blocks, stream) != (None, None):
+                    raise
+                is_probe = isinstance(error, DiscoveryError | LayoutError)
+                self.leave_out(f"{error}".partition(". ")[0], prepared if is_probe else ())
+        assert self._ready is not None
         return self._ready
+
+    def _prepared(self) -> Prepared:
+        plan = self._probe.plan(sequences=8, tokens=128)
+        prepared = prepare_planned(
+            load(self.model), self._probe.data, replace(plan, sequences=plan.wanted, batch=plan.wanted)
+        )
+        for caveat in prepared.caveats:
+            LOGGER.warning("The probe: %s", caveat)
+        self.caveats = prepared.caveats
+        return prepared
+
+    def leave_out(self, why: str, prepared: Sequence[Batch] = ()) -> None:
+        """Read no blocks; and make no pass of the probe, unless it is given."""
+        self.battery.notes = (why,)
+        self._ready = ModelView(self.model, ()), prepared, {}
 
     @property
     def view(self) -> ModelView:
@@ -325,29 +344,25 @@ class Prober:
 
         Nothing if other processes would have to take part, or under surgery, where it looks for no causes either.
         """
-        if self.needs_all_ranks or is_operating():
-            return ()
         view, prepared, _ = self.set_up()
+        if self.needs_all_ranks or is_operating() or not prepared:
+            return ()
         with beside_training(self.model):
-            return find(examine(self.model, prepared[0], view=view, edits=False)).findings
+            return find(examine(self.model, prepared[0], view=view if view.stacks else None, edits=False)).findings
 
     def examined(self, objective: Objective | None, optimizers: Sequence[Optimizer]) -> tuple[Finding, ...]:
-        """The same before the first step, also of a model that cannot be read, with the loss and the optimizer.
+        """The same before the first step, with the loss and the optimizer.
 
         Args:
             objective: the loss on the probe, if it is known.
             optimizers: of the run.
         """
-        if self.needs_all_ranks:
+        if self.needs_all_ranks or not self.set_up()[1]:
             return ()
         if is_operating():
             LOGGER.warning("The model was not examined: causes are only looked for outside operate().")
             return ()
-        view, (loss, labels) = None, objective or (None, None)
-        try:
-            view = self.view
-        except RankscopeError as error:
-            self.why_not_read = str(error)
+        view, (loss, labels) = self.view, objective or (None, None)
         try:
             with examining(self.model):
                 data, given = self._probe.data, self._probe
@@ -357,8 +372,9 @@ class Prober:
                 optimizer = optimizers[0] if len(optimizers) == 1 else None
                 # Nothing of the user's source is edited or compiled in a training process.
                 examination = examine(
-                    self.model, batch, view=view, loss=loss, labels=labels, optimizer=optimizer, edits=False
-                )
+                    self.model, batch, view=view if view.stacks else None, loss=loss, labels=labels,
+                    optimizer=optimizer, edits=False,
+                )  # fmt: skip
                 return find(examination).findings
         except Exception as error:  # noqa: BLE001  (a model that cannot be examined is no reason to stop watching)
             LOGGER.warning("The model was not examined: %s: %s", type(error).__name__, error)
@@ -390,7 +406,7 @@ class Prober:
 
     def _look(self) -> tuple[LayerValue, ...]:
         view, prepared, _ = self.set_up()
-        if not self.battery.due:
+        if not self.battery.due or not view.stacks:
             return ()
         with beside_training(self.model):
             for part in prepared:
@@ -430,9 +446,9 @@ class Prober:
 
     def _bad_weights(self, norms: ParameterNorms) -> str:
         """The first parameter that is not finite in the order in which the probe uses them; empty if all are."""
-        if not 1 < len(norms.bad) < norms.number:
-            return bad_entries(self.model, "weight", norms.bad) if norms.bad else ""
         _, prepared, _ = self.set_up()
+        if not prepared or not 1 < len(norms.bad) < norms.number:
+            return bad_entries(self.model, "weight", norms.bad) if norms.bad else ""
         with beside_training(self.model), calling_order(self.model) as called:
             prepared[0].run(self.model)
         return bad_entries(self.model, "weight", norms.bad, called)
@@ -451,4 +467,4 @@ class Prober:
     def compared(self, step: int) -> str:
         """How the operations of the probe's pass differ from those of the look before; empty if they do not."""
         _, prepared, _ = self.set_up()
-        return self.code.take(self.model, prepared[0], step)
+        return self.code.take(self.model, prepared[0], step) if prepared else ""

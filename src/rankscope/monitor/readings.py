@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,17 @@ NO_FAULT = "no fault seen"
 NOT_LEARNING = "predicts no better than a constant so far"
 LOSS = "rankscope/loss"
 """Name of the scalar with the loss of the step, if it was passed to the gauge."""
+DASHBOARD = frozenset(
+    {
+        ("relative_residual", "least"),
+        ("inputs_relative_residual", "least"),
+        ("attention_entropy", "least"),
+        ("stream_rms", "most"),
+        ("qk_to_v_gradient", "least"),
+        ("weight_motion", "most"),
+    }
+)
+"""What a dashboard gets of the layers, beside the loss and the number of alarms."""
 LAYERS, LAYERS_READ, RANKS_READ = (f"rankscope/status/{name}" for name in ("layers", "layers_read", "ranks_read"))
 """Names of the scalars with the number of blocks, the fewest blocks that a rank read, and the ranks that read all."""
 
@@ -137,6 +148,11 @@ class Reading:
         return one_line(self)
 
     @property
+    def dashboard(self) -> dict[str, float]:
+        """The scalars that trackers and trainers are given: those about the training, not about the monitor."""
+        return {name: value for name, value in self.scalars.items() if name not in (LAYERS, LAYERS_READ, RANKS_READ)}
+
+    @property
     def is_stuck(self) -> bool:
         """Whether the answers were no better than one answer for all inputs for a while, and the loss did not fall."""
         return any(row.metric == "answers_alike" and row.mean >= SOON for row in self.table)
@@ -215,6 +231,25 @@ def scalar_name(metric: str, stack: str | None, what: str) -> str:
         'rankscope/encoder/mean_cosine/least'
     """
     return "/".join(part for part in ("rankscope", stack, metric, what) if part is not None)
+
+
+def layer_scalars(values: Sequence[LayerValue], named: Collection[str] | None = None) -> dict[str, float]:
+    """Smallest, mean and largest value over the layers, by name.
+
+    Args:
+        values: of one reading.
+        named: metrics of which all three are wanted, beside those of :data:`DASHBOARD`; None for every metric.
+    """
+    groups: dict[tuple[str, str | None], list[float]] = {}
+    for row in values:
+        if row.mean - row.mean == 0.0 and row.layer is not None:  # finite
+            groups.setdefault((row.metric, row.stack), []).append(row.mean)
+    return {
+        scalar_name(metric, stack, what): value
+        for (metric, stack), means in groups.items()
+        for what, value in (("least", min(means)), ("mean", sum(means) / len(means)), ("most", max(means)))
+        if named is None or metric in named or (metric, what) in DASHBOARD
+    }
 
 
 def too_few(count: int) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.models.inputs import Batch
 from rankscope.monitor.isolation import beside_training
+from rankscope.pass_graph.kernel_mode import KernelMode
 
 SEQUENCES = 2
 CALM = 2
@@ -60,11 +60,11 @@ class PassOperation:
         return self.name, self.reads, self.given, self.digests
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(KernelMode):  # type: ignore[no-untyped-call]
     """Writes down the operations of a pass."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations: list[PassOperation] = []
         # Tensors are held until the pass is over, so that no number is given twice.
         self._known: dict[int, tuple[Tensor, int | str]] = {id(one): (one, "input") for one in inputs}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from rankscope._types import Status
 from rankscope.errors import InputError, ReadingError
@@ -14,7 +14,6 @@ from rankscope.metrics import METRICS, SIDES, MetricSpec
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.block_statistics import graph_metrics
 from rankscope.monitor.probing import RESIDUAL, MetricsLike, chosen_metrics, intervals_of
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.readings import LAYERS, LAYERS_READ, RANKS_READ, LayerValue
@@ -22,7 +21,6 @@ from rankscope.monitor.watching import chosen_alarms
 from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verdicts.states import LEAST_INPUTS
 
-Where = Literal["probe", "graph"]
 ROW = "layers_read"
 PATIENT = 3
 """Readings after which a rank that never reported is named."""
@@ -66,21 +64,16 @@ class ReadingRequest:
     Args:
         metrics: as for ``Gauge``.
         alarms: as for ``Gauge``.
-        where: as for ``Gauge``.
 
     Raises:
         UnknownNameError: there is no such metric or alarm.
         InputError: an alarm was asked for by name, but none of the metrics that it uses.
     """
 
-    def __init__(self, metrics: MetricsLike, alarms: Sequence[str] | None, where: Where = "probe") -> None:
+    def __init__(self, metrics: MetricsLike, alarms: Sequence[str] | None) -> None:
         self.every = intervals_of(metrics)
-        if self.every and where == "graph":
-            raise InputError("metrics with intervals need where='probe': a graph reads every forward.")
-        names = None if metrics is None else list(metrics)
-        self.metrics = chosen_metrics(graph_metrics(names) if where == "graph" else names)
+        self.metrics = chosen_metrics(metrics)
         self.alarms = chosen_alarms(alarms)
-        self._where = where
         self._names_metrics, self._names_alarms = metrics is not None, alarms is not None
         for alarm in self.alarms if self._names_alarms else ():
             unread = [self._unread(metric) for metric in alarm.metrics]
@@ -124,8 +117,6 @@ class ReadingRequest:
         needed = RESIDUAL if metric == _BETWEEN_INPUTS else metric
         if needed in METRICS and needed not in (spec.name for spec in self.metrics):
             return f"it needs {needed}, which is not among the metrics of this gauge"
-        if metric == _BETWEEN_INPUTS and self._where == "graph":
-            return "where='graph' does not compare inputs"
         return None
 
 

@@ -19,31 +19,46 @@ from rankscope.errors import InputError, ReadingError
 from rankscope.models.inputs import InputsLike
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
+from rankscope.models.stream import Stream
 from rankscope.models.wrapping import is_distributed
-from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
+from rankscope.monitor.acting import LOGGER, Action, CollapseError
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.answers import Answers, Samples, cross_entropy, labels_of
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.probing import MetricsLike, Objective
-from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.status import ReadingRequest
+from rankscope.monitor.readings import Alarm
+from rankscope.monitor.schedules import Schedule
 from rankscope.monitor.steps import with_hooks
-from rankscope.monitor.watched import PROBE, FirstBatch, Watched
+from rankscope.monitor.watched import PROBE, FirstBatch, GaugeOptions, Watched, checked
 from rankscope.monitor.why import Why
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from typing_extensions import Unpack
 
     from rankscope.monitor.hosts.hosting import HostedGauge
 
 MOST_FORWARDS = 64
 """Training forwards without a step of the optimizer, after which that is said; more if more were accumulated before."""
-
-
 SCALED = 256.0
 """Factor from which on a power of two is taken to be that of a loss scaler."""
+
+
+class HostOptions(GaugeOptions, total=False):
+    """The options of :func:`watch` with a trainer."""
+
+    probe: InputsLike
+    blocks: str | Sequence[str] | None
+    stream: Stream | str | None
+    silence: Sequence[str]
+
+
+class WatchOptions(HostOptions, total=False):
+    """The options of :func:`watch` in a loop of one's own."""
+
+    accelerator: Accelerator | None
 
 
 class Watch(Watched):
@@ -54,22 +69,25 @@ class Watch(Watched):
     """
 
     def __init__(
-        self, model: nn.Module | Model, optimizers: Sequence[Optimizer], probe: InputsLike, options: Mapping[str, Any]
+        self,
+        module: nn.Module,
+        declared: Model,
+        optimizers: Sequence[Optimizer],
+        probe: InputsLike,
+        options: GaugeOptions,
     ) -> None:
-        super().__init__()
-        self._watched = model if isinstance(model, Model) else Model(need_module(model, "watch"))
-        module = self._watched.model if isinstance(model, Model) else model
-        self._probe, self._options = probe, dict(options)
+        super().__init__(options)
+        self._watched, self._probe = declared, probe
         self._optimizers = tuple(optimizers)
         self._steps = dict.fromkeys(map(id, self._optimizers), 0)
         self._done: set[int] = set()
         self._pending: int | None = None
-        self._silenced: list[str] = []
         self._undo: list[Callable[[], object]] = []
         self._losses: list[float | Tensor] = []
         self._forwards, self._most, self._told = 0, 0, False
+        self._before_forwards: list[Tensor] = []
+        self._modes: set[bool] = set()
         self._disabled: str | None = None
-        self.gauge: Gauge | None = None
         self._module = module
         self._batches = FirstBatch(module, lambda named: self._forward())
         self._reached, self._returns = False, False
@@ -173,11 +191,32 @@ class Watch(Watched):
 
     def _forward(self) -> None:
         self._forwards += 1
-        if self._forwards == max(MOST_FORWARDS, 8 * self._most) + 1:
-            LOGGER.warning(
-                "%d training forwards without a step of the optimizer that is watched: it is another optimizer, or a "
-                "loss scaler skips every step.", self._forwards - 1,
-            )  # fmt: skip
+        most = max(MOST_FORWARDS, 8 * self._most)
+        if self._forwards == most // 2:
+            self._before_forwards = self._sample()
+        if self._forwards == most + 1:
+            self._guarded(lambda: self._without_step(most))
+
+    def _without_step(self, forwards: int) -> None:
+        """Many training forwards and no step: a fault if weights move all the same, or gradients are not finite."""
+        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
+        words = ""
+        if not all(map(torch.equal, self._before_forwards, self._sample())):
+            words = "weights move all the same: another optimizer makes the steps"
+        elif not all(bool(torch.isfinite(one.grad).all()) for one in held if one.grad is not None):
+            words = "gradients are NaN or infinite, and no step is made with them: look at the scale of the loss"
+        said = f"{forwards} training forwards without a step of the optimizer that is watched"
+        LOGGER.warning("%s%s.", said, f"; {words}" if words else "")
+        # A later phase of a training may have an optimizer of its own.
+        gauge = self._need_gauge() if words and self.step == 0 else None
+        if gauge is not None:
+            evidence, sentence = {"forwards": float(forwards)}, f"{said}; {words}."
+            gauge.alarm(Alarm("still_weights", "raised", 0, None, None, sentence, evidence, "optimizer"))
+
+    def _sample(self) -> list[Tensor]:
+        """An entry of each parameter that the optimizers hold."""
+        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
+        return [one.detach().flatten()[:1].clone() for one in held if one.numel() and not is_distributed(one)]
 
     def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
@@ -265,29 +304,43 @@ class Watch(Watched):
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         is_first = self.gauge is None and self._probe is None and self._batches.parts == 0
-        if is_first and any(map(callable, (*args[1:], *kwargs.values()))):
+        has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if is_first and has_closure:
             return  # a closure calls the model inside the step
-        self._guarded(lambda: self._begin(optimizer))
+        self._guarded(lambda: self._begin(optimizer, has_closure=has_closure))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._guarded(lambda: self._end(optimizer))
 
-    def _begin(self, optimizer: Optimizer) -> None:
+    def _begin(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Before the first optimizer of a step: read the gradients that all of them are about to use."""
         if self._steps[id(optimizer)] < self.step:
             return  # another optimizer began this step
+        is_late = self._pending is not None  # what is read now has the gradients of the coming step already
         self._read_pending()
         self._most, self._forwards = max(self._most, self._forwards), 0
-        gauge = self._need_gauge()
+        gauge, modes = self._need_gauge(), self._batches.take_modes()
         if gauge is not None:
+            if modes != self._modes and {len(modes), len(self._modes)} == {1}:
+                gauge.switched(self.step, is_training=modes == {True})
+            self._modes = modes or self._modes
             self._notice(gauge)
             with self._not_of_the_training():
-                gauge.after_backward(self.step)
+                gauge.after_backward(self.step, is_own=has_closure or is_late)
+
+    def _tell_idle(self) -> None:
+        """Once, which optimizers made no step while another one made many."""
+        idle = [one for one in self._optimizers if self._steps[id(one)] == 0]
+        held = [p for one in idle for group in one.param_groups for p in group["params"] if p.requires_grad]
+        if self.gauge is not None and held:
+            self.gauge.idle(self.step, [type(one).__name__ for one in idle], len(held))
 
     def _end(self, optimizer: Optimizer) -> None:
         if self._pending is None:
             self._pending = self.step
         self._steps[id(optimizer)] += 1
+        if self._steps[id(optimizer)] == self.step == MOST_FORWARDS:
+            self._tell_idle()
         self._done.add(id(optimizer))
         if len(self._done) == len(self._optimizers):
             self._read_pending()
@@ -299,10 +352,9 @@ class Watch(Watched):
         if step is None or self.gauge is None:
             return
         losses, self._losses = self._losses, []
-        batch = self._batches.latest
-        tensors = None if batch is None else {name: v for name, v in batch.items() if isinstance(v, Tensor)}
+        batch = self._batches.take_latest()
         with self._not_of_the_training():
-            reading = self.gauge.step(step, loss=_mean(losses), batch=tensors or None)
+            reading = self.gauge.step(step, loss=_mean(losses), batch=batch)
         if reading is not None:
             self._keep(reading)
 
@@ -328,29 +380,34 @@ class Watch(Watched):
     def _need_gauge(self) -> Gauge | None:
         if self.gauge is None:
             probe = self._probe if self._probe is not None else self._batches.probe()
-            if probe is None and self._batches.saw_eval:
-                raise InputError(
-                    f"{type(self._watched.model).__name__} was called in eval mode before the first step of the "
-                    "optimizer. Call model.train() before the loop; if it is trained in eval mode on purpose, pass "
-                    "probe=."
-                )
-            if probe is None:
-                raise InputError(
-                    f"{type(self._watched.model).__name__} was not called with a training batch before the first step "
-                    "of the optimizer. If the loop calls one of its methods or parts instead, pass probe=; if it is "
-                    "compiled, pass what torch.compile returned; if another model is trained, pass that."
-                )
+            if probe is None and self._options.get("strict"):
+                raise InputError(self._why_no_probe())
             inside = self._probe is None and self._batches.module is not self._module
             own = self._watched
             part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
-            self.gauge = Gauge(part, probe, **self._options)
-            self.gauge.answers = self._answers
+            gauge = self._make(part, probe)
+            if probe is None:
+                LOGGER.warning("No blocks are read. %s", self._why_no_probe())
+                gauge.leave_out_probe(self._why_no_probe())
+            gauge.answers = self._answers
             # The labels are those of the first batch: the probe has to be of that batch as well.
-            self.gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
-            self.gauge.ledger = self._ledger  # its hooks are there already: none can be added inside another one
-            self.gauge.optimizers = self._optimizers
-            self.gauge.silence(*self._silenced)
+            gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
+            gauge.ledger = self._ledger  # its hooks are there already: none can be added inside another one
+            gauge.optimizers = self._optimizers
         return self.gauge
+
+    def _why_no_probe(self) -> str:
+        name = type(self._watched.model).__name__
+        if self._batches.saw_eval:
+            return (
+                f"{name} was called in eval mode before the first step of the optimizer. Call model.train() before the "
+                "loop; if it is trained in eval mode on purpose, pass probe=."
+            )
+        return (
+            f"{name} was not called with a training batch before the first step of the optimizer. If the loop calls "
+            "one of its methods or parts instead, pass probe=; if it is compiled, pass what torch.compile returned; if "
+            "another model is trained, pass that."
+        )
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Whatever goes wrong in here never ends the run, unless it was asked to."""
@@ -403,8 +460,17 @@ def hooked(optimizer: object) -> Optimizer:
 
 @overload
 def watch(
-    model: nn.Module | Model,
-    optimizer: Optimizer | Sequence[Optimizer],
+    model: nn.Module | Model, optimizer: Optimizer | Sequence[Optimizer], **options: Unpack[WatchOptions]
+) -> Watch: ...
+
+
+@overload
+def watch(model: object, optimizer: None = None, **options: Unpack[HostOptions]) -> HostedGauge: ...
+
+
+def watch(
+    model: object,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     probe: InputsLike = None,
     schedule: str | int | Schedule = "1%",
@@ -414,16 +480,11 @@ def watch(
     sinks: Sequence[Sink] = (),
     record: str | Path | None = None,
     strict: bool = False,
+    patience: float = 60.0,
+    blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
+    silence: Sequence[str] = (),
     accelerator: Accelerator | None = None,
-) -> Watch: ...
-
-
-@overload
-def watch(model: object, **options: Any) -> HostedGauge: ...
-
-
-def watch(
-    model: object, optimizer: Optimizer | Sequence[Optimizer] | None = None, **options: Any
 ) -> Watch | HostedGauge:
     """Watch a training loop, without any other change to it.
 
@@ -432,13 +493,28 @@ def watch(
 
     Args:
         model: the model that the loop calls: wrapped in DDP or FSDP2, compiled, or neither. Or a ``Trainer`` of
-            transformers, TRL, sentence-transformers, Lightning, Composer or OLMo-core, before it starts; the other
-            arguments are then those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+            transformers, TRL, sentence-transformers, Lightning, Composer or OLMo-core, before it starts.
         optimizer: of the loop, or several; a step that a ``GradScaler`` skips is not counted.
-        **options: by name: ``probe`` (fixed inputs to measure on, as for ``Gauge``; otherwise the first eight training
-            sequences), ``schedule``, ``metrics``, ``alarms``, ``actions``, ``sinks``, ``record`` (a folder) and
-            ``strict`` as for ``Gauge``; ``accelerator``, that of accelerate: the loss is taken from its ``backward``,
-            and scalars go to its trackers.
+        probe: fixed inputs to measure on, as for :class:`~rankscope.monitor.Gauge`; None for the first eight training
+            sequences.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        metrics: names from ``rankscope ls metrics``; None for the cheap default.
+        alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
+        actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"``, ``"raise"``, or functions of an ``Alarm``.
+        sinks: where scalars and alarms go in addition to the record.
+        record: a folder for the record; None to keep none. If it holds one, the run is continued.
+        strict: raise errors of the monitor itself instead of reporting them and going on without it.
+        patience: seconds to wait for other ranks where a forward pass needs them.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, if it is not ``batch tokens dim``; see :class:`rankscope.Stream`.
+        silence: names of alarms that are never raised.
+        accelerator: that of accelerate: the loss is taken from its ``backward``, and scalars go to its trackers.
+
+    Returns:
+        A :class:`Watch`, or the callback that was added to the trainer.
+
+    Raises:
+        InputError: there is no optimizer, or an argument is not one of those above.
 
     Example:
         >>> import torch
@@ -453,41 +529,26 @@ def watch(
         (2, ())
     """
     if isinstance(model, Optimizer):
-        raise InputError(f"{type(model).__name__} is no model, which comes first: watch(model, optimizer).")
+        raise InputError(f"{type(model).__name__} is not a model, which comes first: watch(model, optimizer).")
+    options: GaugeOptions = {
+        "schedule": schedule, "metrics": metrics, "alarms": alarms, "actions": actions,
+        "sinks": sinks, "record": record, "strict": strict, "patience": patience,
+    }  # fmt: skip
     if not isinstance(model, nn.Module | Model):
         from rankscope.monitor.hosts.attaching import attach
 
-        return attach(model, **options)
+        return attach(model, probe=probe, blocks=blocks, stream=stream, silence=silence, **options)
     if optimizer is None:
         raise InputError("watch(model, optimizer) counts the steps of the optimizer: pass it, or several in a list.")
-    return _watch(model, list(optimizer) if isinstance(optimizer, Sequence) else [optimizer], **options)
-
-
-def _watch(
-    model: nn.Module | Model,
-    optimizers: Sequence[Optimizer],
-    *,
-    probe: InputsLike = None,
-    schedule: str | int | Schedule = "1%",
-    metrics: MetricsLike = None,
-    alarms: Sequence[str] | None = None,
-    actions: Sequence[Action] = ("log",),
-    sinks: Sequence[Sink] = (),
-    record: str | Path | None = None,
-    strict: bool = False,
-    accelerator: Accelerator | None = None,
-) -> Watch:
-    # Invalid arguments are reported where they were written, not at the first step.
-    as_schedule(schedule), ReadingRequest(metrics, alarms), Actions(actions, speaks=False)
-    options = {
-        "schedule": schedule, "metrics": metrics, "alarms": alarms, "actions": actions,
-        "sinks": sinks, "record": record, "strict": strict,
-    }  # fmt: skip
     if accelerator is not None:
         from rankscope.monitor.hosts.accelerate import AcceleratorSink
 
         options["sinks"] = (*sinks, AcceleratorSink(accelerator))
-    watched = Watch(model, [hooked(one) for one in optimizers], probe, options)
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    declared = model if isinstance(model, Model) else Model(need_module(model, "watch"), blocks=blocks, stream=stream)
+    module = declared.model if isinstance(model, Model) else model
+    watched = Watch(module, declared, [hooked(one) for one in optimizers], probe, checked(options))
+    watched.silence(*silence)
     if accelerator is not None:
         watched.take_losses_of(accelerator, "backward")
     return watched

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rankscope.models.inputs import InputsLike
+from rankscope.models.model import Model
 from rankscope.models.wrapping import unwrapped
+from rankscope.monitor.acting import Action, Actions
 from rankscope.monitor.gauge import Gauge
-from rankscope.monitor.readings import Alarm, Reading
+from rankscope.monitor.outlets import Sink
+from rankscope.monitor.probing import MetricsLike
+from rankscope.monitor.readings import Alarm, Reading, layer_scalars
+from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.status import ReadingRequest
 
 PROBE = 8
 """Sequences of the first training batches that become the probe: as many as comparing inputs needs."""
@@ -44,13 +52,14 @@ class FirstBatch:
         self.is_paused = False
         self._count = 0
         self.latest: Mapping[str, Any] | None = None
-        self.saw_eval = False
+        self.saw_eval, self._modes = False, set[bool]()
         self._handles = [model.register_forward_pre_hook(self._see, with_kwargs=True)]
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Traced as nothing at all: a graph that torch.compile builds must not depend on it.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self.is_paused or module is not self.module:
             return
+        self._modes.add(module.training)
         if not module.training:
             self.saw_eval = True
             return
@@ -94,6 +103,16 @@ class FirstBatch:
         self._parts.append(part)
         self._count += wanted
 
+    def take_latest(self) -> dict[str, Tensor] | None:
+        """The tensors of the last training forward since the last call, by name; None if there were none."""
+        latest, self.latest = self.latest, None
+        return {name: one for name, one in (latest or {}).items() if isinstance(one, Tensor)} or None
+
+    def take_modes(self) -> set[bool]:
+        """In which modes the model was called with gradients enabled since the last call: True is training mode."""
+        found, self._modes = self._modes, set()
+        return found
+
     @property
     def parts(self) -> int:
         """Batches of which sequences were kept."""
@@ -106,7 +125,8 @@ class FirstBatch:
         leaves, spec = zip(*(pytree.tree_flatten(part) for part in self._parts), strict=True)
         joined = [torch.cat(same) if _is_batched(same[0]) else same[0] for same in zip(*leaves, strict=True)]
         found: dict[str, Any] = pytree.tree_unflatten(joined, spec[0])
-        return {name: value for name, value in found.items() if value is not None}
+        required = _required(self.module)
+        return {name: value for name, value in found.items() if value is not None or name in required}
 
     def close(self) -> None:
         """Remove the hook and forget the batches."""
@@ -119,6 +139,12 @@ def _argument_names(model: nn.Module) -> list[str]:
     parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _required(model: nn.Module) -> set[str]:
+    """Arguments without a default."""
+    parameters = inspect.signature(unwrapped(model).forward).parameters
+    return {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
 
 
 def _has_tensor(named: Mapping[Any, Any]) -> bool:
@@ -148,22 +174,57 @@ def _shapes(part: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape[1:]) if _is_batched(leaf) else None for leaf in pytree.tree_leaves(part)]
 
 
+class GaugeOptions(TypedDict, total=False):
+    """The options of a :class:`~rankscope.monitor.Gauge` that whatever makes one hands on."""
+
+    schedule: str | int | Schedule
+    metrics: MetricsLike
+    alarms: Sequence[str] | None
+    actions: Sequence[Action]
+    sinks: Sequence[Sink]
+    record: str | Path | None
+    strict: bool
+    patience: float
+
+
+def checked(options: GaugeOptions) -> GaugeOptions:
+    """The same options: invalid ones are reported where they were written, not at the first step."""
+    as_schedule(options.get("schedule", "1%"))
+    ReadingRequest(options.get("metrics"), options.get("alarms"))
+    Actions(options.get("actions", ("log",)), speaks=False)
+    return options
+
+
 class Watched:
-    """What a user looks at while a run is watched: readings, alarms, a table, a line."""
+    """What a user looks at while a run is watched: readings, alarms, a table, a line.
+
+    Args:
+        options: of the gauge that is made once a training batch is known.
+    """
 
     gauge: Gauge | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, options: GaugeOptions) -> None:
+        self._options, self._silenced = options, list[str]()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.gauge = None
         self._rows: list[dict[str, float]] = []
-        self._alarms: list[Alarm] = []
-        self._notes: list[Alarm] = []
         self._readings: list[Reading] = []
 
+    def _make(self, model: Model, probe: InputsLike, **options: Any) -> Gauge:
+        """Make the gauge, with other options in place of some of those that were given."""
+        given: dict[str, Any] = {**self._options, **options}
+        self.gauge = Gauge(model, probe, **given)
+        self.gauge.silence(*self._silenced)
+        return self.gauge
+
     def _keep(self, reading: Reading) -> None:
-        scalars = {name.removeprefix("rankscope/"): value for name, value in reading.scalars.items()}
-        self._rows.append({"step": reading.step, **scalars})
-        self._alarms += [alarm for alarm in reading.alarms if alarm.state == "raised"]
-        self._notes += reading.notes
+        single = {row.metric: row.mean for row in reading.table if row.layer is None}
+        scalars = {**layer_scalars(reading.table), **reading.scalars}
+        named = {name.removeprefix("rankscope/"): value for name, value in scalars.items()}
+        self._rows.append({"step": reading.step, **single, **named})
         self._readings = [*self._readings, reading][-MOST_DRAWN:]
 
     @property
@@ -179,12 +240,12 @@ class Watched:
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Every alarm that was raised, in order."""
-        return tuple(self._alarms)
+        return () if self.gauge is None else tuple(one for one in self.gauge.alarms if one.state == "raised")
 
     @property
     def notes(self) -> tuple[Alarm, ...]:
         """What was written down and is no alarm, in order: what curves show, and changes that may be planned."""
-        return tuple(self._notes)
+        return () if self.gauge is None else tuple(self.gauge.notes)
 
     @property
     def history(self) -> Any:

@@ -62,13 +62,6 @@ class References:
         return found
 
 
-def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
-    """The largest severity, and what is measured there; None if nothing can be judged."""
-    judged = [(spec.rule(state), state) for place, state in states.items() if place[0] == stack]
-    known = [(judgement.severity, state.now[spec.metrics[0]]) for judgement, state in judged if judgement is not None]
-    return max(known, key=lambda entry: entry[0], default=None)
-
-
 Explain = Callable[[AlarmSpec, Judgement], tuple[str, str]]
 """The component of an alarm that is being raised, and what is said after its numbers."""
 

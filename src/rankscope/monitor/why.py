@@ -1,7 +1,7 @@
 """Why a run went bad: what experiments showed, what was recorded, and what was seen, in order. Does not import torch.
 
     watch.why()                       # of a run that is watched
-    why(read_record("runs/plain"))    # of its record
+    why(read_record("runs/plain"))    # of its record, as `rankscope doctor runs/plain` prints
 
 A cause is shown (an experiment), or recorded (an event or a fact); what is only seen, as a curve is, is never one.
 """
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rankscope._printing import brief
 from rankscope.monitor.readings import FAULTS, Alarm, Reading
 from rankscope.monitor.record import Record
 
-SYMPTOMS = ("loss_rises", "not_finite", "not_finite_gradients")
-"""Facts that follow from an event just before them, if there is one."""
+SYMPTOMS = (
+    "loss_rises", "not_finite", "not_finite_gradients", "vanishing_qk_gradients", "constant_answer", "token_collapse",
+    "input_collapse",
+)  # fmt: skip
+"""Facts and states that follow from what happened before them, if that is known."""
 WITHIN = 64
 """Steps before a run went bad in which an event may have caused it."""
 EARLY = 16
@@ -70,11 +73,20 @@ class Why:
 
     __repr__ = brief
 
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return asdict(self)
+
     def __str__(self) -> str:
         count = f"{self.readings} reading{'s' if self.readings != 1 else ''}"
-        if self.since is None:
+        if not self.readings and not self.lines:
+            head = "Nothing was read."
+        elif self.since is None:
             words = "" if self.cause is None else self.cause.words.split("\n")[0].rstrip(".")
             head = f"No alarm ({count}); {self.cause.how}: {words}." if self.cause else f"No fault seen ({count})."
+            events = sum(line.name != "learning_rate" for line in self.lines)
+            if self.cause is None and events:
+                head = f"{head} {events} event{'s' if events > 1 else ''} that may be planned:"
         elif self.cause is None:
             head = f"Went bad at step {self.since}; nothing was shown or recorded that explains it ({count})."
         else:
@@ -131,31 +143,32 @@ def explained(
         rate = None  # where the first bad number is says more than a rate that was the same from the start
     cause = None
     if since is not None:
-        sudden = [
-            one
-            for one in events
-            if since - WITHIN <= one.step <= since and one.name != "learning_rate" and not one.evidence.get("declared")
-        ]
+        sudden = [one for one in events if since - WITHIN <= one.step <= since and _is_sudden(one)]
+        # A loss that jumps in the middle of a run does not follow from what was so at its first step; and of what is
+        # shown now, nobody knows whether it was so before.
+        is_late = since > 0 and all(one.name == "loss_rises" for one in facts)
         candidates = [
             *sorted((_recorded(one) for one in sudden), key=_order),
-            *(line for line in shown if line.step <= since),
+            *(line for line in shown if line.step <= since and not is_late),
             *(_recorded(one) for one in own if one.name not in SYMPTOMS),
             *(rate,),
             *(_recorded(one) for one in own if one.name in SYMPTOMS and one.name != "loss_rises"),
-            *(line for line in shown if line.step > since),
+            *(line for line in shown if line.step > since and not is_late),
         ]
         known = [one for one in candidates if one is not None]
-        if rate is not None and known[0].component not in ("data", "structure"):
-            # What moves weights fast from the start on, or just before, is earlier than what follows.
-            known = sorted([rate, known[0]], key=_order)
         cause = next(iter(known), None)
     else:
         # Asked without an alarm: what was shown, or else what nobody declared, as it is.
-        sudden = [one for one in events if one.name != "learning_rate" and not one.evidence.get("declared")]
-        known = [*shown[:1], *sorted(map(_recorded, sudden), key=_order)]
-        cause = next(iter(known), rate)
+        sudden = [one for one in events if _is_sudden(one)]
+        cause = min((*shown, *map(_recorded, sudden)), key=_order, default=None)
     lines = [*shown, *(_recorded(one) for one in (*events, *facts)), *seen]
     return Why(since, cause, tuple(sorted(lines, key=_order)), readings)
+
+
+def _is_sudden(event: Alarm) -> bool:
+    """Whether nobody declared it, and it is more than the rate with which an optimizer begins."""
+    begins = event.name == "learning_rate" and not math.isfinite(event.evidence.get("before", math.nan))
+    return not begins and not event.evidence.get("declared")
 
 
 def _recorded(one: Alarm) -> Clue:

@@ -34,6 +34,12 @@ class ByTensor(Generic[Found]):
         entry = self._held.get(id(candidate))
         return entry[1] if entry is not None and entry[0]() is candidate else None
 
+    def copied(self) -> ByTensor[Found]:
+        """The same values for the same tensors, to be changed apart."""
+        other = ByTensor[Found]()
+        other._held = dict(self._held)
+        return other
+
     def drop(self, tensor: Tensor) -> None:
         """Forget the value of a tensor, if it has one."""
         self._held.pop(id(tensor), None)
@@ -41,10 +47,6 @@ class ByTensor(Generic[Found]):
     def clear(self) -> None:
         """Forget all values."""
         self._held.clear()
-
-    def change(self, new: Callable[[Found], Found]) -> None:
-        """Replace every value by a new one."""
-        self._held = {key: (reference, new(value)) for key, (reference, value) in self._held.items()}
 
     def drop_where(self, unwanted: Callable[[Found], bool]) -> None:
         """Forget some of the values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,10 @@ class Call:
         returned: the first tensor that it returned.
         stream: what was found to be the stream that it was given, as it goes through the call.
         sums: the stream after each known sum, by the number of the add.
+        given: what the module was called with, with values in place of tensors; None if contents were not kept.
+        made: the values that it returned.
+        span: numbers of its first operation, and of the first one after it.
+        run: computes it once more.
     """
 
     name: str
@@ -55,6 +59,17 @@ class Call:
     returned: Value | None = None
     stream: dict[Value, None] = field(default_factory=dict)
     sums: dict[int, Value] = field(default_factory=dict)
+    given: Any = None
+    made: tuple[Value, ...] = ()
+    span: tuple[int, int] = (0, 0)
+    run: Callable[..., Any] | None = None
+
+    @property
+    def around(self) -> Iterator[Call]:
+        """This call, and those in which it happened."""
+        yield self
+        if self.parent is not None:
+            yield from self.parent.around
 
     @property
     def is_in_norm(self) -> bool:
@@ -105,6 +120,7 @@ class Node:
         written: the values, before, of what it wrote to.
         function: what the author called; None for operations of torch's own accord.
         call: the innermost call of a module that was running.
+        number: counts the operations of a recording.
     """
 
     name: str
@@ -116,6 +132,7 @@ class Node:
     written: tuple[Value, ...] = ()
     function: Function | None = None
     call: Call | None = None
+    number: int = 0
 
     @property
     def operator(self) -> OpOverload | None:
@@ -164,6 +181,7 @@ class Graph:
         appeared: values of tensors that were met while contents were kept, and that no recorded operation made.
         unrecorded: functions that ran without any operation of torch's, in order: what they wrote to is not known.
         operators: the operators that were called and are not torch's own, by name.
+        count: how many operations were recorded, with those that were dropped since.
     """
 
     events: list[Node | Edge] = field(default_factory=list)
@@ -172,6 +190,7 @@ class Graph:
     appeared: list[Value] = field(default_factory=list)
     unrecorded: list[Function] = field(default_factory=list)
     operators: dict[str, None] = field(default_factory=dict)
+    count: int = 0
 
     @property
     def nodes(self) -> list[Node]:
@@ -180,6 +199,8 @@ class Graph:
 
     def add(self, node: Node) -> None:
         """Record an operation."""
+        node.number = self.count
+        self.count += 1
         self.events.append(node)
         for value in node.outputs:
             value.node = node

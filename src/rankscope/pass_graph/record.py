@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
@@ -47,6 +49,7 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._kept: dict[int | None, list[Value]] = {}
         self._calls: list[tuple[Call, int]] = []
+        self._replayable: list[Call] = []
         self._function: Function | None = None
 
     # What the caller marks in the pass: module calls, and the functions of the author.
@@ -59,13 +62,20 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
         self, name: str, *, normalises: bool = False, number: int | None = None, taken: Tensor | None = None
     ) -> None:
         """Record that a module is called; with a number, also where in the pass this happens."""
-        parent = self._calls[-1][0] if self._calls else None
-        call = Call(name, number, parent, normalises, None if taken is None else self.value_of(taken))
+        call = Call(name, number, self.call, normalises, None if taken is None else self.value_of(taken))
         if number is not None:
             self.graph.events.append(Edge(call, begins=True))
         self._calls.append((call, len(self.graph.events)))
 
-    def leave(self, returned: Tensor | None, product_of: Tensor | None = None) -> None:
+    def note_module(self, module: nn.Module, given: object) -> None:
+        """Record what the innermost call runs on what, so that it can be replayed as a whole."""
+        if self.keeps and self.call is not None:
+            self.call.given = mapped(given, Tensor, self.value_of)
+            self.call.run = RunsModule(module)
+            self._replayable.append(self.call)
+            self.call.span = self.graph.count, self.graph.count
+
+    def leave(self, returned: Tensor | None, product_of: Tensor | None = None, output: object = None) -> None:
         """Record that the innermost call has ended.
 
         Args:
@@ -73,15 +83,24 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
             product_of: what it was given, if all it did was to multiply that by a matrix of weights. This replaces what
                 was recorded inside: a layer that quantises its inputs divides them by a scale computed from them, in a
                 kernel of its own, which could not be told from a sum of the two.
+            output: everything that it returned.
         """
         call, start = self._calls.pop()
         if returned is not None and product_of is not None:
             del self.graph.events[start:]
             given, made = self.value_of(product_of), self.value_of(returned)
-            self.graph.add(Node("linear", _unknown, (), {}, (given,), (made,), function=self._function, call=call))
+            run = call.run or _unknown
+            self.graph.add(Node("linear", run, (given,), {}, (given,), (made,), function=self._function, call=call))
         call.returned = None if returned is None else self.value_of(returned)
+        if call.run is not None:
+            call.made, call.span = tuple(map(self.value_of, inside(output, Tensor))), (call.span[0], self.graph.count)
         if call.number is not None:
             self.graph.events.append(Edge(call, begins=False))
+
+    @property
+    def call(self) -> Call | None:
+        """The innermost call that is running."""
+        return self._calls[-1][0] if self._calls else None
 
     @contextmanager
     def function(self, func: Callable[..., Any], adds: Sequence[tuple[int, int, Any]] = ()) -> Iterator[None]:
@@ -112,10 +131,17 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Drop all nodes, and the contents of all values."""
-        self.graph = Graph()
+        self.graph = Graph(count=self.graph.count)
+        self.release()
+
+    def release(self) -> None:
+        """Drop the contents of all values, and what calls were given; a tensor that is used again is kept again."""
         for value in (value for values in self._kept.values() for value in values):
             value.content = None
+        for call in self._replayable:
+            call.run = call.given = None
         self._kept.clear()
+        self._replayable.clear()
 
     # Values of tensors.
 
@@ -162,8 +188,7 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
     def _share(self, own: Tensor, laid_down: Sequence[Tensor], values: Sequence[Any], made: Value) -> None:
         """Record that the value of a tensor follows from those of others in the same memory."""
         run = SharedMemory(own, laid_down)
-        call = self._calls[-1][0] if self._calls else None
-        self.graph.add(Node("shared memory", run, tuple(values), {}, tuple(values), (made,), call=call))
+        self.graph.add(Node("shared memory", run, tuple(values), {}, tuple(values), (made,), call=self.call))
 
     # Operations.
 
@@ -202,7 +227,7 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
             tuple(value for value in inputs if value not in unread),
             written=written,
             function=self._function,
-            call=self._calls[-1][0] if self._calls else None,
+            call=self.call,
         )
         # What is written to, and everything in the same memory, gets a new value.
         shared = [(other, self._known.get(other), target) for target in targets for other in self._others(target)]
@@ -237,6 +262,35 @@ def _captured(given: object) -> list[Tensor]:
     """Tensors that the functions among the arguments close over."""
     functions = [value for value in pytree.tree_leaves(given) if inspect.isfunction(value)]
     return inside([dict(inspect.getclosurevars(function).nonlocals) for function in functions], Tensor)
+
+
+class RunsModule:
+    """Runs a module once more, as written and without hooks; a recording does not keep it alive."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        module = self._module()
+        if module is None:
+            return _unknown()
+        parts = [vars(part) for part in module.modules() if "_forward_hooks" in vars(part)]
+        hooks = [{kind: part[kind] for kind in ("_forward_hooks", "_forward_pre_hooks")} for part in parts]
+        # Its weights may be tensors of a class with functions of its own: those are needed, and modes are not.
+        modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+        try:
+            for part in parts:
+                part |= {"_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
+            with torch._C._EnableTorchFunction():
+                return module.forward(*args, **kwargs)
+        except Exception as error:  # whatever the author's code raises on other values
+            raise RuntimeError(f"{type(module).__name__}: {error}") from error
+        finally:
+            for part, own in zip(parts, hooks, strict=True):
+                part |= own
+            for mode in reversed(modes):
+                torch._C._push_on_torch_function_stack(mode)
 
 
 def _unknown(*given: Tensor) -> Tensor:

@@ -29,10 +29,14 @@ class CannotReplayError(Exception):
     """A part of a pass cannot be computed once more: a value was not kept, or its memory is gone."""
 
 
-def replay(nodes: Iterable[Node], new: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+def replay(nodes: Iterable[Node], new: Mapping[Value, Tensor], *, chooses: bool = False) -> dict[Value, Tensor]:
     """Compute what depends on replaced values; all that is not in the result has the content that was recorded.
 
-    Which entries were chosen (masks, the experts of a token) stays as recorded, so that shapes do.
+    Args:
+        nodes: operations, in order.
+        new: the replaced values.
+        chooses: whether entries are chosen anew (masks, the experts of a token). If not, choices stay as recorded, so
+            that shapes do.
 
     Raises:
         CannotReplayError: a value that is needed was not kept, or an operation does not accept the new values.
@@ -50,15 +54,16 @@ def replay(nodes: Iterable[Node], new: Mapping[Value, Tensor]) -> dict[Value, Te
     known = dict(new)
     for node in nodes:
         if any(value in known for value in node.inputs) and not all(value in known for value in node.outputs):
-            results = [None] * len(node.outputs) if _decides(node) else result_of(node, known)
+            stays = not chooses and _decides(node)
+            results = [None] * len(node.outputs) if stays else result_of(node, known, chooses=chooses)
             for value, result in zip(node.outputs, results, strict=True):
                 if value not in known and result is not None:
                     known[value] = result
     return known
 
 
-def result_of(node: Node, known: Mapping[Value, Tensor]) -> list[Tensor | None]:
-    """What a node computes from these contents, and the recorded ones of all other values; None for decisions."""
+def result_of(node: Node, known: Mapping[Value, Tensor], *, chooses: bool = False) -> list[Tensor | None]:
+    """What a node computes from these contents, and the recorded ones of all other values; None for choices."""
     contents = {value: content_of(value, known) for value in inside((node.args, node.kwargs), Value)}
     for value in node.written:
         contents[value] = contents[value].clone()
@@ -77,7 +82,7 @@ def result_of(node: Node, known: Mapping[Value, Tensor]) -> list[Tensor | None]:
     made = [*targets, *(one for one in inside(result, Tensor) if not any(one is other for other in given))]
     if len(made) != len(node.outputs):
         raise CannotReplayError(f"{node.name} returned {len(made)} tensors instead of {len(node.outputs)}")
-    chosen = node.name in _CHOICES
+    chosen = node.name in _CHOICES and not chooses
     return [None if chosen and not _is_content(one.dtype) else one for one in made]
 
 

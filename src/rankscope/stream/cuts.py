@@ -40,14 +40,15 @@ from torch import Tensor
 from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.loading.devices import seed_generators
-from rankscope.models.view import Carry, Label, ModelView, Stack
-from rankscope.models.wrapping import hidden
+from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
-from rankscope.pass_graph.record import GraphRecorder
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
+from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.maps import map_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
-from rankscope.stream.probe import record
+from rankscope.stream.parts import parts_of
+from rankscope.stream.passes import record
+from rankscope.stream.tokens import Tokens
 
 _GAINS = MULTIPLICATIONS | DIVISIONS
 _ELEMENTWISE = SUMS | _GAINS | MOVES | NORMS | JOINS
@@ -88,7 +89,8 @@ def _with(stack: Stack, proof: _Blocks) -> Stack:
         if (stack.name, number) in proof.leaks and not known:
             leaking.append(Carry(call.module_name, proof.met[stack.name, number], call.first_layer, last))
     renamed = [_first_met(stack, carry, proof) for carry in stack.carries]
-    return replace(stack, carries=(*renamed, *leaking), cuts_proven=True)
+    calls = (replace(call, parts=proof.parts.get((stack.name, number))) for number, call in enumerate(stack.calls))
+    return replace(stack, calls=tuple(calls), carries=(*renamed, *leaking), cuts_proven=True)
 
 
 def _first_met(stack: Stack, carry: Carry, proof: _Blocks) -> Carry:
@@ -100,8 +102,8 @@ def _first_met(stack: Stack, carry: Carry, proof: _Blocks) -> Carry:
     return replace(carry, operation=proof.met.get(places[0]) or carry.operation)
 
 
-class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
-    """Records each call of a block, looks for leaks when it ends, and drops what was recorded.
+class _Blocks(BlockRecorder):  # type: ignore[no-untyped-call]
+    """Looks for leaks when a block ends.
 
     Args:
         view: the model and its structure.
@@ -109,57 +111,38 @@ class _Blocks(GraphRecorder):  # type: ignore[no-untyped-call]
     Attributes:
         leaks: calls of blocks around whose branches the stream gets, or of which that cannot be told.
         met: the first operation of each call in which the stream meets a product, and which is not a known sum.
+        parts: what the branches of each call consist of.
     """
 
     def __init__(self, view: ModelView) -> None:
-        super().__init__()
+        super().__init__(view.stacks)
         self.leaks: set[_Place] = set()
         self.met: dict[_Place, str] = {}
-        self._awaited = [
-            (call.module_name, stack, number) for stack in view.stacks for number, call in enumerate(stack.calls)
-        ]
-        self._now: tuple[Call, Stack, int] | None = None
+        self.parts: dict[_Place, BranchParts] = {}
         for module in view.model.modules():
             held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
             for tensor in held:
                 if isinstance(tensor, Tensor):
                     self.value_of(tensor)
 
-    def enter(
-        self, name: str, *, normalises: bool = False, number: int | None = None, taken: Tensor | None = None
-    ) -> None:
-        """Keep contents from here on, if a block begins."""
-        block = None if self._now else next((one for one in self._awaited if one[0] == name), None)
-        if block is not None:
-            self.forget()
-            self.keeps = True
-        super().enter(name, normalises=normalises, number=number, taken=taken)
-        if block is not None:
-            self._awaited.remove(block)
-            call = self._calls[-1][0]
-            self._now = call, *block[1:]
-            if call.taken is not None:
-                call.taken.is_weight = call.taken.is_parameter = False  # learned queries are the stream now
+    def begun(self, call: Call, stack: Stack, number: int) -> None:
+        """Learned queries are the stream now, and no weights."""
+        if call.taken is not None:
+            call.taken.is_weight = call.taken.is_parameter = False
 
-    def leave(self, returned: Tensor | None, product_of: Tensor | None = None) -> None:
-        """Look for leaks, and drop what was recorded, if a block ends."""
-        call = self._calls[-1][0]
-        super().leave(returned, product_of)
-        if self._now is None or self._now[0] is not call:
-            return
-        _, stack, number = self._now
+    def ended(self, call: Call, stack: Stack, number: int) -> None:
+        """Look for leaks."""
         place = stack.name, number
-        with hidden():
-            try:
-                question = _Question(self.graph, call, stack, number)
-                leaks = question.finds_leak()
-                self.met[place] = question.name() if leaks or stack.carries else ""
-            except CannotReplayError:
-                leaks, self.met[place] = True, _UNSEEN
-            if leaks:
-                self.leaks.add(place)
-            self.forget()
-        self.keeps, self._now = False, None
+        labels = [label for plan in stack.calls[number].blocks for label in plan.adds]
+        self.parts[place] = parts_of(self.graph.nodes, call, labels)
+        try:
+            question = _Question(self.graph, call, stack, number)
+            leaks = question.finds_leak()
+            self.met[place] = question.name() if leaks or stack.carries else ""
+        except CannotReplayError:
+            leaks, self.met[place] = True, _UNSEEN
+        if leaks:
+            self.leaks.add(place)
 
 
 @dataclass
@@ -340,8 +323,8 @@ class _Question:
         return self._spread(sources)[0]
 
     def _scaled(self, factor: float, of_some: float) -> dict[Value, Tensor]:
-        """The stream times a number, and for every other token times another."""
-        some = {value: _every_other_token(self.base[value], self.stack) for value in self.beginnings}
+        """The stream times a number, and for some tokens times another."""
+        some = {value: _some_tokens(self.base[value], self.stack) for value in self.beginnings}
         return {
             value: self.base[value] * factor * torch.where(some[value], of_some, 1.0).to(self.base[value])
             for value in self.beginnings
@@ -353,7 +336,7 @@ class _Question:
             content_of(self.out, known)
             for known in (self.control, self._with(self._scaled(0.0, 1.0)), self._with(self._scaled(1.0, 2.0)))
         )
-        chosen = _every_other_token(self.base[self.last], self.stack)
+        chosen = _some_tokens(self.base[self.last], self.stack)
         if not plain.shape == none.shape == some.shape == chosen.shape:
             return False
         return not unlike(some, torch.where(chosen, 2 * plain - none, plain))
@@ -411,15 +394,11 @@ def _unlike_record(nodes: Sequence[Node], held: set[Value]) -> list[Value]:
     return found
 
 
-def _every_other_token(like: Tensor, stack: Stack) -> Tensor:
-    """Which entries of a stream belong to every other token; all of them if its axes are not known."""
-    joined = replace(stack.stream, streams="join")
-    try:
-        batch, tokens, dim = joined.sizes(like.shape, sequences_in_pass())
-    except SiteError:
-        return torch.ones_like(like, dtype=torch.bool)
-    chosen = (torch.arange(tokens, device=like.device) % 2 == 0)[None, :, None].expand(batch, tokens, dim)
-    return joined.native(chosen, like.shape, sequences_in_pass())
+def _some_tokens(like: Tensor, stack: Stack) -> Tensor:
+    """Which entries of a stream belong to some of its tokens; all of them if its axes are not known."""
+    sequences = sequences_in_pass()
+    chosen = None if sequences is None else Tokens(like.shape, sequences, stack.stream).replaced(0)
+    return torch.ones_like(like, dtype=torch.bool) if chosen is None else chosen.to(like.device)
 
 
 def _normed_tokens(like: Tensor, stack: Stack) -> Tensor:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,9 +22,9 @@ from rankscope.errors import DiscoveryError, SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
-from rankscope.stream.frames import tensors_in
+from rankscope.stream.long_skips import LongSkips
 from rankscope.stream.operators import JOINS, is_norm
-from rankscope.stream.probe import CallRecord, LongSkips, ReferencePass, probe
+from rankscope.stream.passes import CallRecord, Pass, probe
 
 STREAM_AXES = (
     "batch tokens streams dim",
@@ -48,7 +47,7 @@ def discover(
     batch: int,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | None = None,
-    begun: ReferencePass | None = None,
+    begun: Pass | None = None,
 ) -> ModelView:
     """Find the residual stacks of ``model``.
 
@@ -72,13 +71,13 @@ def discover(
     # Some skips are not plain sums: probe again with every recognised form of a sum, and keep what explains more.
     wider: tuple[Sums, ...] = ("any", "joined") if plain.joins else ("any",)
     for sums in wider:
-        wide = _stacks(model, run, batch, blocks, stream, sums, settled=plain.records)
+        wide = _stacks(model, run, batch, blocks, stream, sums)
         if wide.stacks and wide.all_true and (not chosen.stacks or _uncut(wide.stacks) < _uncut(chosen.stacks)):
             chosen = wide
         if chosen.stacks and not _uncut(chosen.stacks):
             break
     if not chosen.stacks:
-        raise _nothing_found(model, run, plain.records, blocks)
+        raise _nothing_found(model, plain.seen, blocks)
     _refuse_missed(chosen.stacks, plain.records, blocks)
     if blocks is None:
         _refuse_lost_attention(chosen.stacks, chosen.records)
@@ -86,7 +85,7 @@ def discover(
     if _uncut(chosen.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
         sums = chosen.stacks[0].sums
-        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True, settled=chosen.records)
+        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True)
         if long.all_true and _uncut(long.stacks) < _uncut(chosen.stacks):
             chosen = long
     return ModelView(model, chosen.stacks)
@@ -97,15 +96,20 @@ class _Found(NamedTuple):
 
     Attributes:
         stacks: the stacks; none if no module looks like a block.
-        records: every module call.
+        seen: the pass that showed it.
         all_true: whether all skips are genuine.
         joins: whether tensors are put side by side anywhere.
     """
 
     stacks: tuple[Stack, ...]
-    records: list[CallRecord]
+    seen: Pass
     all_true: bool
     joins: bool
+
+    @property
+    def records(self) -> list[CallRecord]:
+        """Every module call."""
+        return self.seen.records
 
 
 def _refuse_missed(stacks: Sequence[Stack], records: list[CallRecord], blocks: str | Sequence[str] | None) -> None:
@@ -177,7 +181,7 @@ def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) ->
     inside: dict[tuple[int, str], list[CallRecord]] = {}
     around: dict[int, CallRecord] = {}
     for record in records:
-        if _is_numbered(record) and record.mixes and record.labels:
+        if record.is_numbered and record.mixes and record.labels:
             for outer in (ancestor for ancestor in _ancestors(record) if ancestor.name in names):
                 around[id(outer)] = outer
                 inside.setdefault((id(outer), _pattern(record)), []).append(record)
@@ -200,7 +204,7 @@ def with_streams(
 
     They are candidates by shape alone; which of them holds has to be decided by evidence.
     """
-    records, _ = probe(model, run, batch)
+    records = probe(model, run, batch).records
     chosen = records if blocks is None else _named(records, blocks)
     passed_on = {record.input_shape for record in chosen if record.keeps_shape and record.fed_by}
     shapes = {record.name: record.input_shape for record in records}
@@ -209,7 +213,7 @@ def with_streams(
         if not any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
             continue
         stacks, seen = _stacks(model, run, batch, blocks, Stream(axes), "plain")[:2]
-        if blocks is None and _missed(stacks, seen):
+        if blocks is None and _missed(stacks, seen.records):
             continue
         entries = [shapes[stack.calls[0].module_name] for stack in stacks]
         if entries and all(_one_stream_of(Stream(axes), shape, batch) for shape in entries):
@@ -271,14 +275,14 @@ def _stacks(
     sums: Sums,
     *,
     long_skips: bool = False,
-    settled: Sequence[CallRecord] = (),
-    begun: ReferencePass | None = None,
+    begun: Pass | None = None,
 ) -> _Found:
     """What a few passes show if sums of these forms are recognised.
 
     With ``long_skips``, the model runs once more with its blocks known.
     """
-    records, graph = probe(model, run, batch, stream, sums, roles=True, settled=settled, begun=begun)
+    seen = begun or probe(model, run, batch, stream, sums, roles=True)
+    records, graph = seen.records, seen.recorder.graph
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
     for record in chosen:
@@ -298,23 +302,30 @@ def _stacks(
         for position in range(len(found) if long_skips else 0)
     }
     if searches:
-        _, graph = probe(model, run, batch, stream, sums, searches)
+        graph = probe(model, run, batch, stream, sums, searches).recorder.graph
     for key, search in searches.items():
         calls[key] = KnownCall(-1 - key, key, key, tuple((last, True) for _, last, _ in search.found))
-    seen = carries_of(graph, calls, len(found))
+    around = carries_of(graph, calls, len(found))
     long = [long_skips_of(graph, -1 - position, search.found) for position, search in enumerate(searches.values())]
     complete = tuple(
         replace(
             stack,
             sums=sums,
-            carries=(*(long[position] if searches else ()), *seen.carries[position]),
-            own_norms=tuple(seen.norms[position]),
+            carries=(*(long[position] if searches else ()), *around.carries[position]),
+            own_norms=tuple(around.norms[position]),
             operators=tuple(graph.operators),
+            idle=_idle(model, stack, seen.called),
         )
         for position, stack in enumerate(found)
     )
     is_lost = any(search.is_lost for search in searches.values()) or any(record.is_lost for record in chosen)
-    return _Found(complete, records, seen.all_true and not is_lost, not graph.functions.isdisjoint(JOINS))
+    return _Found(complete, seen, around.all_true and not is_lost, not graph.functions.isdisjoint(JOINS))
+
+
+def _idle(model: nn.Module, stack: Stack, called: Container[str]) -> tuple[str, ...]:
+    """The modules next to the blocks, in the same lists, that did not run."""
+    lists = {_unnumbered(call.module_name) for call in stack.calls}
+    return tuple(sorted(name for name, _ in model.named_modules() if _unnumbered(name) in lists and name not in called))
 
 
 def _known(stack: int, call: BlockCall, record: CallRecord) -> KnownCall:
@@ -336,7 +347,7 @@ def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[C
 def _found(records: list[CallRecord]) -> list[CallRecord]:
     """Apply the rules of discovery, most specific first."""
     # 1. Children of a container to whose input token mixing and an MLP are both added.
-    children = [record for record in records if _is_numbered(record)]
+    children = [record for record in records if record.is_numbered]
     blocks = _innermost([record for record in children if record.is_complete])
     if blocks:
         return _with_siblings(blocks, children)
@@ -360,11 +371,6 @@ def _chained(records: list[CallRecord]) -> list[CallRecord]:
     return [record for record in records if _pattern(record) in patterns]
 
 
-def _is_numbered(record: CallRecord) -> bool:
-    """Whether this is a call of a container's child, whose name is a number."""
-    return record.name.rpartition(".")[2].isdigit()
-
-
 def _innermost(candidates: list[CallRecord]) -> list[CallRecord]:
     """Candidates that contain no other candidate."""
     outer = {id(ancestor) for record in candidates for ancestor in _ancestors(record)}
@@ -385,8 +391,12 @@ def _with_siblings(found: list[CallRecord], children: list[CallRecord]) -> list[
 
 
 def _pattern(record: CallRecord) -> str:
-    """The record's name with its numbers replaced by ``*``: ``encoder.layer.*``."""
-    return re.sub(r"\d+", "*", record.name)
+    return _unnumbered(record.name)
+
+
+def _unnumbered(name: str) -> str:
+    """A name with its numbers replaced by ``*``: ``encoder.layer.*``."""
+    return re.sub(r"\d+", "*", name)
 
 
 def _stack_names(keys: list[str]) -> dict[str, str | None]:
@@ -481,33 +491,12 @@ def _hidden_modules(model: nn.Module) -> str | None:
     return None
 
 
-def _taken_by_lists(model: nn.Module, run: Callable[[], object]) -> dict[str, str]:
-    """What the modules in lists are called with, by the pattern of their names, if it holds no real tensor."""
-    taken: dict[str, str] = {}
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2].isdigit():
-
-                def note(
-                    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], name: str = name
-                ) -> None:
-                    tensors = tensors_in((args, kwargs), depth=4)
-                    kind = f"tensors of {tensors[0].dtype}" if tensors else "no tensor"
-                    if not any(tensor.is_floating_point() for tensor in tensors):
-                        taken.setdefault(re.sub(r"\d+", "*", name), kind.replace("torch.", ""))
-
-                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        run()
-    return taken
-
-
-def _nothing_found(
-    model: nn.Module, run: Callable[[], object], records: list[CallRecord], blocks: str | Sequence[str] | None
-) -> DiscoveryError:
-    called = sorted({_pattern(record) for record in records if _is_numbered(record)})
-    taken = _taken_by_lists(model, run) if not called else {}
-    if taken:
-        (name, kind), *_ = taken.items()
+def _nothing_found(model: nn.Module, seen: Pass, blocks: str | Sequence[str] | None) -> DiscoveryError:
+    records = seen.records
+    called = sorted({_pattern(record) for record in records if record.is_numbered})
+    without_stream = {_unnumbered(name): kind for name, kind in reversed(seen.without_stream.items())}
+    if without_stream and not called:
+        name, kind = without_stream.popitem()
         return DiscoveryError(
             f"No residual blocks were found in {type(model).__name__}: the modules {name!r} take {kind}, and a "
             "residual stream is a tensor of real numbers. Collect their outputs with hooks, turn complex ones into "
@@ -554,7 +543,7 @@ def _lists_of_parts(model: nn.Module, records: list[CallRecord]) -> str | None:
     lists: dict[str, list[str]] = {}
     for name, _ in model.named_modules():
         if name.rpartition(".")[2].isdigit():
-            lists.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+            lists.setdefault(_unnumbered(name), []).append(name)
     for pattern, members in lists.items():
         inside = tuple(f"{member}." for member in members)
         if len(members) > 1 and names.isdisjoint(members) and any(name.startswith(inside) for name in names):

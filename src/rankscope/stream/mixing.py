@@ -18,25 +18,20 @@ carries the streams of one token to another, and there is no mixing matrix per t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
-
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from rankscope.errors import UnsupportedConfigError
 from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import hidden, without_fastpath
-from rankscope.pass_graph.ir import Node, Value
-from rankscope.pass_graph.record import GraphRecorder
+from rankscope.pass_graph.ir import Call, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, SharedMemory, content_of, result_of
-from rankscope.stream.frames import first_tensor, output_tensor
-from rankscope.stream.operators import MOVES, is_norm
+from rankscope.stream.block_recorder import BlockRecorder
+from rankscope.stream.operators import MOVES
+from rankscope.stream.passes import record
 
 _ROUNDINGS = 32
 """Roundings of the largest displacement by which a mixture of streams may differ from a combination of directions."""
@@ -150,22 +145,10 @@ class _Directions:
         return False
 
 
-class _Functions(TorchFunctionMode):
-    """Notes for which function of torch each operation is executed: a function may flatten the axes in between."""
-
-    def __init__(self, recorder: GraphRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        with self._recorder.function(func):
-            return func(*args, **(kwargs or {}))
-
-
-class _Mixing:
+class _Mixing(BlockRecorder):  # type: ignore[no-untyped-call]
     """Records one pass, block by block, and reads the matrices when a block ends.
+
+    Modules that only write to streams are not blocks themselves: a block is what runs between the ends of two of them.
 
     Attributes:
         plain: the directions in which streams are displaced.
@@ -173,69 +156,57 @@ class _Mixing:
     """
 
     def __init__(self, stack: Stack, sequences: int) -> None:
+        only_writes = stack.stream.takes == "branch"
+        super().__init__([] if only_writes else [stack])
         self.plain = _Directions(stack)
         self.matrices: dict[int, tuple[Tensor, Tensor]] = {}
         self._per_token = _Directions(stack, per_token=True)
         self._stack, self._sequences = stack, sequences
-        self._recorder = GraphRecorder()
         self._start: Value | None = None
         self._normed: set[Value] = set()
-        self._ended = 0
+        self._writers = [call.module_name for call in stack.calls] if only_writes else []
+        self._written = 0
 
     def run(self, view: ModelView, batch: Batch) -> None:
         """Run the model once."""
-        modules = view.modules()
-        with ExitStack() as hooks:
-            for module in filter(is_norm, modules.values()):
-                hooks.callback(module.register_forward_hook(self._after_norm).remove)
-            for name in dict.fromkeys(call.module_name for call in self._stack.calls):
-                if self._stack.stream.takes == "stream":
-                    hooks.callback(modules[name].register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-                hooks.callback(modules[name].register_forward_hook(self._leave).remove)
-            for context in (without_fastpath(), torch.no_grad(), self._recorder, _Functions(self._recorder)):
-                hooks.enter_context(context)
+        with without_fastpath():
             try:
-                batch.run(view.model)
+                record(view.model, lambda: batch.run(view.model), self._sequences, self._stack.sums, self)
             except CannotReplayError as error:
                 raise UnsupportedConfigError(
                     f"{type(view.model).__name__} cannot be replayed in parts, so how its streams are mixed cannot be "
                     f"measured: {' '.join(str(error).split())[:200]}"
                 ) from error
 
-    def _begin(self, streams: Tensor) -> None:
-        self._recorder.forget()
-        self._recorder.keeps = True
+    def begun(self, call: Call, stack: Stack, number: int) -> None:
+        """The streams begin."""
         self._normed.clear()
-        self._start = self._recorder.value_of(streams)
+        self._start = call.taken
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with hidden():
-            given = first_tensor(args, kwargs)
-            assert given is not None
-            self._begin(given)
+    def ended(self, call: Call, stack: Stack, number: int) -> None:
+        """Read the matrices of a block."""
+        assert call.returned is not None
+        self.matrices[number] = self._matrix(call.returned, self.plain), self._matrix(call.returned, self._per_token)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        with hidden():
-            out = output_tensor(output)
-            assert out is not None
-            if self._start is not None:
-                self.matrices[self._ended] = self._matrix(out, self.plain), self._matrix(out, self._per_token)
-            self._ended += 1
-            if self._stack.stream.takes == "stream":
-                self._recorder.forget()
-                self._recorder.keeps = False
-            else:
-                self._begin(out)
-
-    def _after_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(self, returned: Tensor | None, product_of: Tensor | None = None, output: object = None) -> None:
+        """Note what norms return, and where modules write to streams."""
+        call = self.call
+        super().leave(returned)
+        assert call is not None
         # With equal gains, a norm looks like a number per token; with others, it acts on channels. Always the latter.
-        with hidden():
-            out = output_tensor(output)
-            self._normed |= set() if out is None else {self._recorder.value_of(out)}
+        if call.normalises and call.returned is not None:
+            self._normed.add(call.returned)
+        if call.name in self._writers and returned is not None:
+            with hidden():
+                if self._start is not None:
+                    self.ended(call, self._stack, self._written)
+                self.forget()
+                self.keeps, self._start = True, self.value_of(returned)
+            self._written += 1
 
-    def _matrix(self, out: Tensor, directions: _Directions) -> Tensor:
+    def _matrix(self, end: Value, directions: _Directions) -> Tensor:
         assert self._start is not None
-        nodes, end = self._recorder.graph.nodes, self._recorder.value_of(out)
+        nodes = self.graph.nodes
         moved = {self._start: directions.like(content_of(self._start, {}), self._sequences)}
         # What leaves the function in which it was computed, and so may be tested.
         made_by = {value: node.function for node in nodes for value in node.outputs}

@@ -10,9 +10,11 @@ Only weak references are kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -44,7 +46,6 @@ from rankscope.stream.operators import (
     SOFTMAXES,
     awake,
     is_asleep,
-    is_attention,
     is_flex,
     is_norm,
 )
@@ -53,12 +54,22 @@ from rankscope.stream.sites import SiteRef, SiteSelection
 AttentionKind = Literal["attention", "cross_attention"]
 
 
+SavingHooks = tuple[Callable[[Tensor], Any], Callable[[Any], Any]]
+
+
+def saving_hooks() -> SavingHooks | None:
+    """What packs and unpacks tensors that are saved for the backward pass now: a checkpoint, for example."""
+    found: SavingHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return found
+
+
 class ActiveBlock(StreamFrame):
     """Follows the stream through one call and checks it against what the probe saw.
 
     ``taken`` is the tensor that the model's own loop adds to the output of the call, if the skips go around the blocks.
     The loop keeps a reference to it anyway, so keeping one here costs no memory. ``entered`` is a copy of the stream,
-    ``batch tokens dim``, as it entered the current block, kept only if a mode needs it when the block ends.
+    ``batch tokens dim``, as it entered the current block, kept only if a mode needs it when the block ends. ``saving``
+    is the checkpoint around the call, if there is one.
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
@@ -79,6 +90,10 @@ class ActiveBlock(StreamFrame):
         self._adds_seen = 0
         self._attention_seen = 0
         self._softmaxes_seen = 0
+        self._norms_seen = Counter[str]()
+        self.saving = saving_hooks()
+        self._met: list[tuple[object, bool]] = []
+        self._expected: list[tuple[object, bool]] | None = None
         self._sequences = sequences_in_pass()
         self._check_batch()
 
@@ -135,6 +150,29 @@ class ActiveBlock(StreamFrame):
         self._attention_seen += 1
         block, kind = self._attention[self._attention_seen - 1]
         return SiteRef(self.stack.name, self.call.first_layer + block, f"{kind}.probs")
+
+    def again(self) -> ActiveBlock:
+        """This call from here on, for a part of it that runs once more; it has to meet the stream where it does now."""
+        other = copy(self)
+        other._aliases, other._normed = self._aliases.copied(), self._normed.copied()
+        other._norms_seen, other._met = self._norms_seen.copy(), [*self._met]
+        other._expected = self._met if self._expected is None else self._expected
+        return other
+
+    def meet(self, what: object, is_stream: bool) -> bool:
+        """Note whether an operation takes the stream; what runs again is checked against what ran before."""
+        self._met.append((what, is_stream))
+        if self._expected is not None and self._expected[len(self._met) - 1 : len(self._met)] != self._met[-1:]:
+            raise SiteError(
+                f"In block {self.layer} ({self.call.module_name}) gradient checkpointing runs a part again, and not as "
+                "in the forward pass: its input is another tensor, or it takes another path. Checkpoint whole blocks."
+            )
+        return is_stream
+
+    def next_norm(self, module: str) -> tuple[str, int]:
+        """The norm call that is happening, as :class:`BranchParts` names it; no module for a function."""
+        self._norms_seen[module] += 1
+        return module, self._norms_seen[module] - 1
 
     def is_attention(self, scores: Tensor) -> bool:
         """Whether the softmax over the last axis of these scores, which is happening, is attention.
@@ -249,7 +287,6 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 
 
 Perform = Callable[..., Any]
-_CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
 _OBSERVING: ContextVar[bool] = ContextVar("_OBSERVING", default=False)
 
 
@@ -299,7 +336,7 @@ class StreamMode(TorchFunctionMode):
         self._open: ActiveBlock | None = None
         self._in_pass = False
         self._calls_made: dict[str | None, int] = {}
-        self._attention_depth = 0
+        self._norm_depth = 0
         self._memory = CallMemory()
         self._pushed = ExitStack()
 
@@ -336,8 +373,8 @@ class StreamMode(TorchFunctionMode):
         """A norm of the stream returned ``out``."""
         return out
 
-    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """A norm function returned ``out`` for something that is not the stream itself."""
+    def on_branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
+        """A norm returned ``out`` for something that is not the stream itself; ``norm`` names it as `BranchParts`."""
         return out
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
@@ -377,7 +414,8 @@ class StreamMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in call.sums:
             skip_sum = call.match(func, args, kwargs)
-            if skip_sum is not None:
+            if call.meet(func, skip_sum is not None):
+                assert skip_sum is not None
                 # For x += y the result must end up in the memory of x: other code may hold a reference to it.
                 target = args[0] if func in IN_PLACE_SUMS else kwargs.get("out")
                 out = self._add(call, skip_sum, lambda: func(*args, **kwargs))
@@ -389,9 +427,8 @@ class StreamMode(TorchFunctionMode):
         elif (func is SDPA or func == MULTI_HEAD or func in SOFTMAXES or is_flex(func)) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
-        if func in NORMS:
-            x = args[0] if args else kwargs["input"]
-            out = self.on_norm(call, x, out) if call.is_stream(x) else self.on_branch_norm(call, x, out)
+        if func in NORMS and not self._norm_depth:  # inside a norm module, it is the module that counts
+            out = self._normed_by(call, "", args[0] if args else kwargs["input"], out)
         call.pass_on(func, args, out)
         return self._summed(call, out) if call.makes_one_stream(func, args, kwargs, out) else out
 
@@ -421,6 +458,7 @@ class StreamMode(TorchFunctionMode):
     def _attention(
         self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        call.meet(func, False)
         if func == MULTI_HEAD:
             # A single Python-level call: look inside it for the fused kernel or the softmax.
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
@@ -453,6 +491,12 @@ class StreamMode(TorchFunctionMode):
         # Hooks on one module run in the order of registration. If the model is itself the only block, the pass still
         # begins before the block and ends after it. ``always_call``: blocks and passes also end if the model raises.
         yield self.view.model.register_forward_pre_hook(lambda *_: self._begin_pass())
+        blocks = [modules[call.module_name] for stack in self.view.stacks for call in stack.calls]
+        inside = {module for block in blocks for module in block.modules()}
+        for name, module in modules.items():
+            if module in inside and is_norm(module):
+                yield module.register_forward_pre_hook(self._enter_norm)
+                yield module.register_forward_hook(self._leave_norm(name), with_kwargs=True, always_call=True)
         for stack in self.view.stacks:
             for name in dict.fromkeys(call.module_name for call in stack.calls):
                 module = modules[name]
@@ -466,18 +510,11 @@ class StreamMode(TorchFunctionMode):
         yield self.view.model.register_forward_hook(lambda *seen: self._end_pass(seen[-1]), always_call=True)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        for name, module in block.named_modules():
-            # nn.LayerNorm and nn.RMSNorm call a torch function, which __torch_function__ sees without a hook.
-            if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
-                yield module.register_forward_hook(self._norm, with_kwargs=True)
-            if is_attention(name, type(module)):
-                yield module.register_forward_pre_hook(self._enter_attention)
-                yield module.register_forward_hook(self._leave_attention, always_call=True)
+        yield from ()
 
     def _begin_pass(self) -> None:
         """A forward pass of the model begins."""
-        self._open = None
-        self._attention_depth = 0
+        self._open, self._norm_depth = None, 0
         self._in_pass = not is_asleep()
         self._calls_made = {stack.name: 0 for stack in self.view.stacks}
         self._memory.begin_pass()
@@ -530,9 +567,11 @@ class StreamMode(TorchFunctionMode):
 
     def _be_on_the_stack(self) -> None:
         """Re-enable the mode for a block: torch disables modes inside torch functions, such as ``loss.backward()``."""
+        self._pushed.enter_context(self._re_enabled())
+
+    def _re_enabled(self) -> AbstractContextManager[Any]:
         stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if not any(mode is self for mode in stack):
-            self._pushed.enter_context(self)
+        return nullcontext() if any(mode is self for mode in stack) else self
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # Closed first, so that what subclasses compute in on_leave is not taken for a part of the block.
@@ -559,19 +598,27 @@ class StreamMode(TorchFunctionMode):
             left = left if call.taken is None else call.taken + left
         self.on_leave(call, left)
 
-    def _enter_attention(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._attention_depth += 1
+    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._norm_depth += 1
 
-    def _leave_attention(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._attention_depth -= 1
+    def _leave_norm(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            self._norm_depth -= 1
+            call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+            if call is None or out is None or x is None or self._norm_depth:
+                return None
+            new = self._normed_by(call, name, x, out)
+            if call.is_stream(x):
+                call.follow_normed(new)
+            return with_output_tensor(output, new) if new is not out else None
 
-    def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
-        if call is None or out is None or x is None or not call.is_stream(x):
-            return None
-        new = self.on_norm(call, x, out)
-        call.follow_normed(new)
-        return with_output_tensor(output, new) if new is not out else None
+        return hook
+
+    def _normed_by(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
+        """The output of a norm, or what stands in for it; no module for a function."""
+        norm = call.next_norm(module)
+        is_stream = call.meet(norm, call.is_stream(x))
+        return self.on_norm(call, x, out) if is_stream else self.on_branch_norm(call, norm, x, out)
 
     def _final(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -6,18 +6,24 @@ The tracer follows tensor objects, so it has to know the calls that return the s
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
+from rankscope.linalg.rounding import differs
+from rankscope.models.wrapping import hidden
+
 T = torch.Tensor
+_ROUNDINGS = 64
 
 ADDS: frozenset[Callable[..., Any]] = frozenset({T.add, T.__add__, T.__radd__, T.add_, T.__iadd__, torch.add})
 DIFFERENCES: frozenset[Callable[..., Any]] = frozenset(
@@ -93,9 +99,6 @@ QUERIES: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 """Calls that say something about a tensor and compute nothing: four of five calls that a model makes."""
 
-SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
-"""Calls that use only the shape or the type of their second argument."""
-
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.bmm, T.bmm, torch.baddbmm, T.baddbmm, torch.einsum}
 )
@@ -112,9 +115,97 @@ def is_flex(func: Callable[..., Any]) -> bool:
     return isinstance(func, HigherOrderOperator) and str(func) == "flex_attention"
 
 
+_TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+_PLAIN: Mapping[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+_SIGNS = torch.tensor([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]], **_PLAIN)
+"""Three directions over four channels: each has mean zero and variance one, and so has each rotation of them."""
+
+
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises its input: it is named like a norm and has no weight matrix."""
-    return "norm" in type(module).__name__.lower() and all(p.dim() <= 1 for p in module.parameters())
+    """Whether a module normalises its input: it is a norm of torch, or behaves like one.
+
+    A norm without matrices returns ``bias + gain * x / size(x)``, so it is given made-up tokens: three directions with
+    mean zero, their opposites and their mixtures, each times another positive number. If it divides each token by its
+    size, and does nothing else, one bias and one gain per channel explain all that it returns. A copy of the module
+    runs, with other numbers for its weights, so that nothing is left on it and weights that are zero hide nothing.
+
+    Example:
+        >>> class Rescale(nn.Module):
+        ...     def forward(self, x):
+        ...         return x * x.square().mean(-1, keepdim=True).rsqrt()
+        >>> is_norm(Rescale()), is_norm(nn.Tanh()), is_norm(nn.Identity())
+        (True, False, False)
+    """
+    if isinstance(module, _TORCH_NORMS):
+        return True
+    own = list(module.parameters())
+    if type(module).__module__.startswith("torch.") or any(weight.dim() > 1 for weight in own):
+        return False
+    kind = _kind_of(module)
+    if kind is None:
+        return _normalises(module, own)
+    if kind not in _TRIED:
+        _TRIED[kind] = _normalises(module, own)
+    return _TRIED[kind]
+
+
+_TRIED: dict[Hashable, bool] = {}
+"""What is known of a kind of module: a model has one for each of its layers."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _kind_of(module: nn.Module) -> Hashable | None:
+    """All that decides what a module computes, but for the numbers in its weights; None if that cannot be told."""
+    said = [(name, value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+    if module._modules or module._buffers or not all(isinstance(value, (int, float, str)) for _, value in said):
+        return None
+    shapes = [(name, None if weight is None else weight.shape) for name, weight in module._parameters.items()]
+    return type(module), type(module).forward, *said, *shapes
+
+
+def _normalises(module: nn.Module, own: Sequence[nn.Parameter]) -> bool:
+    """Whether a module behaves like a norm: see :func:`is_norm`."""
+    # As many channels as it has weights; without any, as one of its numbers says, or as one likes.
+    numbers = [one for value in vars(module).values() for one in (value if isinstance(value, tuple) else (value,))]
+    width = max([weight.numel() for weight in own] or [one for one in numbers if type(one) is int], default=1)
+    if width < 4 and own and width > 1:
+        return False
+    width = max(width, 4)
+    with hidden(), torch.no_grad():
+        # Rotations of the three directions over the channels; those beyond a multiple of four are zero.
+        turns = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0, 0.8], [-0.48, 0.64, 0.6]], **_PLAIN)
+        tokens = F.pad((turns @ _SIGNS).repeat(1, width // 4), (0, width % 4))
+        sizes = torch.tensor([128, 64, 96, 80, 112], **_PLAIN)[:, None]
+        given = torch.stack([tokens * sizes, -tokens * sizes.flip(0)])
+        try:
+            out = _with_other_weights(module)(given)
+        except Exception:  # noqa: BLE001 (whatever it raises: it does not take one tensor of tokens, as norms do)
+            return False
+    if not isinstance(out, Tensor) or out.shape != given.shape or not out.is_floating_point() or out.is_meta:
+        return False
+    bias = (out[0, 0] + out[1, 0]) / 2
+    gain = (out[0, 0] - bias) * tokens[0]
+    wanted = bias + gain * torch.stack([tokens, -tokens])
+    used = width // 4 * 4
+    return bool(gain[:used].abs().min() > 0) and not bool(differs(wanted, out, _ROUNDINGS).any())
+
+
+def _with_other_weights(module: nn.Module) -> Callable[..., Any]:
+    """What a module computes, with weights that are all positive and different; without its hooks, and as evaluated."""
+    other = object.__new__(type(module))
+    vars(other).update({name: copy.copy(value) for name, value in vars(module).items()}, training=False)
+    other._buffers = copy.deepcopy(module._buffers)
+    other._parameters = {
+        name: None if one is None else nn.Parameter(torch.linspace(0.5, 1.5, one.numel(), **_PLAIN).view(one.shape))
+        for name, one in module._parameters.items()
+    }
+    # Modules inside are called as functions. What loads weights puts its own method before the author's.
+    for name, child in module._modules.items():
+        if child is not None:
+            del other._modules[name]
+            vars(other)[name] = _with_other_weights(child)
+    own = vars(module).get("_old_forward", vars(module).get("forward"))
+    return partial(type(module).forward if own is None else own.__func__, other)
 
 
 _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
@@ -123,14 +214,6 @@ _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 def is_attention(name: str, kind: type[nn.Module]) -> bool:
     """Whether a module is attention, judged by its own name or that of its class."""
     return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
-
-
-MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
-
-
-def is_mixer(name: str, kind: type[nn.Module]) -> bool:
-    """Whether a module mixes tokens without being attention, judged by its own name or that of its class."""
-    return MIXER_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
 
 
 class _Modes(threading.local):

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.pass_graph.kernel_mode import KernelMode
+from rankscope.pass_graph.ir import Graph
+from rankscope.pass_graph.record import GraphRecorder
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_flex,
@@ -41,34 +42,19 @@ _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _WORTH_ENTRIES = 1 << 20
 
 
-class KernelSums(KernelMode):  # type: ignore[no-untyped-call]
-    """Records the log-sums while one fused call runs; the call itself is unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: list[Tensor] = []
-
-    @property
-    def log_sums(self) -> Tensor | None:
-        """``(batch, heads, query)``, from the one kernel that ran; None if there was none, or several."""
-        return self._found[0] if len(self._found) == 1 else None
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is _KERNEL:
-            self._found.append(out[1])
-        return out
-
-
-def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[KernelSums | None]:
-    """Record the log-sums if it pays off: for long sequences of plain tensors on a CPU."""
+def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[GraphRecorder | None]:
+    """Record what one fused call runs if that pays off: for long sequences of plain tensors on a CPU."""
     plain = type(query) is Tensor and type(key) is Tensor
     if not plain or query.device.type != "cpu":
         return nullcontext()
     entries = query.shape[:-1].numel() * key.shape[-2]
-    return KernelSums() if entries >= _WORTH_ENTRIES else nullcontext()
+    return GraphRecorder(keeps=True) if entries >= _WORTH_ENTRIES else nullcontext()
+
+
+def log_sums_in(recorded: Graph) -> Tensor | None:
+    """``(batch, heads, query)``, from the one kernel that ran; None if there was none, or several."""
+    found = [node.outputs[1].content for node in recorded.nodes if node.run is _KERNEL]
+    return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -186,7 +172,7 @@ class Tracer(SiteMode):
         watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
         with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
-        seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
+        seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else log_sums_in(told.graph))
         if seen is not None:
             for site in self._asked(ref):
                 self.show(site, seen)

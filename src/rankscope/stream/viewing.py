@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -29,18 +28,16 @@ from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.mixing import adds_only
-from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs
+from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs, watch_lists
 from rankscope.stream.operators import some_mode_is_awake
 from rankscope.stream.own_tokens import PROBE_TOKENS, counted
-from rankscope.stream.probe import ReferencePass
+from rankscope.stream.passes import Pass
 
 # Views of one model that are remembered, by what it was run on; a snapshot holds a fact of every tensor.
 _REMEMBERED = 4
 _VIEWS: WeakKeyDictionary[nn.Module, dict[object, tuple[Snapshot, tuple[Stack, ...]]]] = WeakKeyDictionary()
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 _FIRST: WeakKeyDictionary[nn.Module, _FirstPasses] = WeakKeyDictionary()
-_ROOM = 1 << 28
-"""Bytes that the first passes of a model may take until its structure is found from them."""
 _PROBES: WeakKeyDictionary[nn.Module, Batch] = WeakKeyDictionary()
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Snapshot, tuple[Stack, ...], tuple[Stack, ...]]] = WeakKeyDictionary()
 
@@ -111,7 +108,6 @@ def _view_of(
                 raise error.with_hints(_tried(error, settled)) from None
             view = with_streams
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
-        view = _with_idle(view, small)
         if draws:
             noise = _noise(model, small)
             view = replace(view, stacks=tuple(replace(stack, noise=noise) for stack in view.stacks))
@@ -160,7 +156,8 @@ class _FirstPasses:
     """
 
     def __init__(self, model: nn.Module, batch: Batch, stream: Stream | None = None) -> None:
-        self.first = ReferencePass(model, batch.sequences, stream)
+        self.first = Pass(batch.sequences, stream, roles=True)
+        self._watch = watch_lists(dict(model.named_modules()))
         self._model = weakref.ref(model)
         self._batch = batch
         self._snapshot: Snapshot | None = None
@@ -190,7 +187,7 @@ class _FirstPasses:
         # Vectors are replaced as a whole in the experiment, and one number of them where the axes are in question.
         ids_only = not any(is_data(name, value) for name, value in named_inputs(self._batch))
         return Known(
-            self.first.watch,
+            self._watch,
             self._changed.get(ONE_TOKEN) if ids_only else None,
             self._changed.get(FIRST_SEQUENCE) if ids_only else None,
         )
@@ -201,14 +198,14 @@ class _FirstPasses:
         model = self._model()
         assert model is not None
         if number == 0:
-            with self.first.on(model):
+            with self.first.on(model), self._watch.on(dict(model.named_modules())):
                 yield
             return
-        calls = FirstCalls([(name, Stream(), model.get_submodule(name)) for name in self.first.watch.first_blocks])
+        calls = FirstCalls([(name, Stream(), model.get_submodule(name)) for name in self._watch.first_blocks])
         with calls.on():
             yield
         self._changed[number] = calls.found
-        if number == FIRST_SEQUENCE and self.first.bytes_kept <= _ROOM:
+        if number == FIRST_SEQUENCE:
             _FIRST[model] = self
 
 
@@ -302,34 +299,6 @@ def _with_streams(
             settled = agreed(view, small, sequences, keep=keep)
             readings += [settled] if all(map(shows_streams, settled.stacks)) else []
     return readings[0] if len(readings) == 1 else None
-
-
-def _with_idle(view: ModelView, small: Batch) -> ModelView:
-    """The view with the modules beside its blocks, in the same lists, that do not run on the probe."""
-    known = {call.module_name for stack in view.stacks for call in stack.calls}
-    beside: dict[str, list[str]] = {}
-    for name in view.modules():
-        if name not in known:
-            beside.setdefault(_unnumbered(name), []).append(name)
-    lists = {
-        stack.name: {name for call in stack.calls for name in beside.get(_unnumbered(call.module_name), ())}
-        for stack in view.stacks
-    }
-    if not any(lists.values()):
-        return view
-    ran: set[str] = set()
-    with ExitStack() as hooks:
-        for name in set().union(*lists.values()):
-            noted = partial(lambda name, *_: ran.add(name), name)
-            hooks.callback(view.modules()[name].register_forward_pre_hook(noted).remove)
-        small.run(view.model)
-    return replace(
-        view, stacks=tuple(replace(stack, idle=tuple(sorted(lists[stack.name] - ran))) for stack in view.stacks)
-    )
-
-
-def _unnumbered(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
 
 
 def _with_true_skips(view: ModelView, stack: Stack, small: Batch) -> Stack:

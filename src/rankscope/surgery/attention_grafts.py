@@ -10,7 +10,6 @@ from torch import Tensor
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import (
-    Attended,
     BlockGains,
     Graft,
     Mixture,
@@ -68,10 +67,10 @@ class QueryKeyNorm(Graft):
         super().__init__()
         self.gains = BlockGains(view, {"gain": gain}, learnable=learnable)
 
-    def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
-        """The same softmax over normed queries and keys; a zero query stays zero."""
+    def scores(self, at: Spot, own: ScoreMap) -> ScoreMap:
+        """The products of normed queries and keys; a zero query stays zero."""
         query, key = (normed(x, x, "scale") for x in (own.query, own.key))
-        return (ScoreMap(self.gains.at(at, "gain") * query, key, query.shape[-1] ** 0.5),)
+        return ScoreMap(self.gains.at(at, "gain") * query, key, query.shape[-1] ** 0.5)
 
     def describe(self) -> dict[str, Any]:
         """The gain."""
@@ -98,15 +97,15 @@ class ValueAnchor(Graft):
         """Forget the values of the first block."""
         self._first.clear()
 
-    def attended(self, at: Spot, heard: Attended) -> Tensor:
+    def attended(self, at: Spot, out: Tensor, value: Tensor) -> Tensor:
         """The output, pulled towards the first block's values."""
-        first = self._first_values(at, heard.value)
-        if heard.value.shape[-2] != heard.out.shape[-2]:
+        first = self._first_values(at, value)
+        if value.shape[-2] != out.shape[-2]:
             raise UnsupportedOperationError(
-                f"Block {at.layer} has {heard.out.shape[-2]} queries and {heard.value.shape[-2]} keys: values cannot "
-                "be added token by token. Run whole sequences, without cached keys."
+                f"Block {at.layer} has {out.shape[-2]} queries and {value.shape[-2]} keys: values cannot be added "
+                "token by token. Run whole sequences, without cached keys."
             )
-        return heard.out + self.gains.at(at, "pull") * (first - heard.value)
+        return out + self.gains.at(at, "pull") * (first - value)
 
     def _first_values(self, at: Spot, value: Tensor) -> Tensor:
         """The first block's values, kept when that block runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.errors import UnsupportedOperationError
-from rankscope.models.view import Label, ModelView
+from rankscope.models.view import BlockCall, Label, ModelView
 from rankscope.stream.mode import observing
-from rankscope.stream.operators import is_attention, is_norm
 from rankscope.surgery.graft import Amount, BlockGains, Graft, Place, Spot, amount_at
 
 
@@ -73,10 +72,10 @@ class MlpWeightGains(Graft):
         """One hook per matrix outside attention."""
         modules = view.modules()
         for stack in view.stacks:
-            first = {call.module_name: call.first_layer for call in reversed(stack.calls)}
-            for name, layer in first.items():
-                factor = amount_at(self.factor, Spot(stack.name, layer, stack.depth))
-                matrices = list(_matrices_outside_attention(modules[name]))
+            first = {call.module_name: call for call in reversed(stack.calls)}
+            for name, call in first.items():
+                factor = amount_at(self.factor, Spot(stack.name, call.first_layer, stack.depth))
+                matrices = [modules[part] for part in _matrices_of_mlps(call, modules)]
                 if not matrices:
                     raise UnsupportedOperationError(
                         f"{name}: no weight matrix of an MLP is a module of its own in it, so none can be scaled."
@@ -94,13 +93,19 @@ def _scale_input(factor: float, module: nn.Module, args: tuple[Any, ...]) -> tup
         return (args[0] * factor, *args[1:])
 
 
-def _matrices_outside_attention(block: nn.Module) -> Iterator[nn.Module]:
-    attention = [module for name, module in block.named_modules() if is_attention(name, type(module))]
-    inside = {id(inner) for module in attention for inner in module.modules()}
-    for module in block.modules():
+def _matrices_of_mlps(call: BlockCall, modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """The modules in a block with a matrix by which no branch that mixes tokens multiplies."""
+    if call.parts is None:
+        raise UnsupportedOperationError(
+            f"{call.module_name}: its operations could not be run once more, to see which weights mix tokens and which "
+            "are those of an MLP."
+        )
+    mixing = {id(part) for name in call.parts.mixing for part in modules[name].modules()}
+    inside = {id(part) for part in modules[call.module_name].modules()}
+    for name, module in modules.items():
         weight = dict(module.named_parameters(recurse=False)).get("weight")
-        if weight is not None and weight.dim() == 2 and not is_norm(module) and id(module) not in inside:
-            yield module
+        if weight is not None and weight.dim() == 2 and id(module) in inside and id(module) not in mixing:
+            yield name
 
 
 class PreNorming(Graft):

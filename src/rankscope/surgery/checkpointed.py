@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils import checkpoint
 
 from rankscope.errors import UnsupportedOperationError
 from rankscope.stream.frames import tensors_in
+from rankscope.stream.mode import ActiveBlock, SavingHooks, saving_hooks
 
 
 class BackwardWatch:
@@ -75,3 +77,43 @@ class BackwardWatch:
                 )
 
         return check
+
+
+class CheckpointedPart:
+    """Lets a part of a block that is checkpointed by itself run again under the surgery that it ran under first.
+
+    A checkpoint that is not reentrant puts a pair of functions in place: one that packs each tensor saved for the
+    backward pass, and one that unpacks it, and runs the part again when the first tensor is wanted. The second is
+    wrapped as soon as the first operation of the part is seen, with the state of the block at that moment. A custom
+    autograd function at the very beginning, which no mode sees, is run again with the rest.
+
+    Args:
+        running: what is active while a part of this call runs again.
+    """
+
+    def __init__(self, running: Callable[[ActiveBlock], AbstractContextManager[None]]) -> None:
+        self._running = running
+        self._saving: SavingHooks | None = None
+
+    def follow(self, call: ActiveBlock, has_long_skips: bool) -> None:
+        """An operation of a block begins, which may be the first of a part that is checkpointed."""
+        saving = saving_hooks()
+        if saving is None or saving in (call.saving, self._saving):
+            return
+        pack, unpack = saving
+        if not getattr(pack, "__qualname__", "").startswith(checkpoint._checkpoint_hook.__name__):
+            return
+        if has_long_skips:
+            raise UnsupportedOperationError(
+                f"Gradient checkpointing runs a part of {call.call.module_name} again by itself in the backward pass, "
+                "where long skips cannot be scaled. Checkpoint whole blocks."
+            )
+        state = call.again()
+
+        def wrapped(packed: Any) -> Any:
+            with self._running(state.again()):
+                return unpack(packed)
+
+        self._saving = pack, wrapped
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, wrapped)

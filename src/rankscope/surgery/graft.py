@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rankscope.models.view import Label, ModelView
 
-Place = Literal["reads", "norms", "adds", "sums", "queries", "scores", "logits", "probs", "values"]
-ATTENTION_PLACES: frozenset[Place] = frozenset({"sums", "queries", "scores", "logits", "probs", "values"})
+Place = Literal["reads", "norms", "adds", "queries", "probs", "values"]
+ATTENTION_PLACES: frozenset[Place] = frozenset({"queries", "probs", "values"})
 Number = float | Tensor
 
 
@@ -64,46 +64,28 @@ class Mixture:
 
 @dataclass(frozen=True)
 class ScoreMap:
-    r"""One softmax over :math:`\mathrm{scale}\,QK^T`, and its weight in the attention matrix.
+    r"""The scores :math:`\mathrm{scale}\,QK^T` of one softmax.
 
     Attributes:
         query: ``batch heads query dim``.
         key: ``batch groups key dim``.
         scale: factor on their products.
-        weight: factor on the softmax.
     """
 
     query: Tensor
     key: Tensor
     scale: float
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Attended:
-    """The result of one attention call.
-
-    Attributes:
-        out: the output of attention, ``batch heads query dim``.
-        value: the values it read, with one entry per query head.
-        read: the input of the attention module, ``batch tokens dim``; None if no module is named like attention.
-    """
-
-    out: Tensor
-    value: Tensor
-    read: Tensor | None
 
 
 class Graft(nn.Module):
     """Base of all grafts. A subclass names its places in ``touches`` and overrides their methods.
 
-    Axes are ``batch tokens dim`` at sums and ``batch heads query key`` at attention, whatever the model's own order;
-    at reads and adds they are the model's own, so a graft that norms channels there declares ``norms_last_axis``.
+    Axes are ``batch heads query key`` at attention, whatever the model's own order; at reads and adds they are the
+    model's own, so a graft that norms channels there declares ``norms_last_axis``.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset()
     norms_last_axis: ClassVar[bool] = False
-    refuses_normed_branches: ClassVar[bool] = False
 
     def reset(self) -> None:
         """Forget the state of a pass; called when a forward pass begins or has ended."""
@@ -124,21 +106,9 @@ class Graft(nn.Module):
         """The stream and the branch that are added at a skip."""
         return stream, branch
 
-    def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
-        """The stream after a skip add; ``seen`` is which keys each token's attention sees, None for all."""
-        return total
-
-    def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
-        """The softmaxes whose weighted sum replaces one softmax."""
-        return (own,)
-
-    def logits(self, at: Spot, scores: Tensor) -> Tensor:
-        """The scores, entry by entry, position bias included, before hidden keys are masked."""
-        return scores
-
-    def score_gain(self, at: Spot, keys: Tensor) -> Number:
-        """Factor on the scores; ``keys`` is the number of visible keys, ``batch 1 query 1``."""
-        return 1.0
+    def scores(self, at: Spot, own: ScoreMap) -> ScoreMap:
+        """The scores that replace those of one softmax."""
+        return own
 
     def mixture(self, at: Spot) -> Mixture:
         """The mixture that replaces the attention matrix."""
@@ -148,9 +118,9 @@ class Graft(nn.Module):
         """The values that attention reads, ``batch groups key dim``."""
         return value
 
-    def attended(self, at: Spot, heard: Attended) -> Tensor:
-        """The output of attention."""
-        return heard.out
+    def attended(self, at: Spot, out: Tensor, value: Tensor) -> Tensor:
+        """The output of attention, ``batch heads query dim``; ``value`` has one entry per query head."""
+        return out
 
     def describe(self) -> dict[str, Any]:
         """The graft in plain JSON types."""

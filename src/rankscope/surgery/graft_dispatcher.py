@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
-from rankscope.stream.attention_calls import HIDES, AttentionCall
+from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.mode import ActiveBlock, Perform
 from rankscope.stream.operators import (
     ADDS,
@@ -28,183 +28,34 @@ from rankscope.stream.operators import (
 from rankscope.surgery.attention_edits import (
     UNIFORM,
     before_kernel,
-    needs_uniform,
-    run_edited,
     run_kernel,
     uniform_on,
 )
-from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, Number, Place, ScoreMap, Spot
-from rankscope.surgery.operation import Operation
+from rankscope.surgery.graft import ATTENTION_PLACES, Graft, Mixture, Number, Place, ScoreMap, Spot
 
 
-def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: tuple[int, int]) -> Number:
-    """The product of all grafts' factors on the scores; grafts receive the number of keys that each row sees."""
-    asked = [graft for graft in grafts if "scores" in graft.touches]
-    if not asked:
-        return 1.0
-    keys = _keys_seen(seen, lengths)
-    product: Number = 1.0
-    for graft in asked:
-        product = product * graft.score_gain(at, keys)
-    return product
-
-
-def _keys_seen(seen: Tensor | None, lengths: tuple[int, int]) -> Tensor:
-    return torch.full((1, 1, lengths[0], 1), lengths[1]) if seen is None else seen.sum(dim=-1, keepdim=True)
-
-
-def rescored(scores: Tensor, keys: Tensor, at: Spot, grafts: Sequence[Graft]) -> Tensor:
-    """Scores after every graft on them, in order: a cap before a gain is not a gain before a cap."""
-    for graft in grafts:
-        if "scores" in graft.touches:
-            gain = graft.score_gain(at, keys)
-            scores = scores * (gain.to(scores) if isinstance(gain, Tensor) else gain)
-        if "logits" in graft.touches:
-            scores = graft.logits(at, scores)
-    return scores
-
-
-def with_gain(call: AttentionCall, gain: Number) -> AttentionCall:
-    """A fused call with scores, including a bias, multiplied by ``gain``."""
-    if not isinstance(gain, Tensor) and gain == 1.0:
-        return call
-    assert call.query is not None
-    factor = gain.to(call.query) if isinstance(gain, Tensor) else gain
-    call = replace(call, query=call.query * factor)
-    if call.mask is None or call.mask.dtype == torch.bool:
-        return call
-    return replace(call, mask=torch.where(call.mask <= HIDES, call.mask, call.mask.clamp(min=HIDES) * factor))
-
-
-def changed_scores(scores: Tensor, visible: Tensor, at: Spot, grafts: Sequence[Graft]) -> Tensor:
-    """Scores after the grafts on them, where a key is visible; the others stay hidden."""
-    if not any(graft.touches & {"scores", "logits"} for graft in grafts):
-        return scores
-    keys = visible.sum(dim=-1, keepdim=True)
-    return rescored(scores.masked_fill(~visible, 0.0), keys, at, grafts).masked_fill(~visible, -torch.inf)
-
-
-class ExplicitKernel:
-    """Attention as a fused kernel computes it, with scores in the open, so that they can be changed one by one.
-
-    Args:
-        rescore: what is done to the scores, a position bias included, before hidden keys are masked.
-
-    Attributes:
-        probs: those of the first call.
-    """
-
-    def __init__(self, rescore: Callable[[Tensor], Tensor]) -> None:
-        self._rescore = rescore
-        self.probs: Tensor | None = None
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        scale: float | None = None,
-        dropout_p: float = 0.0,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """The signature of ``scaled_dot_product_attention``."""
-        visible = AttentionCall(query=query, key=key, mask=attn_mask, is_causal=is_causal).support()
-        own, other = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (query, key))
-        scores = own @ for_each_head(other, query.shape[1]).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if attn_mask is not None and attn_mask.dtype != torch.bool:
-            scores = scores + attn_mask.masked_fill(attn_mask <= HIDES, 0.0)
-        scores = self._rescore(scores)
-        if visible is None:
-            probs = scores.softmax(dim=-1)
-        else:
-            sees_nothing = ~visible.any(dim=-1, keepdim=True)
-            scores = scores.masked_fill(~visible, -torch.inf).masked_fill(sees_nothing, 0.0)
-            probs = scores.softmax(dim=-1).masked_fill(sees_nothing, 0.0)
-        if self.probs is None:
-            self.probs = probs
-        if dropout_p > 0.0:
-            probs = torch.nn.functional.dropout(probs, dropout_p)
-        return probs.to(value.dtype) @ for_each_head(value, query.shape[1])
-
-
-def run_fused(
-    own: AttentionCall,
-    call: AttentionCall,
-    named: Mapping[str, Any],
-    perform: Perform,
-    after: Operation,
-    at: Spot,
-    grafts: Sequence[Graft],
-) -> tuple[Tensor, AttentionCall]:
-    """The output of a fused kernel under operations and grafts, mixtures excepted, and the attention that really ran.
+def mapped_scores(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> AttentionCall:
+    """A fused call with the queries, keys and scale of every graft that changes them, in order.
 
     Args:
         own: the model's own call.
-        call: the call after the operations, with the values that the grafts return.
-        named: the model's own arguments, used for dropout and grouping of heads.
-        perform: the kernel.
-        after: the operations after the softmax.
+        call: the call after the operations.
         at: the block.
         grafts: in order.
     """
-    maps = _score_maps(own, call, at, grafts)
-    if len(maps) > 1 and needs_uniform(after):
-        raise UnsupportedOperationError(
-            f"Block {at.layer}: attention is a weighted sum of several softmaxes here, and centring or scaling each of "
-            "them is not the same as centring or scaling their sum. Leave one of the two out."
-        )
-    seen = call.support()
-    keys = _keys_seen(seen, call.lengths)
-    total: Tensor | None = None
-    ran: list[AttentionCall] = []
-    for one in maps:
-        mapped = replace(call, query=one.query, key=one.key, scale=one.scale)
-        if any("logits" in graft.touches for graft in grafts):
-            kernel = ExplicitKernel(partial(rescored, keys=keys, at=at, grafts=grafts))
-            out = run_edited(mapped, named, kernel, after)
-            mapped = AttentionCall(weights=kernel.probs, edits=call.edits)
-        else:
-            mapped = with_gain(mapped, score_gain(at, grafts, seen, call.lengths))
-            out = run_edited(mapped, named, perform, after)
-        ran.append(mapped)
-        out = out if one.weight == 1.0 else one.weight * out
-        total = out if total is None else total + out
-    assert total is not None
-    if len(maps) == 1 and maps[0].weight == 1.0:
-        return total, ran[0]
-    weighted = partial(_weighted_sum, weights=[one.weight for one in maps], others=ran[1:])
-    return total, replace(ran[0], edits=(weighted, *call.edits))
-
-
-def _score_maps(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> list[ScoreMap]:
-    """The softmaxes after every graft that changes queries and keys, in order."""
+    changing = [graft for graft in grafts if "queries" in graft.touches]
+    if not changing:
+        return call
     assert own.query is not None
     assert call.query is not None
     assert call.key is not None
     scale = own.query.shape[-1] ** -0.5 if own.scale is None else own.scale
     # A graft may replace the model's own scale; a temperature, which operations put there too, must survive that.
     cooled = 1.0 if call.scale == own.scale else (call.scale or scale) / scale
-    maps = [ScoreMap(call.query, call.key, scale)]
-    for graft in grafts:
-        if "queries" in graft.touches:
-            maps = [replace(new, weight=old.weight * new.weight) for old in maps for new in _bare(graft, at, old)]
-    return [replace(one, scale=one.scale * cooled) for one in maps]
-
-
-def _bare(graft: Graft, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
-    return graft.maps(at, replace(own, weight=1.0))
-
-
-def _weighted_sum(
-    probs: Tensor, support: Tensor | None, *, weights: Sequence[float], others: Sequence[AttentionCall]
-) -> Tensor:
-    total = weights[0] * probs
-    for weight, other in zip(weights[1:], others, strict=True):
-        total = total + weight * replace(other, edits=()).probs()
-    return total
+    scores = ScoreMap(call.query, call.key, scale)
+    for graft in changing:
+        scores = graft.scores(at, scores)
+    return replace(call, query=scores.query, key=scores.key, scale=scores.scale * cooled)
 
 
 def joint_mixture(at: Spot, grafts: Sequence[Graft]) -> Mixture | None:
@@ -309,11 +160,8 @@ class GraftDispatcher:
         self._probs: tuple[weakref.ref[Tensor], Spot] | None = None
         self._owed: set[Spot] = set()
         self._reads = 0
-        self._normed: weakref.ref[Tensor] | None = None
         self._scores: _FollowedScores | None = None
         self._doubt: str | None = _UNSEEN
-        self.seen: Tensor | None = None
-        self.attention_input: weakref.ref[Tensor] | None = None
 
     def at(self, place: Place) -> list[Graft]:
         """The grafts that touch a place."""
@@ -331,8 +179,7 @@ class GraftDispatcher:
 
     def reset(self) -> None:
         """Reset all grafts; called when a pass begins or has ended."""
-        self._probs, self.seen, self.attention_input, self._normed = None, None, None, None
-        self._scores = None
+        self._probs, self._scores = None, None
         self._owed.clear()
         for graft in self._grafts:
             graft.reset()
@@ -355,30 +202,10 @@ class GraftDispatcher:
                 "what it reads cannot be changed."
             )
         self._reads = 0
-        if self._normed is not None and self._normed() is branch:
-            self._refuse_second_norm(call, label)
         for graft in self.at("adds"):
             own, branch = graft.add(spot_of(call), label, stream, branch)
             stream = stream if call.joins else own
         return stream, branch
-
-    def note_norm(self, out: Tensor) -> None:
-        """Remember the output of a norm, to know it again if it is added to the stream as it is."""
-        self._normed = weakref.ref(out)
-
-    def _refuse_second_norm(self, call: ActiveBlock, label: Label) -> None:
-        if any(graft.refuses_normed_branches for graft in self._grafts):
-            raise UnsupportedOperationError(
-                f"Block {call.layer} already has a norm on its {label} branch (Peri-LN, sandwich norm, or a norm on "
-                "the output only, as in Gemma 2 or OLMo 2): a second one would undo what the first has learned."
-            )
-
-    def sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
-        """The stream after an add."""
-        for graft in self.at("sums"):
-            new = graft.sum(spot_of(call), label, call.canonical(total), self.seen)
-            total = call.native(new, total)
-        return total
 
     def values(self, at: Spot, value: Tensor) -> Tensor:
         """The values as attention reads them, ``batch groups key dim``."""
@@ -386,12 +213,10 @@ class GraftDispatcher:
             value = graft.values(at, value)
         return value
 
-    def attended(self, call: ActiveBlock, at: Spot, out: Tensor, value: Tensor) -> Tensor:
+    def attended(self, at: Spot, out: Tensor, value: Tensor) -> Tensor:
         """The output of attention, ``batch heads query dim``."""
-        given = None if self.attention_input is None else self.attention_input()
-        read = None if given is None else call.canonical(given)
         for graft in self.at("values"):
-            out = graft.attended(at, Attended(out, for_each_head(value, out.shape[1]), read))
+            out = graft.attended(at, out, for_each_head(value, out.shape[1]))
         return out
 
     def takes_scores(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -406,13 +231,13 @@ class GraftDispatcher:
 
     def scores(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
         """The product of queries and keys, changed by the grafts and scaled as they say."""
-        maps = [ScoreMap(args[0], args[1].mT, scale=math.nan)]
+        mapped = ScoreMap(args[0], args[1].mT, scale=math.nan)  # the model's own scale follows, and has to be replaced
         for graft in self.at("queries"):
-            maps = [new for old in maps for new in graft.maps(spot_of(call), old)]
-        out: Tensor = func(maps[0].query * maps[0].scale, maps[0].key.mT)
+            mapped = graft.scores(spot_of(call), mapped)
+        out: Tensor = func(mapped.query * mapped.scale, mapped.key.mT)
         doubt = None if self._scores is None else "several products were met before it"
-        if len(maps) > 1 or maps[0].weight != 1.0 or math.isnan(maps[0].scale):
-            doubt = "it runs as separate operations, of which only one softmax can be seen"
+        if math.isnan(mapped.scale):
+            doubt = "it runs as separate operations, whose scale was not replaced"
         self._scores = _FollowedScores(weakref.ref(out), doubt=doubt)
         return out
 
@@ -482,12 +307,10 @@ class GraftDispatcher:
         out = func(args[0], value.reshape(shape))
         mixed = out if out.dim() == 4 else out.reshape(batch, -1, *out.shape[-2:])
         self._owed.discard(at)
-        return self.attended(call, at, mixed, value).reshape(out.shape)
+        return self.attended(at, mixed, value).reshape(out.shape)
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
-        """Follow the probabilities, and the output of a norm, through casts and dropout."""
-        if func in SAME_VALUES and args and self._normed is not None and self._normed() is args[0] is not None:
-            self.note_norm(out)
+        """Follow the probabilities through casts and dropout."""
         if func in SAME_VALUES and args and self._is_probs(args[0]) and isinstance(out, Tensor):
             assert self._probs is not None
             self._probs = (weakref.ref(out), self._probs[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_another, with_output_tensor
+from rankscope.stream.frames import output_tensor, tensors_in, with_another, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
@@ -28,16 +29,15 @@ from rankscope.surgery.attention_edits import (
     needs_uniform,
     run_edited,
 )
-from rankscope.surgery.checkpointed import BackwardWatch
+from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
 from rankscope.surgery.graft import Graft, Spot
 from rankscope.surgery.graft_dispatcher import (
     READERS,
     GraftDispatcher,
-    changed_scores,
     joint_mixture,
+    mapped_scores,
     mixed_output,
     mixed_probs,
-    run_fused,
     spot_of,
 )
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
@@ -75,7 +75,6 @@ class SurgeryMode(StreamMode):
         self._operations = operations
         self._dispatcher = GraftDispatcher(grafts)
         self._softmax_at: Spot | None = None
-        self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
         self._states: dict[str | None, States] = {}
@@ -83,6 +82,7 @@ class SurgeryMode(StreamMode):
         self._long_skips_met: dict[str | None, int] = {}
         self._with_long_skips = sum(bool(stack.long_skips) for stack in view.stacks)
         self._backward = BackwardWatch(lambda: (*operations, *grafts))
+        self._checkpoint = CheckpointedPart(self._running_again)
         self._has_run = False
 
     def reads_attention(self) -> bool:
@@ -99,6 +99,8 @@ class SurgeryMode(StreamMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._open is not None and func not in QUERIES and not is_observing():
+            self._checkpoint.follow(self._open, self._scales_long_skips())
         if self._in_pass and self._scales_long_skips() and not is_observing():
             return self._between_states(func, types, args, kwargs or {})
         return self._with_grafts(func, types, args, kwargs)
@@ -203,10 +205,6 @@ class SurgeryMode(StreamMode):
             return super().on_add(call, label, stream, branch, perform)
         return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added, dtype)
 
-    def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
-        """Apply the grafts on the stream after an add."""
-        return self._dispatcher.sum(call, label, total)
-
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Start recording what is changed."""
         if self._in_pass:
@@ -236,10 +234,23 @@ class SurgeryMode(StreamMode):
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
         return out
 
-    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function on a branch; norms inside attention stay, and norm modules have their own hook."""
-        self._dispatcher.note_norm(out)
-        return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
+    def on_branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
+        """Replace a norm of something else than the stream if it is the block's own, and not a part of a branch."""
+        choice, parts = self._norm_choice(call), call.call.parts
+        if choice == "keep":
+            return out
+        if parts is not None and norm in parts.norms:
+            return self._normed(call, x, out)
+        around = [carry for carry in call.stack.carries if carry.first <= call.layer <= carry.last]
+        is_known = parts is not None and norm in parts.inner
+        if not is_known or any(carry.calls_begun is None for carry in around):
+            raise UnsupportedOperationError(
+                f"norm={choice!r}: block {call.layer} ({call.call.module_name}) has a norm of which it cannot be told "
+                f"whether it reads the stream or is a part of a branch: {norm[0] or 'a norm function'}. It was not met "
+                "when the model was probed, or not all of the block's sums are known. Write them as x + f(x), give "
+                "inputs of the same kind, or leave norm= out."
+            )
+        return out
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         choice = self._norm_choice(call)
@@ -291,19 +302,16 @@ class SurgeryMode(StreamMode):
         named = sdpa_arguments(args, kwargs)
         value: Tensor = named["value"]
         if spot is not None:
-            self._dispatcher.seen = call.support()
             value = self._dispatcher.values(spot, value)
-            call = replace(call, value=value)
+            call = mapped_scores(own, replace(call, value=value), spot, self._dispatcher.grafts)
             mixture = joint_mixture(spot, self._dispatcher.grafts)
-            out, ran = run_fused(own, call, named, perform, after, spot, self._dispatcher.grafts)
-        else:
-            out, ran = run_edited(call, named, perform, after), call
+        out = run_edited(call, named, perform, after)
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
-            ran = replace(ran, edits=(*ran.edits, partial(mixed_probs, mixture=mixture)))
+            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
-        announce(ran)
-        return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
+        announce(call)
+        return out if spot is None else self._dispatcher.attended(spot, out, value)
 
     def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Refuse to change ``flex_attention``: its scores are computed by functions that the model hands it."""
@@ -325,14 +333,13 @@ class SurgeryMode(StreamMode):
         sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
         flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
         if sinks and (flat or self._dispatcher.touches_attention):
-            what = "uniform has no meaning" if flat else "a change of scores or values is not defined"
+            what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
             raise UnsupportedOperationError(f"{ref}: a learned sink stands beside its keys: {what} there.")
         scores, visible = before_softmax(args[0], tokens, operations, sinks)
         if spot is not None:
-            self._dispatcher.seen, self._softmax_at = visible, spot
+            self._softmax_at = spot
             self._dispatcher.owe_values(spot)
             self._dispatcher.check_queries(spot)
-            scores = changed_scores(scores, visible, spot, self._dispatcher.grafts)
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
@@ -377,7 +384,6 @@ class SurgeryMode(StreamMode):
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
-        self._norm_depth = 0
         self._dispatcher.reset()
 
     def _end_pass(self, output: Any) -> None:
@@ -390,33 +396,12 @@ class SurgeryMode(StreamMode):
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
-        inside_mixing = {
-            id(inner)
-            for name, module in block.named_modules()
-            # A norm may be called after what it follows, as post_attention_layernorm is: it holds no mixing.
-            if module is not block and not is_norm(module)
-            if is_attention(name, type(module)) or is_mixer(name, type(module))
-            for inner in module.modules()
-        }
-        for name, module in block.named_modules():
-            if is_attention(name, type(module)):
-                yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
+        for module in block.modules():
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)
             # Checkpointing a part of a block repeats it without opening the block, so it would run unmodified.
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
-            if is_norm(module):
-                yield module.register_forward_pre_hook(self._enter_norm)
-                yield module.register_forward_hook(self._leave_norm, always_call=True)
-            if is_norm(module) and id(module) not in inside_mixing:
-                hook = partial(self._branch_norm, "." not in name)
-                yield module.register_forward_hook(hook, with_kwargs=True)
-
-    def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = first_tensor(args, kwargs)
-        if self._open is not None and given is not None and given.shape == self._open.entry_shape:
-            self._dispatcher.attention_input = weakref.ref(given)
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
@@ -426,45 +411,32 @@ class SurgeryMode(StreamMode):
         with observing():
             return self._dispatcher.read(call, args)
 
+    @contextmanager
+    def _running_again(self, call: ActiveBlock) -> Iterator[None]:
+        """Modify a part of a block that runs once more in the backward pass."""
+        before, self._open = self._open, call
+        try:
+            with self._re_enabled():
+                yield
+        finally:
+            self._open = before
+
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._open is not None and self._in_pass:
             self._backward.look()
         if self._open is None and in_backward():
             raise UnsupportedOperationError(
                 f"Gradient checkpointing runs {type(module).__name__}, a part of a block, again by itself in the "
-                "backward pass, and there it cannot be told which block is meant. Checkpoint whole blocks."
+                "backward pass, and there it cannot be told which block is meant. Checkpoint with use_reentrant=False, "
+                "or whole blocks."
             )
-
-    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._norm_depth += 1
-
-    def _leave_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._norm_depth -= 1
-        out = output_tensor(output)
-        if self._open is not None and out is not None and self._norm_depth == 0:
-            self._dispatcher.note_norm(out)
-
-    def _branch_norm(
-        self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
-        """A hook for a norm on a branch (sandwich norms); norms of the stream are handled in ``on_norm``.
-
-        A norm of another width inside an MLP is part of the MLP, not one of the block's own norms (``is_own``).
-        """
-        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
-        if call is None or out is None or x is None or call.is_stream(x):
-            return None
-        if not is_own and out.shape[-1] != call.entry_shape[-1]:
-            return None
-        new = self._normed(call, x, out)
-        return with_output_tensor(output, new) if new is not out else None
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._hooks(modules)
         for stack in self.view.stacks:
-            for name in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
-                if name is not None:
-                    yield modules[name].register_forward_hook(self._parallel_mlp)
+            for mlp in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
+                if mlp is not None:
+                    yield modules[mlp].register_forward_hook(self._parallel_mlp)
 
     def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         call, out = self._open, output_tensor(output)

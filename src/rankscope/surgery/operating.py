@@ -28,8 +28,8 @@ def operate(
 
     No weight is changed. ``with`` blocks may be nested on the same model: gains, temperatures and factors multiply,
     masks apply in order, and of several norms the innermost counts. Gradients flow, also with gradient checkpointing of
-    whole blocks; their backward pass has to run inside the ``with`` block, and raises after it. Compiled code runs as
-    written inside.
+    whole blocks, or of parts of a block with ``use_reentrant=False``; their backward pass has to run inside the
+    ``with`` block, and raises after it. Compiled code runs as written inside.
 
     Args:
         model: any model rankscope can measure, in memory: a module, or a :class:`rankscope.Model`, which also says
@@ -128,7 +128,7 @@ def grafting(
 
 
 def _check_places(graft: Graft, view: ModelView) -> None:
-    if graft.touches & {"adds", "sums"}:
+    if "adds" in graft.touches:
         check_carries(view, "what is put at the skips")
     if "norms" in graft.touches:
         check_own_norms(view, "What is put at the norms")
@@ -140,7 +140,7 @@ def _check_places(graft: Graft, view: ModelView) -> None:
                     f"{where}: its attention probabilities cannot be seen (no softmax over keys, or a kernel of its "
                     "own), so they cannot be changed."
                 )
-            if graft.touches & {"adds", "sums"} and not plan.skips:
+            if "adds" in graft.touches and not plan.skips:
                 raise UnsupportedOperationError(f"{where} has no skip onto which a branch is added.")
             if "norms" in graft.touches and not plan.has_norm:
                 raise UnsupportedOperationError(f"{where} has no norm that could be changed.")

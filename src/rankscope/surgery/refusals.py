@@ -165,7 +165,7 @@ def check_own_norms(view: ModelView, what: str, operation: Operation | None = No
     if norms:
         raise UnsupportedOperationError(
             f"{what} would leave norms in place that are written out instead of being a norm module "
-            f"or a norm function of torch. {_listed(norms)}. Write them as a module with Norm in its class name."
+            f"or a norm function of torch. {_listed(norms)}. Make each a module of its own, or call such a function."
         )
 
 

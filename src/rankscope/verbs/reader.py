@@ -301,9 +301,15 @@ class SiteReader:
                 is_causal=call.is_causal,
                 scale=call.scale,
                 keep=self._keep(call.query.shape[0], call.query.shape[2], call.query.device),
-                spectrum=any(spec.needs == "spectrum" for spec in specs),
             )
             dtype = view.dtype
+            if left := [spec.name for spec in specs if spec.needs == "spectrum"]:
+                size = f"{call.probs_bytes / 2**20:,.0f} MiB"
+                why = f"{', '.join(left)} needs all probabilities of the block, {size}: attention_algorithm='dense' "
+                self.refused.setdefault(str(ref), f"{why}(--attention-algorithm dense) holds them")
+                specs = [spec for spec in specs if spec.needs != "spectrum"]
+                if not specs:
+                    return
         else:
             probs = call.probs()
             kept = self._keep(probs.shape[0], probs.shape[-2], probs.device)

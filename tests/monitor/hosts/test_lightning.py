@@ -66,7 +66,7 @@ def fit(module: Module, *callbacks: Any, loggers: Any = False, steps: int = 4) -
 
 
 @pytest.mark.slow
-def test_loggers_get_readings_pictures_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loggers_get_readings_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     loggers = [TensorBoardLogger(str(tmp_path / "tb")), WandbLogger(save_dir=str(tmp_path), offline=True)]
     callback = GaugeCallback(
@@ -85,7 +85,6 @@ def test_loggers_get_readings_pictures_and_alarms(tmp_path: Path, monkeypatch: p
 
     found = events(tmp_path / "tb")
     assert curve(found, RESIDUAL) == pytest.approx(read, rel=1e-6)
-    assert [image.step for image in found.Images("rankscope/relative_residual/layers")] == [5]
     assert alarm.sentence in texts(found, "rankscope/alarm/token_collapse")[0]
 
     loggers[1].experiment.finish()

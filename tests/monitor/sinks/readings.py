@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankscope.monitor import Alarm, Heatmap, Sink
+from rankscope.monitor import Alarm, Sink
 
 SCALARS = {"rankscope/relative_residual/least": 0.25, "rankscope/alarms": 1.0}
 SENTENCE = "Tokens collapse at block 1, step 20: relative residual 0.01. Worth trying: pre_norm or stronger_skip."
@@ -16,19 +16,12 @@ ALARM = Alarm("token_collapse", "raised", 20, None, 1, SENTENCE, {"severity": ma
 OVER = Alarm("token_collapse", "cleared", 30, None, 1, "Over since step 30: tokens collapse.", {}, "none")
 
 
-def heatmap(columns: int = 3) -> Heatmap:
-    steps = tuple(10 * column for column in range(columns))
-    values = tuple(tuple(10.0 ** -(layer * column) for column in range(columns)) for layer in range(2))
-    return Heatmap("relative_residual", None, (0, 1), steps, values, ((20, 1, "token_collapse"),))
-
-
 def feed(sink: Sink) -> None:
-    """Two readings; the second raises an alarm and draws."""
+    """Two readings; the second raises an alarm."""
     assert isinstance(sink, Sink)
     sink.scalars(10, {**SCALARS, "rankscope/alarms": 0.0})
     sink.scalars(20, SCALARS)
     sink.alarm(20, ALARM)
-    sink.heatmap(20, heatmap())
     sink.alarm(30, OVER)
 
 

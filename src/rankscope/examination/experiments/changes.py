@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from rankscope.examination import source
 from rankscope.examination.experiments.dependencies import LOST, begins_at_zero, raw_apart
+from rankscope.examination.findings import FileEdit
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall
-from rankscope.examination.source import Edit, FileEdit, SourcePlace
+from rankscope.examination.source import Edit, SourcePlace
 from rankscope.examination.tensors import cloned, is_trained, main_output, redrawn, shuffled, tokens_apart
 from rankscope.linalg.update import skip_gain
 from rankscope.models.wrapping import with_parameters

@@ -9,10 +9,10 @@ from rankscope.examination import source
 from rankscope.examination.experiments.changes import attention_seen
 from rankscope.examination.experiments.dependencies import next_tokens_of, turned_first
 from rankscope.examination.experiments.weights import attention_softmax
+from rankscope.examination.findings import FileEdit
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import Classifier, Program, classes, decoder, ids, per_token
-from rankscope.examination.source import FileEdit
 from rankscope.examination.spec import Finding, row
 
 

@@ -46,7 +46,8 @@ def inputs_ignored(x: Examination, lost: Outcome) -> Finding:
     change, written = x.edited("inputs_lost", step.place, edits) if lost["after"] is not None else ("", ())
     return Finding(
         "inputs_ignored",
-        f"{lead}: {named(x, step)} returns the same for all of them, although what it takes differs.",
+        f"{lead}: {named(x, step)} returns the same for all of them, although what it takes differs."
+        + ("" if any(one is not None and bool(one.any()) for one in x.gradients.values()) else _NOTHING),
         change or "Give this operation values that it does not make equal",
         tried=bool(change),
         measured="how much the outputs of different inputs differ, relative to their size",
@@ -56,6 +57,9 @@ def inputs_ignored(x: Examination, lost: Outcome) -> Finding:
         where=step.module or "",
         edits=written,
     )
+
+
+_NOTHING = " No parameter gets a gradient."
 
 
 def unknown(share: float) -> Program:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from rankscope.examination import source
 from rankscope.examination.experiments.changes import in_blocks
 from rankscope.examination.experiments.weights import attention_softmax
+from rankscope.examination.findings import FileEdit
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import Classifier, Decoder, Layer, Program, classes, decoder, ids, stack
-from rankscope.examination.source import FileEdit
 from rankscope.examination.spec import Finding, row
 
 PADDING = frozenset({"padding_attended", "padding_alone_seen"})

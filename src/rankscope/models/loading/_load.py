@@ -27,7 +27,7 @@ from rankscope.models.loading.pretrained import PretrainedWeights, Request
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
-from rankscope.models.weight_files.files import hub_id, is_hub_id, is_remote
+from rankscope.models.weight_files.files import hub_id, is_hub_id, is_remote, refuse_web_server
 from rankscope.models.wrapping import Spread, is_loaded_double, note_dtype, unwrapped
 
 Origin = Literal["memory", "init", "folder", "hub", "url"]
@@ -45,7 +45,7 @@ class LoadedModel:
         tokenizer: its tokenizer, or None.
         input_kind: what it reads; ``"tensors"`` for a module that is not from transformers.
         spec: the requested model.
-        origin: ``"memory"``, ``"init"``, ``"folder"``, ``"hub"``, or ``"url"`` for a web server or object store.
+        origin: ``"memory"``, ``"init"``, ``"folder"``, ``"hub"``, or ``"url"`` for an object store.
         revision: the hub commit, if there is one.
         config_hash: SHA-256 of its configuration, None without one.
         seed: seed of the random initialisation, None if nothing was drawn.
@@ -191,6 +191,7 @@ def _loaded(text: str, request: Request) -> LoadedModel:
             if not isinstance(held, torch.nn.Module):
                 raise LoadError(f"{text} is {kind_of(held)}; expected a torch module, or a function that returns one.")
             return loaded_model(unwrapped(held), text, "memory")
+        refuse_web_server(text)
         if is_remote(text) and not text.startswith("hub:"):
             raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
         path = path_of(text, "model", _SPECS)

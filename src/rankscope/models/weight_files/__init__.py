@@ -1,1 +1,1 @@
-"""Files of weights that are read by range: in a local folder, on the hub, on a web server or in an object store."""
+"""Files of weights that are read by range: in a local folder, on the hub or in an object store."""

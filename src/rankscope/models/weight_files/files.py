@@ -26,6 +26,16 @@ def is_remote(spec: object) -> bool:
     return isinstance(spec, str) and spec.startswith(_REMOTE)
 
 
+def refuse_web_server(spec: object) -> None:
+    """Refuse an address of the web, in a sentence without it: it may hold a password.
+
+    Raises:
+        LoadError: it is one.
+    """
+    if isinstance(spec, str) and spec.startswith(("http://", "https://")):
+        raise LoadError("Web servers are not read from. Download the model and pass the folder, or give hub:NAME.")
+
+
 def is_hub_id(text: str) -> bool:
     """Whether a text can be the id of a model on the hub: NAME or OWNER/NAME."""
     return bool(_HUB_ID.fullmatch(text)) and not text.startswith(".")

@@ -1,4 +1,4 @@
-"""The files of a model, wherever they are: a local folder, the hub, a web server, an object store."""
+"""The files of a model, wherever they are: a local folder, the hub, an object store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from rankscope._types import path_of
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
-from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile, hub_id, is_hub_id, is_remote
-from rankscope.models.weight_files.remote import CONNECTIONS, HubFolder, RemoteFolder, StoreFolder, UrlFolder
+from rankscope.models.weight_files.files import (
+    LocalFile,
+    Traffic,
+    WeightFile,
+    hub_id,
+    is_hub_id,
+    is_remote,
+    refuse_web_server,
+)
+from rankscope.models.weight_files.remote import CONNECTIONS, HubFolder, RemoteFolder, StoreFolder
 from rankscope.models.weight_files.tensors import StoredTensor, stored_in
 
 __all__ = ["CONNECTIONS", "LocalFolder", "ModelFolder", "config_in", "model_folder", "stored_tensors"]
@@ -24,8 +32,8 @@ def model_folder(spec: str | Path) -> ModelFolder:
     """The files of a model; of a remote one, only the list of files is read.
 
     Args:
-        spec: a local folder, ``hub:NAME``, ``hub:NAME@REVISION``, a hub id, or the address of a folder
-            (``https://``, ``s3://``, ``gs://``).
+        spec: a local folder, ``hub:NAME``, ``hub:NAME@REVISION``, a hub id, or the address of a folder (``s3://``,
+            ``gs://``).
 
     Raises:
         LoadError: there is no such place, or it cannot be read.
@@ -33,11 +41,10 @@ def model_folder(spec: str | Path) -> ModelFolder:
     text, traffic = str(spec), Traffic()
     if text.startswith("hub:"):
         return HubFolder(*hub_id(text), text, traffic)
-    if text.startswith(("https://", "http://")):
-        return UrlFolder(text, traffic)
+    refuse_web_server(text)
     if is_remote(spec):
         return StoreFolder(text, traffic)
-    place = path_of(spec, "model", "a local folder, hub:NAME, or an address (https://, s3://, gs://)")
+    place = path_of(spec, "model", "a local folder, hub:NAME, or an address (s3://, gs://)")
     if not place.exists() and isinstance(spec, str) and is_hub_id(text):
         return HubFolder(text, None, text, traffic)
     return LocalFolder(place)
@@ -91,7 +98,7 @@ def stored_tensors(folder: ModelFolder) -> dict[str, StoredTensor]:
     if not files:
         raise LoadError(
             f"{folder.name!r} has no *.safetensors, which are read one tensor at a time. Pass a folder with a "
-            "config.json and *.safetensors, hub:NAME, or an address (https://, s3://, gs://); save your own model "
+            "config.json and *.safetensors, hub:NAME, or an address (s3://, gs://); save your own model "
             "with save_pretrained."
         )
     if folder.traffic is None:

@@ -1,6 +1,6 @@
-"""Files on the hub, on a web server or in an object store, read by range.
+"""Files on the hub or in an object store, read by range.
 
-Requests to the hub and to web servers go through the client of huggingface_hub, with its proxies, certificates, token
+Requests to the hub go through the client of huggingface_hub, with its proxies, certificates, token
 and repetitions; object stores are read through fsspec. Only what would give wrong numbers is checked here: that an
 answer is the range that was asked for, and that the file has not changed meanwhile.
 """
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit
 
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading.foreign import in_a_line
@@ -231,60 +230,6 @@ def _checked(answer: Any, name: str, start: int, end: int, size: int) -> bytes:
     if int(match[3]) != size:
         raise _changed(name)
     return bytes(answer.content)
-
-
-class UrlFolder(RemoteFolder):
-    """A folder on a web server; what is in it is found by asking for known names.
-
-    Args:
-        url: its address.
-        traffic: counts what is read.
-
-    Raises:
-        LoadError: the address holds a password or a query, which results would record.
-    """
-
-    def __init__(self, url: str, traffic: Traffic) -> None:
-        parts = urlsplit(url)
-        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            raise LoadError(
-                "The address of a model has no user name, password, query or fragment: it is recorded with the "
-                "results. Pass the plain address of a folder."
-            )
-        super().__init__(url, traffic)
-
-    def listed(self) -> list[str]:
-        """The one file of a model without an index, if it is there."""
-        return ["model.safetensors"] if self.file("model.safetensors") is not None else []
-
-    def file(self, name: str) -> WeightFile | None:
-        """The file of that name, if the server has it.
-
-        Asked for is its first byte, because not every server answers HEAD: the answer has the size of the whole file.
-        """
-        url = f"{self.name.rstrip('/')}/{quote(name)}"
-        self.traffic.request(1)
-        with readable_errors(url):
-            first = _answer(url, 0, 1, {})
-            if first.status_code in (404, 410):
-                return None
-            stated = first.headers.get("content-range", "").rpartition("/")[2]
-            size, tag = int(stated) if stated.isdecimal() and len(stated) < 20 else 0, _tag(first)
-            _checked(first, url, 0, 1, size)
-
-        def content(start: int, end: int) -> bytes:
-            answer = _answer(url, start, end, {})
-            found = _checked(answer, url, start, end, size)
-            if _tag(answer) != tag:
-                raise _changed(url)
-            return found
-
-        return RemoteFile(url, size, content, self.traffic)
-
-
-def _tag(answer: Any) -> str:
-    """What identifies the content of a file on a web server."""
-    return str(answer.headers.get("etag") or answer.headers.get("last-modified") or "")
 
 
 class StoreFolder(RemoteFolder):

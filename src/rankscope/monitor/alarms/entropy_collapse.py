@@ -17,7 +17,8 @@ def entropy_collapse(layer: LayerState) -> Judgement | None:
     """The mean attention entropy of a layer is that of one-hot or uniform attention, as ``measure`` would say.
 
     **Heuristic**: 0.02 and 0.999 of the largest possible. Attention that copies a token is one-hot in healthy models,
-    and small initial weights make it uniform, so that this is written down and raises no alarm.
+    and small initial weights make it uniform for a while, so that this is written down, once it lasts, and raises no
+    alarm.
     """
     if not layer.has("attention_entropy"):
         return None
@@ -25,4 +26,5 @@ def entropy_collapse(layer: LayerState) -> Judgement | None:
     severity = fallen(now, ONE_HOT_ENTROPY)
     kind = "one-hot" if severity >= 1.0 else "uniform" if now >= UNIFORM_ENTROPY else "neither"
     words = f"attention is {kind}, its entropy is {now:.3g} of the largest possible"
-    return Judgement(1.0 if kind == "uniform" else severity, {"attention_entropy": now}, words)
+    is_uniform = kind == "uniform"
+    return Judgement(1.0 if is_uniform else severity, {"attention_entropy": now}, words, may_pass=is_uniform)

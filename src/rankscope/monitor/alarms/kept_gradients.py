@@ -19,4 +19,6 @@ def kept_gradients(layer: LayerState) -> Judgement | None:
         return None
     share = layer.now["gradient_carried"]
     words = f"{share:.0%} of a gradient is the one before it"
+    if share == 1.0:
+        words = f"{words}: the optimizer makes two steps for one backward pass"
     return Judgement(share / CARRIED, {"gradient_carried": share}, words, "gradients")

@@ -16,8 +16,8 @@ STEPS = 16
 def still_weights(layer: LayerState) -> Judgement | None:
     """Fewer than 5% of the weights that should learn changed at all over sixteen steps, or all gradients are zero.
 
-    **Exact** for a sample of the entries of each parameter that requires a gradient. A gradient of exactly zero is not
-    reported at a loss below a quarter of its start, where a margin may be kept by all inputs.
+    **Exact** for a sample of the entries of each parameter that requires a gradient. Not reported at a loss below a
+    quarter of its start, where training may be done and a margin may be kept by all inputs.
     """
     zero, rate = layer.now.get("zero_steps", 0.0), layer.now.get("learning_rate", math.nan)
     if zero >= STEPS and not layer.converged:
@@ -32,4 +32,8 @@ def still_weights(layer: LayerState) -> Judgement | None:
         words, component = f"{words}; the learning rate is 0", "rate"
     elif layer.now.get("gradient_norm", layer.now.get("blocks_with_gradient", 0.0)) == 0.0:
         words, component = f"{words}; they have no gradient", "gradients"
-    return Judgement(steps / STEPS, {"still_steps": steps, "weights_moved": moved}, words, component)
+    elif math.isfinite(rate):
+        words = f"{words}; the learning rate is {rate:.2g}"
+    return Judgement(
+        0.0 if layer.converged else steps / STEPS, {"still_steps": steps, "weights_moved": moved}, words, component
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope.monitor.outlets import Sink
-from rankscope.monitor.readings import Alarm, Heatmap
+from rankscope.monitor.readings import Alarm
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -15,7 +15,7 @@ __all__ = ["AcceleratorSink"]
 
 
 class AcceleratorSink:
-    """Writes to the trackers that ``accelerator.init_trackers`` started: scalars to all, pictures to those it knows.
+    """Writes to the trackers that ``accelerator.init_trackers`` started: scalars to all, alarms to those it knows.
 
     Args:
         accelerator: yours. Trackers are looked up when something is written, so it may be given before they start.
@@ -40,13 +40,8 @@ class AcceleratorSink:
         """Through ``accelerator.log``."""
         self._accelerator.log(dict(values), step=step)
 
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """To TensorBoard, W&B, MLflow and trackio, where one of them is a tracker."""
-        for sink in self._sinks():
-            sink.heatmap(step, heatmap)
-
     def alarm(self, step: int, alarm: Alarm) -> None:
-        """To the same."""
+        """To TensorBoard, W&B, MLflow and trackio, where one of them is a tracker."""
         for sink in self._sinks():
             sink.alarm(step, alarm)
 

@@ -20,7 +20,7 @@ class GaugeCallback(HostedGauge, Callback):
     A ``ComposerModel`` takes a batch instead of keyword arguments: name the transformer in it with ``model``, which is
     ``"model"`` in a ``HuggingFaceModel``. Gradients are read after all microbatches, before clipping by an algorithm
     that runs later. Step numbers are batches, counted after the step. Scalars go to all loggers; pass ``sinks`` for
-    heatmaps and alarms. ``"stop"`` calls ``state.stop_training()``.
+    alarms. ``"stop"`` calls ``state.stop_training()``.
 
     Example::
 
@@ -48,10 +48,10 @@ class GaugeCallback(HostedGauge, Callback):
         loss = state.loss if isinstance(state.loss, Tensor) and state.loss.numel() == 1 else None
         reading = self._read(state.timestamp.batch.value, loss, batch)
         if reading is not None:
-            self._tell_host(lambda: logger.log_metrics(dict(reading.scalars), step=reading.step))
+            self._tell_host(lambda: logger.log_metrics(reading.dashboard, step=reading.step))
         if self.gauge.should_stop:
             state.stop_training()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write the last heatmaps and close the record; Composer calls this after an error, too."""
+        """Close the record; Composer calls this after an error, too."""
         self._stop()

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.hosts.hosting import HostedGauge, main_scalars
+from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Reading
 
@@ -36,7 +36,6 @@ class GaugeCallback(HostedGauge, TrainerCallback):
     """
 
     _trainer: Trainer | None = None
-    _logs_main = True
     _running = False
     _loss: Tensor | None = None
 
@@ -92,7 +91,12 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         if not self._running:
             self._running = True
             own = facts.get("processing_class")
-            if self._probe.tokenizer is None and callable(own) and hasattr(own, "all_special_ids"):
+            if (
+                self._probe is not None
+                and self._probe.tokenizer is None
+                and callable(own)
+                and hasattr(own, "all_special_ids")
+            ):
                 self._probe = replace(self._probe, tokenizer=own)
             optimizer = facts.get("optimizer")
             reporters = self._reporters() if state.is_world_process_zero else ()
@@ -119,7 +123,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         return control
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any) -> None:
-        """Write the last heatmaps and close the record."""
+        """Close the record."""
         if self._running:
             self._stop()
         self._running, self._loss = False, None
@@ -129,7 +133,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             return
         # Logging anything marks this step as logged, and its loss would not be logged.
         wanted = control.should_log
-        self._trainer.log(main_scalars(reading))
+        self._trainer.log(reading.dashboard)
         control.should_log = wanted
 
     def _reporters(self) -> tuple[Sink, ...]:
@@ -138,7 +142,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
 
 
 def _sinks_of(callback: TrainerCallback) -> Iterator[Sink]:
-    """A sink for this reporter's target, if it accepts images."""
+    """A sink for this reporter's target, for alarms."""
     from transformers import integrations
 
     if isinstance(callback, integrations.TensorBoardCallback) and callback.tb_writer is not None:

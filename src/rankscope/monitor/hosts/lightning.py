@@ -75,7 +75,7 @@ class GaugeCallback(HostedGauge, Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the last heatmaps and close the record."""
+        """Close the record."""
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -84,14 +84,14 @@ class GaugeCallback(HostedGauge, Callback):
 
 
 def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None:
-    scalars = dict(reading.scalars)
+    scalars = reading.dashboard
     pl_module.log_dict(scalars, logger=False, on_step=True, on_epoch=False, batch_size=1)
     for logger in trainer.loggers:
         logger.log_metrics(scalars, step=reading.step)
 
 
 def _sinks_of(logger: Logger) -> Iterator[Sink]:
-    """A sink for this logger's target, if it accepts images."""
+    """A sink for this logger's target, for alarms."""
     if isinstance(logger, TensorBoardLogger):
         from rankscope.monitor.sinks.tensorboard import TensorBoardSink
 

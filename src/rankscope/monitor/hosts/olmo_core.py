@@ -20,7 +20,7 @@ class GaugeCallback(HostedGauge, Callback):
 
     Reads ``trainer.train_module.model``. Gradients are read before they are clipped, which ``optim_step`` does. Step
     numbers are ``trainer.global_step``, and the loss is what the train module records as ``train/CE loss``. Scalars go
-    through ``trainer.record_metric``, and from there to every logger; pass ``sinks`` for heatmaps and alarms.
+    through ``trainer.record_metric``, and from there to every logger; pass ``sinks`` for alarms.
     ``"stop"`` cancels the run.
 
     Example::
@@ -68,11 +68,11 @@ class GaugeCallback(HostedGauge, Callback):
             self.trainer.cancel_run("an alarm of the gauge", no_sync=True)
 
     def close(self) -> None:
-        """Write the last heatmaps and close the record; called after an error, too."""
+        """Close the record; called after an error, too."""
         if self._plain is not None:
             self.trainer.record_metric, self._plain = self._plain, None
         self._stop()
 
     def _log(self, reading: Reading) -> None:
-        for name, value in reading.scalars.items():
+        for name, value in reading.dashboard.items():
             self.trainer.record_metric(name, value)

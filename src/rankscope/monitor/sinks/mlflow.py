@@ -1,4 +1,4 @@
-"""MLflow: metrics, heatmaps as files of the run, alarms as tags and one text file."""
+"""MLflow: metrics, alarms as tags and one text file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankscope.errors import InputError, MissingExtraError
-from rankscope.monitor.readings import Alarm, Heatmap
-from rankscope.monitor.sinks.pictures import Painter, artifact_name
+from rankscope.monitor.readings import Alarm
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,7 +40,6 @@ class MlflowSink:
         self._run_id = _active_run_id() if run_id is None else run_id
         self._client = mlflow.MlflowClient() if client is None else client
         self._metric = mlflow.entities.Metric
-        self._paint = Painter()
         self._lines: list[str] = []
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -49,12 +47,6 @@ class MlflowSink:
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
-
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """One file per metric with the whole run so far; each replaces the previous one."""
-        picture = self._paint(heatmap)
-        if picture is not None:
-            self._client.log_image(self._run_id, picture, artifact_name(heatmap.metric, heatmap.stack))
 
     def alarm(self, step: int, alarm: Alarm) -> None:
         """The last alarm of each name is a tag; the text file has all of them."""

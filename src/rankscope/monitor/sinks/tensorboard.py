@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, heatmaps as images, alarms as text."""
+"""TensorBoard: scalars, alarms as text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.errors import MissingExtraError
-from rankscope.monitor.readings import Alarm, Heatmap
-from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, as_markdown
+from rankscope.monitor.readings import Alarm
+from rankscope.monitor.sinks.words import ALARM_NAME, as_markdown
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -30,20 +30,12 @@ class TensorBoardSink:
     def __init__(self, to: str | Path | SummaryWriter) -> None:
         self._owned = isinstance(to, (str, Path))
         self._writer = _new_writer(to) if isinstance(to, (str, Path)) else to
-        self._paint = Painter()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """One scalar per name, flushed: readings are rare and should be visible at once."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
-
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """The whole run so far as one image."""
-        picture = self._paint(heatmap)
-        if picture is not None:
-            self._writer.add_image(heatmap.name, picture, step, dataformats="HWC")
-            self._writer.flush()
 
     def alarm(self, step: int, alarm: Alarm) -> None:
         """The sentence and its evidence, as text."""

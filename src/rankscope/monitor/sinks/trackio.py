@@ -1,4 +1,4 @@
-"""trackio: scalars, heatmaps as images, alarms as alerts."""
+"""trackio: scalars, alarms as alerts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankscope.errors import InputError, MissingExtraError
-from rankscope.monitor.readings import Alarm, Heatmap
-from rankscope.monitor.sinks.pictures import Painter, title
+from rankscope.monitor.readings import Alarm
+from rankscope.monitor.sinks.words import title
 
 if TYPE_CHECKING:
     from trackio.run import Run
@@ -36,19 +36,11 @@ class TrackioSink:
         if found is None:
             raise InputError("There is no trackio run to write to. Call trackio.init() first, or pass run.")
         self._run = found
-        self._image = trackio.Image
         self._levels = trackio.AlertLevel
-        self._paint = Painter()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """All of them at this step."""
         self._run.log(dict(values), step=step)
-
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """The whole run so far as one image."""
-        picture = self._paint(heatmap)
-        if picture is not None:
-            self._run.log({heatmap.name: self._image(picture)}, step=step)
 
     def alarm(self, step: int, alarm: Alarm) -> None:
         """An alert, which trackio shows in its dashboard and can forward."""

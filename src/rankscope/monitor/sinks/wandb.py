@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline: scalars, heatmaps as images, alarms as alerts and text."""
+"""Weights & Biases, online or offline: scalars, alarms as alerts and text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import InputError, MissingExtraError
-from rankscope.monitor.readings import Alarm, Heatmap
-from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, title
+from rankscope.monitor.readings import Alarm
+from rankscope.monitor.sinks.words import ALARM_NAME, title
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -44,8 +44,6 @@ class WandbSink:
                 "There is no W&B run to write to. Call wandb.init() first; mode='offline' needs no network."
             )
         self._run = found
-        self._image = wandb.Image
-        self._paint = Painter()
         self._open_row: int | None = None
         self._step: int | None = None
         found.define_metric(STEP_NAME, hidden=True)
@@ -54,12 +52,6 @@ class WandbSink:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Every name as a chart."""
         self._add(step, dict(values))
-
-    def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """The whole run so far as one image."""
-        picture = self._paint(heatmap)
-        if picture is not None:
-            self._add(step, {heatmap.name: self._image(picture)})
 
     def alarm(self, step: int, alarm: Alarm) -> None:
         """An alert, which W&B can forward, and the sentence in the history."""

@@ -15,7 +15,7 @@ from rankscope.views import Column, Row, Section, Table
 from rankscope.views.charts import spans_decades
 
 if TYPE_CHECKING:  # printing needs no torch
-    from rankscope.examination import Finding
+    from rankscope.examination.findings import Finding
 
 
 def doctor_chapter(report: DoctorReport) -> Chapter:

@@ -13,7 +13,7 @@ from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
 
 if TYPE_CHECKING:  # printing needs no torch
-    from rankscope.examination import Finding
+    from rankscope.examination.findings import Finding
 
 SCHEMA = 1
 """Version of what ``doctor --json`` prints. A field that is added keeps it; one that is renamed or goes raises it."""

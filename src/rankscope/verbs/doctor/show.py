@@ -9,7 +9,7 @@ from rankscope.verbs.doctor.checks import CheckStatus, DoctorReport
 from rankscope.views import Cell, Column, Document, Mark, Part, Remark, Row, Table
 
 if TYPE_CHECKING:
-    from rankscope.examination import Finding
+    from rankscope.examination.findings import Finding
 
 CHECKS: Mapping[CheckStatus, Cell] = {
     "pass": Cell("ok", ("good",)),
