@@ -143,7 +143,9 @@ def explained(
         rate = None  # where the first bad number is says more than a rate that was the same from the start
     cause = None
     if since is not None:
-        sudden = [one for one in events if since - WITHIN <= one.step <= since and _is_sudden(one)]
+        # That the batch was the same all along is noted late, and nothing changed at that step.
+        changed = [one for one in events if one.name != "same_batch" and _is_sudden(one)]
+        sudden = [one for one in changed if since - WITHIN <= one.step <= since]
         # A loss that jumps in the middle of a run does not follow from what was so at its first step; and of what is
         # shown now, nobody knows whether it was so before.
         is_late = since > 0 and all(one.name == "loss_rises" for one in facts)
