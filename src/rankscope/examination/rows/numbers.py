@@ -47,15 +47,15 @@ def erased() -> Program:
     return program
 
 
-@row(reads=("weights_constant",), order=0, bad=erased, good=classified)
-def weights_erased(x: Examination, constant: Outcome) -> Finding:
-    """Matrices that are all one number, with which nothing else can be told."""
-    names = constant["names"]
+@row(reads=("weights_zero",), order=0, bad=erased, good=classified)
+def weights_erased(x: Examination, zero: Outcome) -> Finding:
+    """Matrices that are all zero, with which nothing else can be told."""
+    names = zero["names"]
     return Finding(
         "weights_erased",
-        f"Every matrix of the model is one number ({few(names)}): whatever it computes is the same for all inputs.",
+        f"Every matrix of the model is zero ({few(names)}): whatever it computes is the same for all inputs.",
         "Look for what overwrote the weights, or compare them with those that were to be loaded",
-        measured="matrices whose entries are all equal",
+        measured="matrices that are zero",
         before=float(len(names)),
         after=0.0,
         intervention="in a model as it begins",
