@@ -215,7 +215,7 @@ def compared_token(x: Examination) -> Outcome:
                 for one in set(wanted[counted].tolist())
             )
             if share - chance > AGREE * (1.0 - chance):
-                return Outcome(True, False, {"distance": to_output + away, "share": share, "ids": value})
+                return Outcome(True, chance > AGREE, {"distance": to_output + away, "share": share, "ids": value})
     return NOT_READ
 
 
