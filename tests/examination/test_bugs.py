@@ -200,6 +200,7 @@ BUGS: dict[str, tuple[str, Callable[[], Case], Callable[[], Case]]] = {
     "a view for a transpose": ("view_for_transpose", vectors("view"), vectors()),
     "attention over heads": ("view_for_transpose", language("heads", causal=False), language()),
     "softmax over queries": ("softmax_axis", language("softmax axis", causal=False), language()),
+    "norm over tokens": ("norm_axis", language("norm axis", causal=False), language()),
     "mask off by one": ("causal_mask", language("off by one"), language()),
     "mask inverted": ("causal_mask", language("inverted"), language()),
     "no causal mask": ("causal_mask", language(causal=False), language()),

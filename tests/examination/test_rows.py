@@ -31,6 +31,7 @@ def asked(program: Program) -> DoctorReport:
     )
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # that is what a bad program does
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", ROWS.values(), ids=lambda spec: spec.code)
 def test_a_row_tells_its_bad_program_from_its_good_one(spec: RowSpec) -> None:

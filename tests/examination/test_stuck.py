@@ -291,6 +291,38 @@ def test_a_matrix_of_all_pairs_may_be_normalised_along_both_axes() -> None:
     assert codes(examined(seeded(classes=16), pairs, torch.arange(16))) == []
 
 
+def over_examples(output: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(output, 0), labels)
+
+
+def over_examples_by_hand(output: Tensor, labels: Tensor) -> Tensor:
+    probabilities = output.softmax(dim=0)
+    return -probabilities[torch.arange(len(labels)), labels].log().sum()
+
+
+def over_columns(output: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(output.T, -1).T, labels)
+
+
+@pytest.mark.parametrize(
+    ("loss", "change"),
+    [
+        (over_examples, "write `F.log_softmax(output, -1)` instead of `F.log_softmax(output, 0)`"),
+        (over_examples_by_hand, "write `output.softmax(dim=-1)` instead of `output.softmax(dim=0)`"),
+        (over_columns, "Take the softmax of the loss over the last axis, or use"),
+    ],
+)
+def test_a_softmax_over_examples_is_found(loss: Loss, change: str) -> None:
+    _, y = signals()
+    for labels in (y, torch.zeros_like(y)):
+        found = examined(seeded(), loss, labels).faults
+        assert [one.code for one in found] == ["loss_softmax_axis"]
+        assert change in found[0].change
+        before, after = found[0].to_json()["before"], found[0].to_json()["after"]
+        assert before > 0.01
+        assert after < 1e-6
+
+
 def test_labels_are_permuted_at_outputs_that_differ() -> None:
     assert "loss_ignores_labels" not in codes(examined(seeded("relu"), F.cross_entropy))
     assert "loss_ignores_labels" in codes(examined(seeded("relu"), lambda output, labels: output.square().mean()))

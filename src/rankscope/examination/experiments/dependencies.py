@@ -7,6 +7,7 @@ The pass answers several questions at once, because each row of its batch asks o
     again      nothing                             ... something is random, or depends on the place in the batch
     first      the first token                     ... at other tokens: tokens are mixed
     middle     the token in the middle             ... at earlier tokens: there is no causal mask
+    order      nothing, tokens in another order    ... beyond that order: positions are seen
     all        every token
     padded     another sequence, with padding
     padding    that one, other padding             ... at other tokens: padding is attended to
@@ -18,9 +19,10 @@ The control of every answer is ``again``: what differs between two equal rows is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import SEGMENTS, Examination, ModuleCall
@@ -31,6 +33,9 @@ from rankscope.models.inputs.record import is_mask_like
 
 FEWEST = 6
 """Tokens below which a causal mask, a window and a coincidence look alike."""
+UNDECIDED = 0.2
+"""Share of the tokens that must have another label than an equal token of their sequence; a model without positions
+can then be right on less than 90% of them."""
 
 
 @dataclass
@@ -41,11 +46,13 @@ class TokenMap:
         x: an examination of the batch of these rows.
         rows: place in the batch, by what was replaced.
         middle: number of the token in the middle.
+        order: of the tokens in the row of that name.
     """
 
     x: Examination
     rows: dict[str, int]
     middle: int
+    order: Tensor | None
 
     def output(self, name: str) -> Tensor | None:
         """The main output of one row, with tokens first if it has them; None if it does not count sequences."""
@@ -113,9 +120,10 @@ def token_map(x: Examination) -> TokenMap:
     content = torch.ones(x.tokens or 1, dtype=torch.bool) if real is None else real[plain].cpu()
     places = content.nonzero()[:, 0]
     middle = int(places[len(places) // 2]) if len(places) else 0
+    order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0)) if x.tokens else None
     compared = x.outcome("compared_token").numbers.get("ids")
     found = padding_mask(x)
-    sources = {"plain": plain, "first": plain, "middle": plain, "all": plain}
+    sources = {"plain": plain, "first": plain, "middle": plain, "order": plain, "all": plain}
     if found is not None:
         padded = int(found.hidden.sum(1).argmax())
         sources |= {"padded": padded, "padding": padded, "content": padded}
@@ -128,15 +136,15 @@ def token_map(x: Examination) -> TokenMap:
         return value.index_select(axis, torch.tensor(chosen, device=value.device))
 
     batch = x.batch.mapped(repeated, sequences=count, keep=None if kept is None else kept[chosen])
-    batch = _edited(x, batch, rows, middle, None if found is None else found.hidden[sources["padded"]], compared)
+    batch = _edited(x, batch, rows, middle, order, None if found is None else found.hidden[sources["padded"]], compared)
     x.forward_passes += 1
     inner = replace(x, batch=batch, view=None, optimizer=None)
     assert inner.base
-    return TokenMap(inner, rows, middle)
+    return TokenMap(inner, rows, middle, order)
 
 
 def _edited(
-    x: Examination, batch: Batch, rows: dict[str, int], middle: int, hidden: Tensor | None,
+    x: Examination, batch: Batch, rows: dict[str, int], middle: int, order: Tensor | None, hidden: Tensor | None,
     compared: Tensor | None,
 ) -> Batch:  # fmt: skip
     """Replace in each row what its name says, in ids and vectors; segments of tokens stay as they are."""
@@ -161,6 +169,8 @@ def _edited(
                 new[rows["all"]] = other[rows["all"]]
             return new.movedim(0, axis)
         tokens = new.shape[1] == x.tokens
+        if order is not None and tokens:
+            new[rows["order"]] = new[rows["order"]][order.to(new.device)]
         if name not in several:
             return new.movedim(0, axis)
         new[rows["all"]] = other[rows["all"]]
@@ -346,6 +356,49 @@ def plain_padded(found: PaddingMask) -> int:
     return int(found.hidden.sum(1).argmax())
 
 
+@experiment
+def order_unseen(x: Examination) -> Outcome:
+    """Whether tokens in another order have the same outputs in that order; the control are two equal rows.
+
+    Asked only if equal tokens of a sequence have labels that differ, so that the order must be seen.
+    """
+    found = x.outcome("alignment")
+    if found.seen is None or found["target"].ndim != 2 or not x.tokens or x.batch.keep is not None:
+        return NOT_READ
+    labels = found["target"]
+    if len(x.texts) != 1 or x.texts[0].shape != labels.shape:
+        return NOT_READ
+    equal = x.texts[0][:, :, None] == x.texts[0][:, None]
+    counted = (labels >= 0)[:, :, None] & (labels >= 0)[:, None]
+    differ = equal & counted & (labels[:, :, None] != labels[:, None])
+    share = float(differ.any(-1).double().mean())
+    if share < UNDECIDED:
+        return NO
+    known = x.once(token_map)
+    before, after = known.output("plain"), known.output("order")
+    if before is None or after is None or known.order is None or not known.has_tokens:
+        return NOT_READ
+    gap = changed_entries(before[known.order.to(before.device)], after)
+    return NOT_READ if gap is None else Outcome(not bool(gap.any()), known.is_noisy, {"share": share})
+
+
+@experiment
+def tokens_alike(x: Examination) -> Outcome:
+    """Whether all tokens of a sequence have one output, although their labels differ; the control is a head of zero."""
+    out, found = x.result, x.outcome("alignment")
+    axis = None if out is None else x.token_axis(out)
+    if out is None or axis is None or found.seen is None or found["target"].ndim != 2:
+        return NOT_READ
+    labels = found["target"]
+    if bool((labels == labels[:, :1]).all()):
+        return NO
+    rows = out.movedim(axis, 0)
+    gap = changed_entries(rows[:1].expand_as(rows), rows)
+    if gap is None or bool(gap.any()):
+        return NO
+    return Outcome(True, x.once(begins_at_zero), {"tokens": len(rows)})
+
+
 LOST = 1e-3
 """Spread of the outputs, relative to that of the inputs, below which the input counts as lost."""
 
@@ -371,6 +424,64 @@ def begins_at_zero(x: Examination) -> bool:
     replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
     output = x.output(replaced=replaced) if replaced else None
     return output is not None and (x.inputs_apart(output) or 0.0) > LOST * raw_apart(x)
+
+
+@experiment
+def norm_over_tokens(x: Examination) -> Outcome:
+    """Whether a module without attention has mean 0 and variance 1 along the tokens, and lets them see each other.
+
+    The control is the same module with the same values again.
+    """
+    found: list[str] = []
+    noisy = False
+    for call in x.base:
+        if call.given is None or call.output is None or not call.is_leaf or call.given.shape != call.output.shape:
+            continue
+        axis = x.token_axis(call.output) if call.is_alone else None
+        if axis is None or call.output.ndim != 3 or not _is_normed(call.output, call.given, axis):
+            continue
+        moved = call.given.clone()
+        moved.select(axis, 0).add_(torch.randn_like(moved.select(axis, 0)))
+        after, again = (_called(call.module, value) for value in (moved, call.given))
+        gap, control = (changed_entries(call.output, one) for one in (after, again))
+        if gap is not None and control is not None and bool(gap.movedim(axis, 0)[1:].any()):
+            noisy = noisy or bool(control.any())
+            found.append(call.name or type(call.module).__name__)
+    return Outcome(True, noisy, {"names": list(dict.fromkeys(found))}) if found else NO
+
+
+def _called(module: nn.Module, value: Tensor) -> Tensor:
+    from rankscope.stream.viewing import undisturbed
+
+    with undisturbed(module):
+        out: Tensor = module(value)
+    return out
+
+
+def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
+    """Whether the output, before its gain and shift by channel, has equal mean and variance along the tokens."""
+    mean, deviation = out.double().mean(axis), out.double().std(axis, unbiased=False)
+    was = given.double().std(axis, unbiased=False)
+    same = float((mean - mean.mean(0)).abs().max()) < 1e-4 and float((deviation - deviation.mean(0)).abs().max()) < 1e-2
+    return same and float((was - was.mean(0)).abs().max()) > 1e-2
+
+
+@experiment
+def maps_follow(x: Examination) -> Outcome:
+    """Whether one linear map reads exactly what another returned; the control is a narrow middle, which is a rank."""
+    leaves = [call for call in x.base if call.is_leaf and call.output is not None and call.name and not call.is_idle]
+    found = []
+    for one, other in pairwise(leaves):
+        if not (isinstance(one.module, nn.Linear) and isinstance(other.module, nn.Linear)):
+            continue
+        if one.output is None or other.given is None or not torch.equal(one.output, other.given):
+            continue
+        if bool((one.output == one.output.flatten()[0]).all()):
+            continue  # one number everywhere is equal whatever comes in between
+        narrow = one.module.out_features <= max(one.module.in_features, other.module.out_features)
+        found.append((one.name, other.name, one.module.out_features, narrow))
+    wide = [pair for pair in found if not pair[3]]
+    return Outcome(bool(found), not wide, {"pairs": wide})
 
 
 def turned_first(x: Examination, keep: Tensor, axis: int) -> float | None:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from rankscope.examination.experiments.dependencies import token_map
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, in_training
+from rankscope.examination.source import SourcePlace, running
 from rankscope.examination.tensors import apart, filled_ends, spread_out
 from rankscope.models.loading.devices import seed_generators
 
@@ -32,6 +33,8 @@ _MOVED = 0.1
 """Share of the largest change of a gradient from which on a place counts."""
 AGREE = 0.95
 """Share of the labels that must be the token of the input at a distance, beyond those that are so by chance."""
+PARALLEL = 0.9999
+"""Cosine from which on two gradients are taken to be of one loss; with label smoothing it is below."""
 BY_CHANCE = 1e-3
 """Probability below which labels that are all alike are no accident of the batch."""
 
@@ -258,6 +261,16 @@ def skips_a_token(x: Examination) -> Outcome:
 
 
 @experiment
+def other_places(x: Examination) -> Outcome:
+    """Whether a label is compared with the output of another sequence alone; the control is two equal calls."""
+    found = x.outcome("alignment")
+    if found.seen is None:
+        return NOT_READ
+    places, here = found["places"], found["here"]
+    return Outcome(len(places) == 1 and places[0][0] != here[0], found.control, {"places": places, "here": here})
+
+
+@experiment
 def labels_unread(x: Examination) -> Outcome:
     """Whether the gradient is the same for any labels.
 
@@ -314,6 +327,23 @@ def wrong_is_better(x: Examination) -> Outcome:
     places, here = x.outcome("alignment")["places"], x.outcome("alignment")["here"]
     finite = math.isfinite(right) and math.isfinite(wrong)
     return Outcome(finite and wrong < right - 0.1 * abs(right), places != [here], {"right": right, "wrong": wrong})
+
+
+@experiment
+def class_without_loss(x: Examination) -> Outcome:
+    """Whether sequences of one class do not count in the loss; the control are labels that move other outputs too."""
+    if x.labels is None or x.labels.ndim != 1 or classes_axis(held(x).output, x.labels) is None:
+        return NOT_READ
+    known = held(x)
+    # At two outputs, because a margin that is kept gives no gradient either.
+    slopes = (known.gradient(), known.gradient(output=-known.output))
+    counts = torch.stack([one.flatten(1).abs().amax(1) for one in slopes]).amax(0) > 0
+    for one in torch.unique(x.labels).tolist():
+        mine = x.labels == one
+        if one >= 0 and not bool(counts[mine].any()) and bool(counts[~mine].all()):
+            found = x.outcome("alignment")
+            return Outcome(True, found.seen is not None and not found.shown, {"label": one, "count": int(mine.sum())})
+    return NO
 
 
 @experiment
@@ -475,3 +505,56 @@ def softmax_again(x: Examination) -> Outcome:
     best = F.one_hot(labels.clamp_min(0), out.shape[-1]).to(out)
     numbers = {"least": known.value(best), "free": known.value(best * 50)}
     return Outcome(True, abs(now - shifted) > 1e-4 * abs(now), numbers)
+
+
+@experiment
+def softmax_across(x: Examination) -> Outcome:
+    """Whether the loss is a cross-entropy whose softmax runs over sequences or tokens.
+
+    The control: with a softmax over the classes the gradient is that of the loss too, or as in CLIP each output is a
+    score of a pair.
+    """
+    labels, known = x.labels, held(x)
+    out = known.output
+    if labels is None or labels.is_floating_point() or labels.dtype is torch.bool or labels.shape != out.shape[:-1]:
+        return NOT_READ
+    if out.shape[-1] < 2 or not 0 <= int(labels.max()) < out.shape[-1]:
+        return NOT_READ
+    calls = _LossSoftmaxes()
+    with calls:
+        own = known.gradient()
+
+    def is_over(states: Tensor, chosen: Tensor, gradient: Tensor, axis: int) -> bool:
+        """Whether the gradient is that of a cross-entropy along this axis, up to a factor."""
+        free = states.detach().double().requires_grad_()
+        with torch.enable_grad():
+            picked = free.log_softmax(axis).gather(-1, chosen.clamp_min(0)[..., None])[..., 0]
+            wanted = torch.autograd.grad(-picked[chosen >= 0].sum(), free)[0]
+        return float(F.cosine_similarity(gradient.double().flatten(), wanted.flatten(), dim=0)) > PARALLEL
+
+    wrong = [at for at in range(-out.ndim, -1) if out.shape[at] > 1 and is_over(out, labels, own, at)]
+    if not wrong and not is_over(out.flatten(0, -2), labels.flatten(), own.flatten(0, -2), 0):
+        return NO
+    pairs = out.shape[-1] in out.shape[:-1] and len(set(labels.flatten().tolist())) == labels.numel()
+    raised = out.clone()
+    raised[(0,) * (out.ndim - 1)] += 3.0
+    change = abs(known.value(raised) - known.value(out))  # nothing, under a softmax over the classes
+    places = {one[2] for one in calls.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1}
+    over_batch = out.ndim == 2 or (bool(wrong) and out.ndim + wrong[0] == x.sequence_axis(out))
+    numbers = {"change": change, "place": places.pop() if len(places) == 1 else None, "over batch": over_batch}
+    return Outcome(True, pairs or change < 1e-4 or is_over(out, labels, own, -1), numbers)
+
+
+class _LossSoftmaxes(torch.overrides.TorchFunctionMode):
+    """Notes the shape, the axis and the place of each softmax and log-softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[tuple[int, ...], int, SourcePlace | None]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if func.__name__ in ("softmax", "log_softmax") and isinstance(out, torch.Tensor):
+            axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1] if len(args) > 1 else -1
+            self.calls.append((tuple(out.shape), axis, running()))
+        return out

@@ -23,10 +23,14 @@ SAMPLE = 1 << 14
 """Entries of each parameter, in whole rows from the first one, of which a step is taken."""
 STILL = 0.05
 """Share of the entries of a matrix that a step must change."""
+UPHILL = 0.3
+"""Cosine of a step and the gradient above which the step goes up; that of a plain step is below zero."""
 AGAIN = 4
 """Steps after which what began at zero must move."""
 NO_GRADIENT = 1e-6
 """Share of the median gradient up to which there is none: rounding of float32 is a tenth of it."""
+WORN = 0.02
+"""Share of a weight that decay alone takes away in one step: half of it is gone after 35 steps."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,51 @@ def _share_changed(step: _Step) -> float:
     return shares[len(shares) // 2] if shares else 1.0
 
 
+@experiment
+def step_goes_up(x: Examination) -> Outcome:
+    """Whether a step goes along the gradient and not against it.
+
+    The control is the step for the opposite gradient, which goes along that one only if the sign is wrong.
+    """
+    step = x.once(_taken)
+    if step is None or x.loss is None or _broken(step):
+        return NOT_READ
+    along = _along(step)
+    if along <= UPHILL:
+        return NO
+    other = _step(x, times=-1.0)
+    return Outcome(True, other is None or _along(other) <= UPHILL, {"along": along})
+
+
+def _along(step: _Step) -> float:
+    """Cosine of a step and the gradient that it was given."""
+    moved = torch.cat([(one - step.before[name]).double().flatten() for name, one in step.after.items()])
+    slope = torch.cat([one.double().flatten() for one in step.gradients.values()])
+    return float(torch.nn.functional.cosine_similarity(moved, slope, dim=0))
+
+
+@experiment
+def decay_wears_weights(x: Examination) -> Outcome:
+    """Whether a step without gradients takes a large share of the weights; the control is one without decay too."""
+    groups = [] if x.optimizer is None else x.optimizer.param_groups
+    if not any(float(one.get("lr", 0.0)) * float(one.get("weight_decay") or 0.0) > WORN for one in groups):
+        return NO
+    step, plain = _step(x, times=0.0), _step(x, times=0.0, weight_decay=0.0)
+    if step is None or plain is None or _broken(step):
+        return NOT_READ
+    share = _share_lost(step)
+    return Outcome(share > WORN, _share_lost(plain) > WORN, {"share": share})
+
+
+def _share_lost(step: _Step) -> float:
+    """By what share the size of the matrices fell in a step."""
+    before, after = (
+        torch.cat([one.double().flatten() for one in values.values() if one.ndim > 1]).norm()
+        for values in (step.before, step.after)
+    )
+    return 1.0 - float(after / before)
+
+
 def after_steps(x: Examination) -> dict[str, Tensor]:
     """The parameters of a copy after some steps of AdamW: the control of whatever begins at zero, or equal.
 
@@ -174,6 +223,16 @@ def weights_broken(x: Examination) -> Outcome:
         return NO
     fresh = [x.fresh[name] for name in lost if name in x.fresh]
     return Outcome(True, not all(bool(torch.isfinite(one).all()) for one in fresh), {"lost": lost})
+
+
+@experiment
+def weights_zero(x: Examination) -> Outcome:
+    """Whether every matrix is zero; the control are the weights that the model begins with."""
+    matrices = {name: one.detach() for name, one in x.model.named_parameters() if one.ndim > 1 and one.numel() > 1}
+    if not matrices or any(bool(one.any()) for one in matrices.values()):
+        return NO
+    fresh = [x.fresh[name] for name in matrices if name in x.fresh]
+    return Outcome(True, not any(bool(one.any()) for one in fresh), {"names": list(matrices)})
 
 
 @experiment

@@ -192,10 +192,43 @@ def softmax_over_one(x: Examination, single: Outcome) -> Finding:
     )
 
 
+class _Normed(nn.Module):
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(self.axis, keepdim=True)) / (x.std(self.axis, keepdim=True) + 1e-5)
+
+
+def _normed(axis: int) -> Program:
+    """A decoder with a norm of one's own."""
+    program = decoder()
+    program.model.norm = _Normed(axis)
+    return program
+
+
+@row(reads=("norm_over_tokens",), order=14, bad=lambda: _normed(1), good=lambda: _normed(-1))
+def norm_axis(x: Examination, over: Outcome) -> Finding:
+    """A norm along the tokens."""
+    names = over["names"]
+    return Finding(
+        "norm_axis",
+        f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "
+        "sequence instead of the channels of a token: every token sees all others, also later ones.",
+        "Normalise over the last axis",
+        measured="tokens that change when the first token of the norm's input is replaced",
+        before=float(x.tokens or 0),
+        after=1.0,
+        intervention="expected",
+        where=names[0],
+    )
+
+
 @row(reads=("reaches_earlier",), order=15, bad=lambda: decoder("unmasked"), good=decoder)
 def causal_mask(x: Examination, reach: Outcome) -> Finding | None:
     """A causal mask that is missing, inverted or off by one."""
-    if any(x.outcome(name).seen for name in ("weights_off_one", "heads_mixed")):
+    if any(x.outcome(name).seen for name in ("weights_off_one", "heads_mixed", "norm_over_tokens")):
         return None  # these carry a change to other tokens, whatever the mask
     earlier, later, whole = reach["earlier"], reach["later"], reach["later"] == reach["all later"]
     words = f"replacing token {reach['middle']} changes the output at"

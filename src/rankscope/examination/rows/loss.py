@@ -73,6 +73,28 @@ def labels_shifted_wrongly(x: Examination, skips: Outcome) -> Finding:
     )
 
 
+def rolled() -> Program:
+    """A loss that compares each output with the label of another sequence."""
+    return classified(lambda logits, labels: F.cross_entropy(logits, labels.roll(3)))
+
+
+@row(reads=("other_places",), order=52, needs={"loss", "labels"}, bad=rolled, good=classified)
+def labels_of_others(x: Examination, other: Outcome) -> Finding:
+    """Labels that are compared with the outputs of other sequences."""
+    to, here = other["places"][0][0], other["here"][0]
+    return Finding(
+        "labels_of_others",
+        f"The label of sequence {here} is compared with the output of sequence {to}: another label there moves the "
+        "gradient of that output, and of no other one.",
+        "Bring outputs and labels into one order before they are compared: look for view or reshape where a transpose "
+        "was meant",
+        measured="sequence whose output a label moves",
+        before=float(to),
+        after=float(here),
+        intervention="expected",
+    )
+
+
 def confident() -> Program:
     """A loss that never looks at the labels."""
     return classified(lambda logits, labels: -logits.softmax(-1).max(-1).values.log().mean() + 0 * labels.sum())
@@ -110,6 +132,27 @@ def loss_rewards_wrong(x: Examination, better: Outcome) -> Finding:
         before=better["right"],
         after=better["wrong"],
         intervention="of wrong ones",
+    )
+
+
+def one_class_ignored() -> Program:
+    """A loss that leaves out class 0, as the id of padding is left out of a text."""
+    return classified(lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=0))
+
+
+@row(reads=("class_without_loss",), order=54, needs={"loss", "labels"}, bad=one_class_ignored, good=classified)
+def class_does_not_count(x: Examination, ignored: Outcome) -> Finding:
+    """A class that the loss leaves out."""
+    return Finding(
+        "class_does_not_count",
+        f"Sequences of class {ignored['label']} do not count in the loss ({ignored['count']} of {x.sequences}): "
+        "their outputs get no gradient at all.",
+        "Look at ignore_index and at the weights of classes",
+        certainty="possible",
+        measured="sequences of that class whose output gets a gradient",
+        before=0.0,
+        after=float(ignored["count"]),
+        intervention="expected",
     )
 
 
@@ -285,4 +328,29 @@ def collapsed_objective(x: Examination, constant: Outcome) -> Finding:
         after=constant["constant"],
         intervention="with one constant output for all inputs, where the outputs started "
         f"{constant['apart']:.2g} apart ({STEPS} steps without the model)",
+    )
+
+
+@row(
+    reads=("softmax_across",),
+    order=51,
+    needs={"loss", "labels"},
+    bad=lambda: classified(lambda logits, labels: F.nll_loss(logits.log_softmax(0), labels)),
+    good=lambda: classified(lambda logits, labels: F.nll_loss(logits.log_softmax(1), labels)),
+)
+def loss_softmax_axis(x: Examination, across: Outcome) -> Finding:
+    """A loss whose softmax does not run over the classes."""
+    change, edits = x.edited("softmax_across", across["place"], source.over_axis(across["place"], -1))
+    over, one = ("sequences of the batch", "sequence") if across["over batch"] else ("tokens", "token")
+    return Finding(
+        "loss_softmax_axis",
+        f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
+        f"class, and no {one} has to choose one.",
+        change or "Take the softmax of the loss over the last axis, or use torch.nn.functional.cross_entropy",
+        tried=bool(change),
+        measured=f"change of the loss when 3 is added to all classes of one {one}",
+        before=across["change"],
+        after=0.0,
+        intervention="with a softmax over the classes",
+        edits=edits,
     )

@@ -11,6 +11,7 @@ from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import Classifier, Program, classes, classified, ids
 from rankscope.examination.spec import Finding, row
+from rankscope.examination.tensors import few
 
 
 def broken_weights() -> Program:
@@ -35,6 +36,30 @@ def weights_not_finite(x: Examination, broken: Outcome) -> Finding:
         after=0.0,
         intervention="in a model as it begins",
         where=first,
+    )
+
+
+def erased() -> Program:
+    """Weights that were overwritten."""
+    program = classified()
+    for one in program.model.parameters():
+        nn.init.zeros_(one)
+    return program
+
+
+@row(reads=("weights_zero",), order=0, bad=erased, good=classified)
+def weights_erased(x: Examination, zero: Outcome) -> Finding:
+    """Matrices that are all zero, with which nothing else can be told."""
+    names = zero["names"]
+    return Finding(
+        "weights_erased",
+        f"Every matrix of the model is zero ({few(names)}): whatever it computes is the same for all inputs.",
+        "Look for what overwrote the weights, or compare them with those that were to be loaded",
+        measured="matrices that are zero",
+        before=float(len(names)),
+        after=0.0,
+        intervention="in a model as it begins",
+        where=names[0],
     )
 
 

@@ -81,6 +81,44 @@ def step_too_small(x: Examination, small: Outcome) -> Finding:
     )
 
 
+def maximised() -> Program:
+    """An optimizer that is told to maximise the loss."""
+    program = classified()
+    program.optimizer = lambda model: torch.optim.AdamW(model.parameters(), 1e-3, maximize=True)
+    return program
+
+
+@row(reads=("step_goes_up",), order=22, needs={"loss", "optimizer"}, bad=maximised, good=classified)
+def steps_uphill(x: Examination, up: Outcome) -> Finding:
+    """Steps that make the loss larger."""
+    return Finding(
+        "steps_uphill",
+        "The optimizer steps along the gradient and not against it: each step makes the loss larger.",
+        "Look at maximize and at the sign of the learning rate",
+        measured="cosine of a step of the optimizer and the gradient",
+        before=up["along"],
+    )
+
+
+def worn() -> Program:
+    """Decay that takes a tenth of the weights in each step."""
+    program = classified()
+    program.optimizer = lambda model: torch.optim.AdamW(model.parameters(), 1e-1, weight_decay=1.0)
+    return program
+
+
+@row(reads=("decay_wears_weights",), order=23, needs={"optimizer"}, bad=worn, good=classified)
+def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
+    """Weight decay that erases the weights."""
+    return Finding(
+        "decay_too_strong",
+        f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
+        "Use a smaller weight_decay: its product with the learning rate is what each step takes away",
+        measured="share of a weight that decay takes away in one step",
+        before=worn["share"],
+    )
+
+
 def tied_by_data() -> Program:
     """A head that is tied to the embedding by ``.data``."""
     program = tied()
