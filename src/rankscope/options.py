@@ -246,7 +246,8 @@ SEED = Option(
     noun="model",
     help="Seed for random weights and random tokens.",
 )
-INPUTS = (TEXT, TOKENIZER, RANDOM_TOKENS, SEQUENCES, TOKENS, BATCH, TOKENS_POLICY, SEED)
+TEXTS = (TEXT, TOKENIZER, RANDOM_TOKENS)
+INPUTS = (*TEXTS, SEQUENCES, TOKENS, BATCH, TOKENS_POLICY, SEED)
 """The options of a verb that reads inputs; ``seed`` is that of the model, from which the inputs take theirs."""
 INPUTS_FIELDS = (*INPUTS, PADDING, AXES, LABELS)
 
@@ -417,7 +418,8 @@ PARALLEL = Option(
     noun="model",
     help="Under torchrun: distribute the batches (data, the default) or shard the model.",
 )
-MODEL_FIELDS = (SEED, DTYPE, DEVICE, BLOCKS, LAYOUT, PARALLEL, OFFLOAD, MEMORY)
+LOADING = (DTYPE, DEVICE, BLOCKS, LAYOUT)
+MODEL_FIELDS = (SEED, *LOADING, PARALLEL, OFFLOAD, MEMORY)
 
 
 def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:

@@ -68,7 +68,6 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "stream": Stream("batch dim tokens"),
         "offload": False,
         "memory": None,
-        "work": None,
         "progress": False,
     }
     assert {name: found[name] for name in expected} == expected

@@ -43,9 +43,7 @@ BOUND = verb(
         run=_run,
         options=(
             options.MODEL,
-            options.TEXT,
-            options.TOKENIZER,
-            options.RANDOM_TOKENS,
+            *options.TEXTS,
             # The theorems concern all tokens that attention reads, so there is no tokens_policy.
             options.SEQUENCES.but(default=2),
             options.TOKENS.but(default=64),
@@ -53,10 +51,7 @@ BOUND = verb(
             options.SEED,
             *OWN,
             *options.SURGERY,
-            options.DTYPE,
-            options.DEVICE,
-            options.BLOCKS,
-            options.LAYOUT,
+            *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=_show,
