@@ -168,8 +168,8 @@ def residuals(run: rs.Run, metric: str, **wanted: str) -> dict[tuple[int, int], 
 def doctor(setting: Setting) -> str:
     """Passes only if ``measure`` is right; what fails says where."""
     report = flat(rs.doctor, setting.model, setting.given, **setting.options)
-    if not report.trusted:
-        failed = "; ".join(check.detail for check in report.checks if check.status == "fail")
+    if not report.trusted or not report.stacks:
+        failed = "; ".join(check.detail for check in report.checks if check.status in ("fail", "refused"))
         raise rs.RankscopeError(f"{failed} ({type(setting.model).__name__})" if not report.stacks else failed)
     depth = sum(stack.depth for stack in report.stacks)
     assert depth == len(setting.twin(WHOLE).states), f"{depth} blocks, by hand {len(setting.twin(WHOLE).states)}"

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, in_evaluation, in_training, of_outputs
 from rankscope.examination.source import place_of
+from rankscope.examination.tensors import is_trained
 
 SAMPLE = 1 << 14
 """Entries of each parameter, in whole rows from the first one, of which a step is taken."""
@@ -233,6 +234,27 @@ def weights_zero(x: Examination) -> Outcome:
         return NO
     fresh = [x.fresh[name] for name in matrices if name in x.fresh]
     return Outcome(True, not any(bool(one.any()) for one in fresh), {"names": list(matrices)})
+
+
+@experiment
+def one_value_in_trained(x: Examination) -> Outcome:
+    """Whether matrices of trained blocks hold one value; the control are the values that they begin with.
+
+    Blocks of which some matrices are frozen and others not are left out: adapters begin at zero.
+    """
+    idle = {call.module for call in x.base if call.given is not None and call.output is not None
+            and call.given.shape == call.output.shape and torch.equal(call.given, call.output)}  # fmt: skip
+    found: dict[str, bool] = {}
+    for place, block in x.blocks:
+        matrices = {f"{place}.{n}": one for n, one in block.named_parameters() if one.ndim == 2 and min(one.shape) > 1}
+        alike = len({one.requires_grad for one in matrices.values()}) == 1
+        if block in idle or not alike or not is_trained(block):
+            continue
+        for name, one in matrices.items():
+            if bool((one.detach() == one.detach()[0, 0]).all()):
+                fresh = x.fresh.get(name)
+                found[name] = fresh is not None and bool((fresh == fresh[0, 0]).all())
+    return Outcome(True, all(found.values()), {"names": list(found)}) if found else NO
 
 
 @experiment

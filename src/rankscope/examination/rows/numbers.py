@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rankscope.examination.experiments.operations import named
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
-from rankscope.examination.rows.programs import Classifier, Program, classes, classified, ids
+from rankscope.examination.rows.programs import Classifier, Layer, Program, classes, classified, ids, stack
 from rankscope.examination.spec import Finding, row
 from rankscope.examination.tensors import few
 
@@ -59,6 +59,32 @@ def weights_erased(x: Examination, zero: Outcome) -> Finding:
         before=float(len(names)),
         after=0.0,
         intervention="in a model as it begins",
+        where=names[0],
+    )
+
+
+def _loaded(erased: bool) -> Program:
+    """A stack that was trained, in which one matrix may have been left at zero when it was loaded."""
+    program = stack([Layer() for _ in range(3)])
+    for one in program.model.modules():
+        if isinstance(one, nn.LayerNorm):
+            nn.init.normal_(one.weight, 1.0, 0.1)
+    if erased:
+        nn.init.zeros_(program.model[1].mlp[0].weight)  # type: ignore[index]
+    return program
+
+
+@row(reads=("one_value_in_trained",), order=26, bad=lambda: _loaded(True), good=lambda: _loaded(False))
+def constant_matrix(x: Examination, constant: Outcome) -> Finding:
+    """A matrix of one value in a block that was trained."""
+    names = constant["names"]
+    return Finding(
+        "constant_matrix",
+        f"All entries of {few(names)} are one number, in blocks that were trained.",
+        "Compare it with the weights it was loaded from",
+        certainty="possible",
+        measured="matrices of trained blocks whose entries are all equal",
+        before=float(len(names)),
         where=names[0],
     )
 
