@@ -362,6 +362,7 @@ class Gauge:
 
     def leave_out_probe(self, why: str) -> None:
         """Read what needs no pass of the probe, because there is none."""
+        self._prober.has_probe = False
         self._prober.leave_out(why)
 
     def alarm(self, alarm: Alarm) -> None:

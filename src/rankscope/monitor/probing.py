@@ -277,6 +277,7 @@ class Prober:
         is_renewed: whether the last look found the model on another path than before.
         unread: why a model that was read before cannot be any more; empty while it can.
         code: compares the operations of the probe's pass.
+        has_probe: whether there are inputs to examine the model on; it may be examined where no blocks can be read.
     """
 
     def __init__(self, watched: Model, probe: Inputs, battery: ProbeBattery, *, strict: bool = False) -> None:
@@ -284,7 +285,7 @@ class Prober:
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
-        self.all_weights_bad, self.is_renewed = False, False
+        self.all_weights_bad, self.is_renewed, self.has_probe = False, False, True
         self._renewals, self.unread = 0, ""
         self._watched, self._probe = watched, probe
         self._motion, self.code = WeightMotion(), SameCode()
@@ -357,7 +358,7 @@ class Prober:
             objective: the loss on the probe, if it is known.
             optimizers: of the run.
         """
-        if self.needs_all_ranks or not self.set_up()[1]:
+        if self.needs_all_ranks or not self.has_probe:
             return ()
         if is_operating():
             LOGGER.warning("The model was not examined: causes are only looked for outside operate().")
