@@ -139,7 +139,9 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, _TORCH_NORMS):
         return True
     own = list(module.parameters())
-    if type(module).__module__.startswith("torch.") or any(weight.dim() > 1 for weight in own):
+    # fully_shard gives a module a class of torch's: whose it is, is said by the class that has its forward.
+    author = next(kind.__module__ for kind in type(module).__mro__ if "forward" in vars(kind))
+    if author.startswith("torch.") or any(weight.dim() > 1 for weight in own):
         return False
     kind = _kind_of(module)
     if kind is None:
