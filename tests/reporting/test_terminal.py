@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rankscope.reporting.terminal import print_run
-from rankscope.verbs.doctor.checks import Check, DoctorReport
+from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
 from rankscope.verbs.doctor.show import document
 from rankscope.views.terminal import print_document
 from rankscope.views.trends import sparkline
@@ -111,8 +111,9 @@ def test_checks() -> None:
     text = written(stream)
     for words in ("ok", "FAIL", "refused", "1 of 2 [found]", "these checks of them failed: skips"):
         assert words in text
+    facts = StackFacts(None, 2, "blocks.*", (("attention", "mlp"),) * 2, (1, 1), "batch tokens dim", None)
     target, stream = console()
-    print_document(document(DoctorReport("m", "Model", (), (checks[0],))), target)
+    print_document(document(DoctorReport("m", "Model", (facts,), (checks[0],))), target)
     assert "the numbers can be trusted" in written(stream)
 
 

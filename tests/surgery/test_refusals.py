@@ -129,14 +129,14 @@ def touching(*places: str) -> Graft:
 
 
 def test_a_graft_needs_a_place_to_take_hold() -> None:
-    _check_places(touching("values", "scores", "probs", "adds", "sums", "norms", "reads"), view(PLAIN, PLAIN))
-    _check_places(touching("adds", "sums"), view(PLAIN, PLAIN, inline=True))
+    _check_places(touching("values", "scores", "probs", "adds", "norms", "reads"), view(PLAIN, PLAIN))
+    _check_places(touching("adds"), view(PLAIN, PLAIN, inline=True))
     _check_places(touching("adds"), view(UNSEEN))
     _check_places(touching("values"), view(BARE))
     for places, model, reason in (
         (("values", "adds"), view(PLAIN, UNSEEN), "^block 1: its attention probabilities cannot be seen"),
         (("probs",), view(CROSS_ONLY, name="decoder"), "^decoder block 0: its attention probabilities"),
-        (("sums",), view(PLAIN, BARE), "^block 1 has no skip onto which a branch is added"),
+        (("adds",), view(PLAIN, BARE), "^block 1 has no skip onto which a branch is added"),
         (("norms", "reads"), view(PLAIN, MIXER), "^block 1 has no norm that could be changed"),
         (("reads",), view(PLAIN, PLAIN, inline=True), "several blocks in one module call"),
         (("adds",), carried(PLAIN, PLAIN), "what is put at the skips would leave in place"),

@@ -502,6 +502,11 @@ def _nothing_found(model: nn.Module, seen: Pass, blocks: str | Sequence[str] | N
             "residual stream is a tensor of real numbers. Collect their outputs with hooks, turn complex ones into "
             "real ones (torch.view_as_real(x).flatten(-2)), and pass them to rankscope.judge."
         )
+    if seen.in_torch_func:
+        return DiscoveryError(
+            f"No residual blocks were found in {type(model).__name__}: {seen.in_torch_func} runs inside torch.func "
+            "(vmap, grad), where further axes of what it takes are hidden. Call it on whole batches."
+        )
     listing = ", ".join(repr(name) for name in called[:8]) or "none that were called"
     idle = _lists_of_parts(model, records)
     if idle is not None and _hidden_modules(model) is None:

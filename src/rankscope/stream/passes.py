@@ -268,6 +268,7 @@ class Pass(TorchFunctionMode):
         records: one for each module call, in order of entry.
         called: how often each module was called, by name.
         without_stream: what modules in lists were called with that could not be a stream, by name.
+        in_torch_func: the first module in a list that ran inside ``torch.func``; empty if none did.
     """
 
     def __init__(
@@ -289,6 +290,7 @@ class Pass(TorchFunctionMode):
         self._roles = roles
         self.called = Counter[str]()
         self.without_stream: dict[str, str] = {}
+        self.in_torch_func = ""
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
         """For each running module its frame; None if it takes no stream."""
@@ -496,6 +498,8 @@ class Pass(TorchFunctionMode):
                     kind = str(given[0].dtype).removeprefix("torch.") if given else ""
                     self.without_stream[name] = f"tensors of {kind}" if given else "no tensor"
                 return
+            if not self.in_torch_func and _is_numbered(name) and torch._C._functorch.is_functorch_wrapped_tensor(entry):
+                self.in_torch_func = name
             self.recorder.keeps |= self._roles
             parent = next((frame.record for frame in reversed(self._open) if frame is not None), None)
             record = CallRecord(

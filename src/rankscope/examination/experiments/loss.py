@@ -330,23 +330,6 @@ def wrong_is_better(x: Examination) -> Outcome:
 
 
 @experiment
-def class_without_loss(x: Examination) -> Outcome:
-    """Whether sequences of one class do not count in the loss; the control are labels that move other outputs too."""
-    if x.labels is None or x.labels.ndim != 1 or classes_axis(held(x).output, x.labels) is None:
-        return NOT_READ
-    known = held(x)
-    # At two outputs, because a margin that is kept gives no gradient either.
-    slopes = (known.gradient(), known.gradient(output=-known.output))
-    counts = torch.stack([one.flatten(1).abs().amax(1) for one in slopes]).amax(0) > 0
-    for one in torch.unique(x.labels).tolist():
-        mine = x.labels == one
-        if one >= 0 and not bool(counts[mine].any()) and bool(counts[~mine].all()):
-            found = x.outcome("alignment")
-            return Outcome(True, found.seen is not None and not found.shown, {"label": one, "count": int(mine.sum())})
-    return NO
-
-
-@experiment
 def padding_counts(x: Examination) -> Outcome:
     """Whether the loss counts padding; the control is an id that is a label of other tokens too.
 

@@ -135,27 +135,6 @@ def loss_rewards_wrong(x: Examination, better: Outcome) -> Finding:
     )
 
 
-def one_class_ignored() -> Program:
-    """A loss that leaves out class 0, as the id of padding is left out of a text."""
-    return classified(lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=0))
-
-
-@row(reads=("class_without_loss",), order=54, needs={"loss", "labels"}, bad=one_class_ignored, good=classified)
-def class_does_not_count(x: Examination, ignored: Outcome) -> Finding:
-    """A class that the loss leaves out."""
-    return Finding(
-        "class_does_not_count",
-        f"Sequences of class {ignored['label']} do not count in the loss ({ignored['count']} of {x.sequences}): "
-        "their outputs get no gradient at all.",
-        "Look at ignore_index and at the weights of classes",
-        certainty="possible",
-        measured="sequences of that class whose output gets a gradient",
-        before=0.0,
-        after=float(ignored["count"]),
-        intervention="expected",
-    )
-
-
 def _padded(ignored: int) -> Program:
     """Texts of different lengths, filled with the id 0."""
     text = ids(12, 12).masked_fill(torch.arange(12) >= torch.arange(3, 9).repeat(2)[:, None], 0)
