@@ -61,9 +61,9 @@ def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
 def test_the_command_line_agrees_with_the_declaration(verb: Verb) -> None:
     command = typer.main.get_command(command_line()).commands[verb.name]  # type: ignore[attr-defined]
     declared = {option.name: option for option in (*verb.options, *verb.outputs)}
-    assert [parameter.name for parameter in command.params if parameter.name not in ("help", "help_all")] == list(
-        declared
-    )
+    assert [
+        parameter.name for parameter in command.params if parameter.name not in ("help", "help_all", "explain")
+    ] == list(declared)
     for parameter in command.params:
         option = declared.get(str(parameter.name))
         if option is not None and not (option.is_argument or option.several):

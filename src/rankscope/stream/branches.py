@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import Label, Response
 from rankscope.pass_graph.identity import inside
 from rankscope.pass_graph.ir import Call, Node, Value
@@ -458,10 +459,13 @@ class _Replayed:
             self._control, self._passes = control, passes
 
     def _replay(self, new: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
-        try:
-            return replay(self._nodes, {**self._base, **new}, chooses=True)
-        except CannotReplayError:
-            return replay(self._nodes, {**self._base, **new})  # other choices have other shapes
+        # The same random numbers in every replay, and none of those that the pass itself draws later.
+        with torch.random.fork_rng(devices=[]):
+            seed_generators(0)
+            try:
+                return replay(self._nodes, {**self._base, **new}, chooses=True)
+            except CannotReplayError:
+                return replay(self._nodes, {**self._base, **new})  # other choices have other shapes
 
     def draw_silent(self) -> bool:
         """Put other numbers in place of the parameters that hide what acts on what; whether there are any.

@@ -173,7 +173,7 @@ def _normalises(module: nn.Module, own: Sequence[nn.Parameter]) -> bool:
     if width < 4 and own and width > 1:
         return False
     width = max(width, 4)
-    with hidden(), torch.no_grad():
+    with hidden(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         # Rotations of the three directions over the channels; those beyond a multiple of four are zero.
         turns = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.6, 0, 0.8], [-0.48, 0.64, 0.6]], **_PLAIN)
         tokens = F.pad((turns @ _SIGNS).repeat(1, width // 4), (0, width % 4))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -97,9 +99,10 @@ def named_value(value: Any) -> Any:
 def builder_of(model: Any) -> Callable[[], torch.nn.Module] | None:
     """The function that builds the model, if it was given or is named; None otherwise."""
     spec = model.spec if isinstance(model, Model) else model
-    given = named_object(spec, call=False) if isinstance(spec, str) and is_named(spec) else model
-    is_function = callable(given) and not isinstance(given, (torch.nn.Module, Model))
-    return given if is_function and not isinstance(given, str) else None
+    if isinstance(spec, str):
+        named = named_object(spec, call=False) if is_named(spec) else None
+        return named if callable(named) and not isinstance(named, torch.nn.Module) else None
+    return model if isinstance(model, (FunctionType, MethodType, partial)) else None
 
 
 def loss_for(loss: Any) -> Loss | None:

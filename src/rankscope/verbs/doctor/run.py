@@ -92,7 +92,7 @@ def doctor(
         True
     """
     build = builder_of(model)
-    subject = as_model(build() if build is model else model)  # type: ignore[arg-type]
+    subject = as_model(model if build is None or build is not model else build())  # type: ignore[arg-type]
     given, cut = as_inputs(inputs), as_surgery(surgery)
     loaded = subject.loaded
     if operations_on(loaded.model):
