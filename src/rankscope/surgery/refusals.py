@@ -236,8 +236,8 @@ def _check_block(operation: Operation, where: str, plan: BlockPlan) -> None:
     if operation.mlp == "drop" and not plan.is_proven:
         raise UnsupportedOperationError(
             f"mlp='drop': {where} adds a branch that did not change when tokens of its input were replaced, because "
-            "its weights are zero or missing, or because there is one token. Whether it is an MLP or mixes tokens "
-            "cannot be told. Give inputs of two tokens or more, and weights that are not zero."
+            "its weights are zero or missing, its input is NaN or infinite, or there is one token. Whether it is an "
+            "MLP or mixes tokens cannot be told. Give inputs of two tokens or more, and weights that are not zero."
         )
     if operation.mlp == "drop" and not {"mlp", "both"} & set(plan.skips) and "mixer" not in plan.skips:
         raise UnsupportedOperationError(f"{where} adds no MLP to the stream that could be dropped.")
