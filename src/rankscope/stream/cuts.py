@@ -44,7 +44,7 @@ from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.stream.block_recorder import BlockRecorder
-from rankscope.stream.maps import map_of
+from rankscope.stream.carries import kind_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
 from rankscope.stream.parts import parts_of
 from rankscope.stream.passes import record
@@ -369,8 +369,8 @@ def _is_product(node: Node) -> bool:
     given = [value for value in node.inputs if _is_content(value)]
     if not any(value.is_weight for value in given) or all(value.is_parameter for value in given):
         return False
-    op = map_of(node)
-    return op.kind in ("matrix", "mixes") and all(value.is_parameter for value in op.read)  # only a bias is added
+    kind, _, read = kind_of(node)
+    return kind == "transforms" and all(value.is_parameter for value in read)  # only a bias is added
 
 
 def _is_content(value: Value) -> bool:

@@ -100,10 +100,13 @@ def _view_of(
             known = None if begun is None else begun.known
             return agreed(view, small, sequences, keep=keep, measures=measures, known=known)
 
+        begun: _FirstPasses | None = None
         try:
-            view = settled(begun=_FirstPasses.of(model, small, stream) or _begun(model, small, run, stream))
+            begun = _FirstPasses.of(model, small, stream) or _begun(model, small, run, stream)
+            view = settled(begun=begun)
         except DiscoveryError as error:
-            with_streams = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
+            first = None if begun is None else begun.first
+            with_streams = None if stream is not None else _with_streams(model, small, sequences, blocks, keep, first)
             if with_streams is None:
                 raise error.with_hints(_tried(error, settled)) from None
             view = with_streams
@@ -290,11 +293,16 @@ def _passes(settled: Callable[..., ModelView], options: Mapping[str, Any]) -> bo
 
 
 def _with_streams(
-    model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, keep: Tensor | None
+    model: nn.Module,
+    small: Batch,
+    sequences: int,
+    blocks: str | Sequence[str] | None,
+    keep: Tensor | None,
+    begun: Pass | None,
 ) -> ModelView | None:
     """The only reading with several residual streams per token for which there is evidence; None if there is none."""
     readings = []
-    for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks):
+    for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks, begun=begun):
         with suppress(LayoutError):
             settled = agreed(view, small, sequences, keep=keep)
             readings += [settled] if all(map(shows_streams, settled.stacks)) else []
