@@ -47,6 +47,7 @@ _PRODUCTS = {"mul", "div", "true_divide"}
 _STATISTICS = {
     "mean", "sum", "amax", "amin", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "prod",
 }  # fmt: skip
+_SORTED = {"max", "min", "topk", "sort", "median", "kthvalue", "logsumexp", "argmax", "argmin", "argsort"}
 _MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
 _CONVOLUTIONS = {"convolution", "_convolution", "mkldnn_convolution"}
 _ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
@@ -346,6 +347,9 @@ def kind_of(node: Node) -> tuple[Kind, tuple[Value, ...], tuple[Value, ...]]:
         return "transforms", content, chosen
     if name in _STATISTICS:  # over channels it is one number per token (a norm computes it); over tokens it mixes them
         return ("reduces" if _is_over_channels(node) else "transforms"), given, ()
+    if name in _SORTED:
+        is_last = name in ("topk", "sort") and len(node.args) < 3
+        return ("bends" if is_last or _is_over_channels(node) else "transforms"), given, ()
     if name in _ADDED_PRODUCTS:  # addmm(c, a, b) = c + a b: the first argument is added, not multiplied
         return "transforms", given[1:], given[:1]
     if name in _PRODUCTS:  # a factor of the full shape is carried (the stream, or a gate of its size); others are gains

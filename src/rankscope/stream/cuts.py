@@ -47,7 +47,7 @@ from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.carries import kind_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
 from rankscope.stream.parts import parts_of
-from rankscope.stream.passes import record
+from rankscope.stream.passes import Pass
 from rankscope.stream.tokens import Tokens
 
 _GAINS = MULTIPLICATIONS | DIVISIONS
@@ -75,7 +75,8 @@ def with_leaks(view: ModelView, run: Callable[[], object], sequences: int) -> Mo
     proof = _Blocks(view)
     with torch.random.fork_rng(devices=[]):
         seed_generators(0)
-        record(view.model, run, sequences, view.stacks[0].sums, proof)
+        with Pass(sequences, sums=view.stacks[0].sums, recorder=proof).on(view.model):
+            run()
     return replace(view, stacks=tuple(_with(stack, proof) for stack in view.stacks))
 
 
