@@ -168,7 +168,7 @@ class _Follower:
         for event in graph.events:
             if isinstance(event, Node):
                 self._apply(event)
-            elif event.call.number in self.calls:
+            elif event.call.number is not None and event.call.number in self.calls:
                 self._cross(event, self.calls[event.call.number])
 
     def _new_point(self) -> int:
