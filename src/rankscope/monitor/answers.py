@@ -57,7 +57,7 @@ class Answers:
         self._calls = 0
         self._kept: dict[tuple[Any, ...], deque[tuple[Tensor, ...]]] = {}
         self._losses: deque[float] = deque(maxlen=32)
-        self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._since, self._level, self._rate = 0, math.nan, math.nan
         self._is_new = False
         self._labels: Tensor | None = None
@@ -120,16 +120,14 @@ class Answers:
         - ``answers_loss``: the loss of the answers over the last readings; for numbers, the mean square of the errors.
         - ``mean_answer_loss``: the same if the mean of the answers were given for all inputs.
         - ``answers_crossed``: 1 if answers and targets were broadcast against each other, as (N, 1) and (N).
-        - ``answers_apart``: how far the answers are from their mean, in the unit of the loss: the mean divergence of
-          Kullback and Leibler, or for numbers the variance.
         """
         if not self._kept:
             return {}
         losses = [_losses(key[1], kept) for key, kept in self._kept.items()]
         known = [one for one in losses if one is not None]
         if known:
-            own, mean, apart = map(math.fsum, zip(*known, strict=True))
-            self._window.append((own, mean, apart))
+            own, mean = map(math.fsum, zip(*known, strict=True))
+            self._window.append((own, mean))
         level = sum(self._losses) / len(self._losses) if self._losses else math.nan
         rises, self._rate = rate > self._rate, rate
         falls = not level > self._level - FALLS * abs(self._level)
@@ -141,13 +139,13 @@ class Answers:
         }
         if len(self._window) >= LEAST:
             means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
-            found |= dict(zip(("answers_loss", "mean_answer_loss", "answers_apart"), means, strict=True))
+            found |= dict(zip(("answers_loss", "mean_answer_loss"), means, strict=True))
         return found
 
     def _uses(self) -> bool:
         """Whether the answers are better than their mean."""
         for number, least in ((len(self._window), USE), (WINDOW // 4, SURE_USE)):
-            own, mean, _ = map(math.fsum, zip(*list(self._window)[-number:], strict=True))
+            own, mean = map(math.fsum, zip(*list(self._window)[-number:], strict=True))
             if not own > (1.0 - least) * mean:
                 return True
         return False
@@ -239,8 +237,8 @@ def _is_crossed(node: Any) -> bool:
     return any(own == 0 < target for own, target in repeated) and any(target == 0 < own for own, target in repeated)
 
 
-def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, float] | None:
-    """The loss of the answers, their mean for all, and their distance; None if too few, or equal targets."""
+def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float] | None:
+    """The loss of the answers, and of their mean for all; None if too few, or equal targets."""
     answers, targets, *counts = (torch.cat(parts) for parts in zip(*kept, strict=True))
     if counts:
         answers, targets = answers[counts[0]], targets[counts[0]]
@@ -250,7 +248,6 @@ def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, f
     if kind == CLASSES:
         mean = torch.logsumexp(answers, 0, keepdim=True) - math.log(len(answers))
         own, one = (F.nll_loss(given, targets) for given in (answers, mean.expand_as(answers)))
-        apart = F.kl_div(mean.expand_as(answers), answers, reduction="batchmean", log_target=True)
     elif kind in (TRUTH, SHARES):
         targets = targets.to(answers.dtype)
         shares, of = (
@@ -260,9 +257,7 @@ def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, f
         )
         mean = shares.mean(0, keepdim=True).expand_as(shares)
         own, one = of(answers, targets), F.binary_cross_entropy(mean, targets)
-        apart = F.binary_cross_entropy(mean, shares) - of(answers, shares)
     else:
         own, one = ((given - targets).square().mean() for given in (answers, answers.mean(0, keepdim=True)))
-        apart = answers.var(0, correction=0).mean()
-    found = float(own), float(one), float(apart)
+    found = float(own), float(one)
     return found if all(map(math.isfinite, found)) and found[1] > 0.0 else None

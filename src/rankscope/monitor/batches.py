@@ -24,8 +24,6 @@ CONSTANT = 0.05
 """Standard deviation of that feature relative to its mean."""
 LEAST_CLASSED = 4
 """Sequences of a batch that have a class each."""
-SHORTER = 4
-"""Batches in a row whose sequences have the same shorter length."""
 MOST_COMPARED = 4
 """Sequences that are compared with those of the last batch."""
 
@@ -44,7 +42,6 @@ class BatchWatch:
         self._padding = padding if padding is not None and "=" in padding else f"{TRANSFORMERS_MASK}=0"
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
-        self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
         self._of_one_class, self._classes = 0, set[int]()
 
     def facts(self, given: BatchData, labels: Tensor | None = None) -> dict[str, float]:
@@ -60,9 +57,6 @@ class BatchWatch:
         - ``batch_common``: share of the most common token among those that are not padding.
         - ``batch_ignored``: share of labels that a loss leaves out.
         - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
-        - ``batch_length``: tokens of a sequence, with padding.
-        - ``batch_cut``: the length of earlier sequences relative to that, if at least eight batches had that length and
-          the last four have this one, with no more sequences; else 1.
         - ``batch_one_class``: how many batches in a row had sequences of a single class, if not all of the same one.
         - ``batch_feature``: the number of the feature that drowns the others and hardly varies, for inputs that are not
           tokens; -1 if there is none.
@@ -93,7 +87,6 @@ class BatchWatch:
             if value.ndim == 3 and value.shape[-1] > 1 and bool(value.any()):
                 found["batch_feature"] = float(_drowning(value.detach().double().flatten(0, -2)))
             return found
-        found["batch_length"], found["batch_cut"] = float(value.shape[-1]), self._cut(len(value), value.shape[-1])
         ids = value.detach().cpu().long()
         counts = torch.bincount(ids.flatten().clamp(min=0)).double()
         found["batch_padding"] = float((counts.max() / counts.sum()) if keep is None else (~keep).double().mean())
@@ -130,16 +123,6 @@ class BatchWatch:
         self._of_one_class += 1
         self._classes.add(int(counts.argmax()))
         return float(self._of_one_class if len(self._classes) > 1 else 0)
-
-    def _cut(self, sequences: int, length: int) -> float:
-        most, usual = self._shape
-        if length == usual:
-            self._alike, self._shorter = self._alike + 1, [0, 0]
-        elif self._alike >= VARIED and length < usual and sequences <= most:
-            self._shorter = [length, self._shorter[1] + 1 if length == self._shorter[0] else 1]
-        else:
-            self._shape, self._alike, self._shorter = (sequences, length), 1, [0, 0]
-        return usual / length if self._shorter[1] >= SHORTER else 1.0
 
 
 def _drowning(rows: Tensor) -> int:

@@ -22,12 +22,11 @@ from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.alarms import AlarmSpec, Judgement
-from rankscope.monitor.alarms.kept_gradients import CARRIED
+from rankscope.monitor.alarms import AlarmSpec, Breach
+from rankscope.monitor.alarms.facts import CARRIED, NOTHING_LEFT
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.clearing import Clearing
-from rankscope.monitor.findings import is_shown, shown
 from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.loss_level import LossLevel
 from rankscope.monitor.objective import ObjectiveWatch
@@ -55,8 +54,6 @@ from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follo
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
-EMPTY, NOTHING_LEFT = ("padding", "ignored"), 0.99
-"""Share of a batch that is padding or has ignored labels, at which the mean over what is left is no number."""
 SAME_ANGLE = 0.99
 """Cosine of what backward left and what the optimizer gets, below which that is written down."""
 FOLLOWS = 32
@@ -246,9 +243,9 @@ class Gauge:
             known = {one.code for one in self._findings or ()}
             with self._guarded():
                 found = [
-                    Clue("shown", self.last.step, "structure", shown(one), FAULTS)
+                    Clue("shown", self.last.step, "structure", _shown(one), FAULTS)
                     for one in self._prober.diagnosed()
-                    if is_shown(one) and one.code not in known
+                    if _is_shown(one) and one.code not in known
                 ]
         return self._explained(raised, found)
 
@@ -531,7 +528,7 @@ class Gauge:
         is_first = self._outlets.count == 0 and self._before == 0
         if is_first:
             self._look_at_start()
-            if (number := sum(map(is_shown, self._findings or ()))) > 0:
+            if (number := sum(map(_is_shown, self._findings or ()))) > 0:
                 values = (*values, fact(FAULTS, "structure", float(number)))
         self._compare_code(step)
         self._references.take(values)
@@ -539,8 +536,8 @@ class Gauge:
         motion = fastest(Reading(step, {}, values, (), ()))
         self._motions.append((step, motion))
 
-        def explain(spec: AlarmSpec, judgement: Judgement) -> tuple[str, str]:
-            return self._told(spec, judgement, step, values)
+        def explain(spec: AlarmSpec, breach: Breach) -> tuple[str, str]:
+            return self._told(spec, breach, step, values)
 
         found = self._watch.look(step, states, explain)
         if self._prober.caveats:
@@ -554,16 +551,16 @@ class Gauge:
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
             self._finite = step
         active = self._watch.active
-        rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
+        rows = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
-        scalars = {**layer_scalars(values, self._named), **status, "rankscope/alarms": float(len(active))}
+        scalars = {**layer_scalars(values, self._named), "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time(), notes=notes)
 
-    def _told(self, spec: AlarmSpec, judgement: Judgement, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
+    def _told(self, spec: AlarmSpec, breach: Breach, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
         """The component of an alarm, and where it was first or what it follows; no experiment is made for it."""
         if spec.name == FAULTS:
             return "structure", _faults(self._findings or ())
-        component, words = judgement.component, ""
+        component, words = breach.component, ""
         if spec.name == "not_finite":
             component, words = self._not_finite_at(step, values)
         if spec.name == "not_finite_gradients":
@@ -610,8 +607,9 @@ class Gauge:
     def _not_finite_at(self, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
         """The component and the place where the first number that is not finite was seen, and when all were last."""
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
-        of_batch = {row.metric: row.mean for row in values if row.metric.startswith("batch_")}
-        if "batch_not_finite" in bad or max(of_batch.get(f"batch_{name}", 0.0) for name in EMPTY) >= NOTHING_LEFT:
+        # The mean over what is left of an empty batch is no number.
+        empty = any(row.metric in ("batch_padding", "batch_ignored") and row.mean >= NOTHING_LEFT for row in values)
+        if "batch_not_finite" in bad or empty:
             return "data", "First: the batch."
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
         before = self._prober.before_update
@@ -696,9 +694,24 @@ def _earlier(folder: str | Path) -> Record | None:
         return None
 
 
+def _is_shown(finding: Finding) -> bool:
+    """Whether an experiment of ``doctor`` shows a fault."""
+    return finding.kind == "fault" and finding.certainty == "shown"
+
+
+def _shown(finding: Finding) -> str:
+    """Such a fault: what it is, what to change, its two numbers. No change is tried while a model is trained."""
+    lines = [finding.sentence]
+    if finding.change:
+        lines.append(f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}.")
+    if finding.evidence:
+        lines.append(f"Shown by: {finding.evidence}")
+    return "\n".join(lines)
+
+
 def _faults(findings: Sequence[Finding]) -> str:
     """The faults that the doctor shows, and its changes."""
-    return "\nAlso: ".join(shown(one) for one in findings if is_shown(one))
+    return "\nAlso: ".join(_shown(one) for one in findings if _is_shown(one))
 
 
 def _since(values: Sequence[LayerValue], step: int) -> float:
@@ -709,7 +722,7 @@ def _since(values: Sequence[LayerValue], step: int) -> float:
 def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
     """What the doctor finds besides: faults that are possible, and facts that may be meant."""
     for one in findings:
-        if one.kind != "harmless" and not is_shown(one):
+        if one.kind != "harmless" and not _is_shown(one):
             words = one.sentence if one.kind == "note" else f"Possible: {one.sentence}"
             yield Alarm(FAULTS, "noted", step, None, None, words, {}, "structure")
 

@@ -439,8 +439,9 @@ class Prober:
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
         known = norms.number > 0 and math.isfinite(norms.total)
-        moving = sum(row.mean > 0.0 for row in norms.rows)
-        facts = {"total_gradient_norm": norms.total, "blocks_with_gradient": float(moving)} if known else {}
+        facts = {"total_gradient_norm": norms.total} if known else {}
+        if known and norms.rows:  # a model without blocks has none that could have a gradient
+            facts["blocks_with_gradient"] = float(sum(row.mean > 0.0 for row in norms.rows))
         total = (fact(name, "gradients", value) for name, value in facts.items())
         lost = lost_to_underflow(self.model)
         return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total, *lost)

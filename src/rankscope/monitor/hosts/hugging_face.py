@@ -19,6 +19,7 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Reading
+from rankscope.monitor.sinks import sinks_of
 
 __all__ = ["GaugeCallback"]
 
@@ -133,7 +134,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             return
         # Logging anything marks this step as logged, and its loss would not be logged.
         wanted = control.should_log
-        self._trainer.log(reading.dashboard)
+        self._trainer.log(dict(reading.scalars))
         control.should_log = wanted
 
     def _reporters(self) -> tuple[Sink, ...]:
@@ -146,18 +147,10 @@ def _sinks_of(callback: TrainerCallback) -> Iterator[Sink]:
     from transformers import integrations
 
     if isinstance(callback, integrations.TensorBoardCallback) and callback.tb_writer is not None:
-        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
-
-        yield TensorBoardSink(callback.tb_writer)
+        yield from sinks_of("tensorboard", callback.tb_writer)
     elif isinstance(callback, integrations.WandbCallback):
-        from rankscope.monitor.sinks.wandb import WandbSink
-
-        yield WandbSink()
+        yield from sinks_of("wandb")
     elif isinstance(callback, integrations.MLflowCallback):
-        from rankscope.monitor.sinks.mlflow import MlflowSink
-
-        yield MlflowSink()
+        yield from sinks_of("mlflow")
     elif isinstance(callback, integrations.TrackioCallback):
-        from rankscope.monitor.sinks.trackio import TrackioSink
-
-        yield TrackioSink()
+        yield from sinks_of("trackio")

@@ -13,11 +13,9 @@ from rankscope.monitor.history import COLUMNS, History
 from rankscope.monitor.readings import (
     ENOUGH,
     FAULTS,
-    LAYERS,
     LAYERS_READ,
     LOSS,
     NOT_LEARNING,
-    RANKS_READ,
     Alarm,
     Heatmap,
 )
@@ -133,10 +131,10 @@ def _status(record: Record) -> Iterator[tuple[str, str]]:
         return
     last = record.readings[-1]
     yield "last reading", f"{datetime.fromtimestamp(last.time, timezone.utc):%Y-%m-%d %H:%M} UTC"
-    read, layers, ranks = (f"{last.scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
-    if LAYERS in last.scalars:
-        of = f" on {ranks} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
-        yield "blocks read", f"{read} of {layers}{of}"
+    if ranks := [row for row in last.table if row.metric == LAYERS_READ]:
+        whole = sum(row.status == "ok" for row in ranks)
+        of = f" on {whole} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
+        yield "blocks read", f"{min(row.mean for row in ranks):g} of {max(row.most for row in ranks):g}{of}"
     status = record.facts.get("status")
     for key in ("not_read", "not_watched"):
         missed = status.get(key) if isinstance(status, Mapping) else None
