@@ -71,7 +71,7 @@ class Gauge:
         probe: the inputs on which it is measured, fixed for the run: :class:`rankscope.Inputs`, texts, a tensor,
             keyword arguments, or None for the built-in sample text. Eight sequences are enough and the most that are
             used unless the inputs say otherwise; a slice of a validation batch is a good choice.
-        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), or a ``Schedule``.
         metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it. A
             mapping gives each a clock of its own: with ``{"relative_residual": 1, "effective_rank": 200}`` a reading
             has the effective rank only if a multiple of 200 steps was passed since it was last read.
@@ -82,6 +82,7 @@ class Gauge:
         record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
+        ledger: of the optimizers, if there is one already; :attr:`optimizers` makes it otherwise.
 
     Raises:
         RankscopeError: here, for invalid arguments; later only with ``strict`` or the ``"raise"`` action.
@@ -108,6 +109,7 @@ class Gauge:
         record: str | Path | None = None,
         strict: bool = False,
         patience: float = 60.0,
+        ledger: Ledger | None = None,
     ) -> None:
         request = ReadingRequest(metrics, alarms)
         self._schedule = as_schedule(schedule)
@@ -132,7 +134,7 @@ class Gauge:
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
         self._optimizers: tuple[Optimizer, ...] = ()
-        self.ledger: Ledger | None = None
+        self.ledger = ledger
         self.answers = Answers()
         self._loss_level, self._objective_watch = LossLevel(), ObjectiveWatch()
         self._raw: int | None = None
@@ -205,7 +207,7 @@ class Gauge:
         if not self._objective_watch.follows:
             self._objective_watch.follow(self._prober.model)
         elif words := self._objective_watch.take(loss):
-            self._events.append(noted("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective"))
+            self.note("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective")
             self._loss_level.forget()
 
     @contextmanager
@@ -347,15 +349,9 @@ class Gauge:
             self._loss_level.take(step, value)
             self.answers.hear(value)
 
-    def switched(self, step: int, *, is_training: bool) -> None:
-        """Write down that steps are made of passes in another mode than before."""
-        mode = "training" if is_training else "evaluation"
-        self._events.append(noted("mode_switched", step, f"the model is trained in {mode} mode from here on", "code"))
-
-    def idle(self, step: int, names: Sequence[str], parameters: int) -> None:
-        """Write down that optimizers make no step."""
-        words = f"{', '.join(names)} made no step so far, and holds {parameters} parameters that require gradients"
-        self._events.append(noted("no_step", step, words, "optimizer", parameters=parameters))
+    def note(self, name: str, step: int, words: str, component: str, **evidence: float) -> None:
+        """Write down an event that was seen between two readings."""
+        self._events.append(noted(name, step, words, component, **evidence))
 
     def leave_out_probe(self, why: str) -> None:
         """Read what needs no pass of the probe, because there is none."""
@@ -579,10 +575,10 @@ class Gauge:
         if unread and self._code:
             self._code = ""
             words = f"the model can no longer be read as before: {unread}"
-            self._events.append(noted("model_changed", step, words, "structure"))
+            self.note("model_changed", step, words, "structure")
         elif is_due and not unread and not self._prober.needs_all_ranks:
             if words := self._prober.compared(step):
-                self._events.append(noted("model_changed", step, words, "structure"))
+                self.note("model_changed", step, words, "structure")
             if self._prober.code.digest != self._code:
                 self._code = self._prober.code.digest
                 self._outlets.describe({"code": self._code})
@@ -602,7 +598,7 @@ class Gauge:
             self._prober.compared(step)
             if before not in ("", self._prober.code.digest):
                 words = "the operations of the model are not those of the earlier session"
-                self._events.append(noted("model_changed", step, words, "structure"))
+                self.note("model_changed", step, words, "structure")
 
     def _not_finite_at(self, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
         """The component and the place where the first number that is not finite was seen, and when all were last."""

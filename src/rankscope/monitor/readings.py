@@ -211,11 +211,6 @@ class Heatmap:
     values: tuple[tuple[float, ...], ...]
     alarms: tuple[tuple[int, int, str], ...] = field(default=())
 
-    @property
-    def name(self) -> str:
-        """Name for a dashboard, e.g. ``rankscope/relative_residual/layers``."""
-        return scalar_name(self.metric, self.stack, "layers")
-
 
 def scalar_name(metric: str, stack: str | None, what: str) -> str:
     """``rankscope/METRIC/WHAT``, with the stack before the metric if the model has several.

@@ -64,12 +64,6 @@ class Record:
         """Everything that was written down and is no alarm, in order."""
         return tuple(note for reading in self.readings for note in reading.notes)
 
-    def curve(self, metric: str, layer: int, stack: str | None = None) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Steps and means of one metric at one layer."""
-        found = [(reading.step, reading.values(metric, stack).get(layer)) for reading in self.readings]
-        points = [(step, value) for step, value in found if value is not None]
-        return tuple(step for step, _ in points), tuple(value for _, value in points)
-
     def table(self) -> pa.Table:
         """One row per step, metric, site and layer."""
         return table_of(self.readings)

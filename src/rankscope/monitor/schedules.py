@@ -1,4 +1,4 @@
-"""When to take a reading: three schedules, each a rule that decides step by step."""
+"""When to take a reading: every so many steps, or within a share of the wall time."""
 
 from __future__ import annotations
 
@@ -55,31 +55,6 @@ class Linear(Schedule):
     def wants(self, step: int, now: float) -> bool:
         """Whether there is a multiple of ``every`` between the last reading and this step."""
         return self._last is None or step // self.every > self._last // self.every
-
-
-@dataclass
-class Logarithmic(Schedule):
-    """The first step, then steps that grow by a factor: densely at the start.
-
-    Example:
-        >>> schedule, read = Logarithmic(factor=2.0), []
-        >>> for step in range(10):
-        ...     if schedule.wants(step, 0.0):
-        ...         read.append(step)
-        ...         schedule.was_read(step, 0.0)
-        >>> read
-        [0, 1, 2, 4, 8]
-    """
-
-    factor: float = 1.2
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.factor) and self.factor > 1.0):
-            raise InputError(f"factor={self.factor}: expected a number above 1.")
-
-    def wants(self, step: int, now: float) -> bool:
-        """Whether the step is at least the factor times the last one read, and at least one more."""
-        return self._last is None or step >= max(self._last + 1, math.ceil(self._last * self.factor))
 
 
 def dense_start(since: int, last: int) -> bool:
@@ -198,21 +173,17 @@ class WallTime(Schedule):
 
 
 def as_schedule(given: str | int | Schedule) -> Schedule:
-    """``"1%"``, ``"log"``, a whole number of steps, or a schedule.
+    """``"1%"``, a whole number of steps, or a schedule.
 
     Example:
         >>> as_schedule("0.5%")
         WallTime(share=0.005)
     """
-    if isinstance(given, bool):
-        raise InputError(f"schedule={given!r}: expected a share such as '1%', 'log', or a number of steps.")
-    if isinstance(given, int):
-        return Linear(given)
-    if not isinstance(given, str):
+    if isinstance(given, Schedule):
         return given
-    if given in ("log", "logarithmic"):
-        return Logarithmic()
-    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", given.strip())
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Linear(given)
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(given).strip())
     if share is None:
-        raise InputError(f"schedule={given!r}: expected a share such as '1%', 'log', or a number of steps.")
+        raise InputError(f"schedule={given!r}: expected a share such as '1%', or a number of steps.")
     return WallTime(float(share[1]) / 100.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from rankscope.monitor.probing import MetricsLike, Objective
 from rankscope.monitor.readings import Alarm
 from rankscope.monitor.schedules import Schedule
 from rankscope.monitor.steps import with_hooks
-from rankscope.monitor.watched import PROBE, FirstBatch, GaugeOptions, Watched, checked
+from rankscope.monitor.watched import PROBE, FirstBatch, Watched
 from rankscope.monitor.why import Why
 
 if TYPE_CHECKING:
@@ -46,18 +46,21 @@ SCALED = 256.0
 """Factor from which on a power of two is taken to be that of a loss scaler."""
 
 
-class HostOptions(GaugeOptions, total=False):
-    """The options of :func:`watch` with a trainer."""
+class WatchOptions(TypedDict, total=False):
+    """The options of :func:`watch`; ``accelerator`` is for a loop of one's own."""
 
     probe: InputsLike
+    schedule: str | int | Schedule
+    metrics: MetricsLike
+    alarms: Sequence[str] | None
+    actions: Sequence[Action]
+    sinks: Sequence[Sink]
+    record: str | Path | None
+    strict: bool
+    patience: float
     blocks: str | Sequence[str] | None
     stream: Stream | str | None
     silence: Sequence[str]
-
-
-class WatchOptions(HostOptions, total=False):
-    """The options of :func:`watch` in a loop of one's own."""
-
     accelerator: Accelerator | None
 
 
@@ -74,11 +77,11 @@ class Watch(Watched):
         declared: Model,
         optimizers: Sequence[Optimizer],
         probe: InputsLike,
-        options: GaugeOptions,
+        silence: Sequence[str],
+        options: Mapping[str, Any],
     ) -> None:
-        super().__init__(options)
-        self._watched, self._probe = declared, probe
-        self._optimizers = tuple(optimizers)
+        super().__init__(probe, silence, options)
+        self._watched, self._optimizers = declared, tuple(optimizers)
         self._steps = dict.fromkeys(map(id, self._optimizers), 0)
         self._done: set[int] = set()
         self._pending: int | None = None
@@ -89,7 +92,7 @@ class Watch(Watched):
         self._modes: set[bool] = set()
         self._disabled: str | None = None
         self._module = module
-        self._batches = FirstBatch(module, lambda named: self._forward())
+        self._batches: FirstBatch = FirstBatch(module, lambda named: self._forward())
         self._reached, self._returns = False, False
         self._output: Tensor | None = None  # of the first batch, until its loss is known
         self._objective: Objective | None = None
@@ -208,8 +211,8 @@ class Watch(Watched):
         said = f"{forwards} training forwards without a step of the optimizer that is watched"
         LOGGER.warning("%s%s.", said, f"; {words}" if words else "")
         # A later phase of a training may have an optimizer of its own.
-        gauge = self._need_gauge() if words and self.step == 0 else None
-        if gauge is not None:
+        if words and self.step == 0:
+            gauge = self._need_gauge()
             evidence, sentence = {"forwards": float(forwards)}, f"{said}; {words}."
             gauge.alarm(Alarm("still_weights", "raised", 0, None, None, sentence, evidence, "optimizer"))
 
@@ -320,20 +323,22 @@ class Watch(Watched):
         self._read_pending()
         self._most, self._forwards = max(self._most, self._forwards), 0
         gauge, modes = self._need_gauge(), self._batches.take_modes()
-        if gauge is not None:
-            if modes != self._modes and {len(modes), len(self._modes)} == {1}:
-                gauge.switched(self.step, is_training=modes == {True})
-            self._modes = modes or self._modes
-            self._notice(gauge)
-            with self._not_of_the_training():
-                gauge.after_backward(self.step, is_own=has_closure or is_late)
+        if modes != self._modes and {len(modes), len(self._modes)} == {1}:
+            mode = "training" if modes == {True} else "evaluation"
+            gauge.note("mode_switched", self.step, f"the model is trained in {mode} mode from here on", "code")
+        self._modes = modes or self._modes
+        self._notice(gauge)
+        with self._not_of_the_training():
+            gauge.after_backward(self.step, is_own=has_closure or is_late)
 
     def _tell_idle(self) -> None:
         """Once, which optimizers made no step while another one made many."""
         idle = [one for one in self._optimizers if self._steps[id(one)] == 0]
         held = [p for one in idle for group in one.param_groups for p in group["params"] if p.requires_grad]
         if self.gauge is not None and held:
-            self.gauge.idle(self.step, [type(one).__name__ for one in idle], len(held))
+            names = ", ".join(type(one).__name__ for one in idle)
+            words = f"{names} made no step so far, and holds {len(held)} parameters that require gradients"
+            self.gauge.note("no_step", self.step, words, "optimizer", parameters=len(held))
 
     def _end(self, optimizer: Optimizer) -> None:
         if self._pending is None:
@@ -377,37 +382,15 @@ class Watch(Watched):
             first = norms[0].device
             gauge.notice(self.step, "gradient", torch.stack([norm.to(first).float() for norm in norms]).norm())
 
-    def _need_gauge(self) -> Gauge | None:
-        if self.gauge is None:
-            probe = self._probe if self._probe is not None else self._batches.probe()
-            if probe is None and self._options.get("strict"):
-                raise InputError(self._why_no_probe())
-            inside = self._probe is None and self._batches.module is not self._module
-            own = self._watched
-            part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
-            gauge = self._make(part, probe)
-            if probe is None:
-                LOGGER.warning("No blocks are read. %s", self._why_no_probe())
-                gauge.leave_out_probe(self._why_no_probe())
-            gauge.answers = self._answers
-            # The labels are those of the first batch: the probe has to be of that batch as well.
-            gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
-            gauge.ledger = self._ledger  # its hooks are there already: none can be added inside another one
-            gauge.optimizers = self._optimizers
-        return self.gauge
-
-    def _why_no_probe(self) -> str:
-        name = type(self._watched.model).__name__
-        if self._batches.saw_eval:
-            return (
-                f"{name} was called in eval mode before the first step of the optimizer. Call model.train() before the "
-                "loop; if it is trained in eval mode on purpose, pass probe=."
-            )
-        return (
-            f"{name} was not called with a training batch before the first step of the optimizer. If the loop calls "
-            "one of its methods or parts instead, pass probe=; if it is compiled, pass what torch.compile returned; if "
-            "another model is trained, pass that."
-        )
+    def _need_gauge(self) -> Gauge:
+        if self.gauge is not None:
+            return self.gauge
+        # The hooks of the ledger are there already: none can be added inside another one.
+        gauge = self._make(self._watched, self._optimizers, ledger=self._ledger)
+        gauge.answers = self._answers
+        # The labels are those of the first batch: the probe has to be of that batch as well.
+        gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
+        return gauge
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Whatever goes wrong in here never ends the run, unless it was asked to."""
@@ -465,7 +448,7 @@ def watch(
 
 
 @overload
-def watch(model: object, optimizer: None = None, **options: Unpack[HostOptions]) -> HostedGauge: ...
+def watch(model: object, optimizer: None = None, **options: Unpack[WatchOptions]) -> HostedGauge: ...
 
 
 def watch(
@@ -497,7 +480,7 @@ def watch(
         optimizer: of the loop, or several; a step that a ``GradScaler`` skips is not counted.
         probe: fixed inputs to measure on, as for :class:`~rankscope.monitor.Gauge`; None for the first eight training
             sequences.
-        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), or a ``Schedule``.
         metrics: names from ``rankscope ls metrics``; None for the cheap default.
         alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"``, ``"raise"``, or functions of an ``Alarm``.
@@ -530,7 +513,7 @@ def watch(
     """
     if isinstance(model, Optimizer):
         raise InputError(f"{type(model).__name__} is not a model, which comes first: watch(model, optimizer).")
-    options: GaugeOptions = {
+    options: dict[str, Any] = {
         "schedule": schedule, "metrics": metrics, "alarms": alarms, "actions": actions,
         "sinks": sinks, "record": record, "strict": strict, "patience": patience,
     }  # fmt: skip
@@ -547,8 +530,7 @@ def watch(
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     declared = model if isinstance(model, Model) else Model(need_module(model, "watch"), blocks=blocks, stream=stream)
     module = declared.model if isinstance(model, Model) else model
-    watched = Watch(module, declared, [hooked(one) for one in optimizers], probe, checked(options))
-    watched.silence(*silence)
+    watched = Watch(module, declared, [hooked(one) for one in optimizers], probe, silence, options)
     if accelerator is not None:
         watched.take_losses_of(accelerator, "backward")
     return watched

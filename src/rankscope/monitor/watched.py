@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rankscope.errors import InputError
 from rankscope.models.inputs import InputsLike
 from rankscope.models.model import Model
 from rankscope.models.wrapping import unwrapped
-from rankscope.monitor.acting import Action, Actions
+from rankscope.monitor.acting import LOGGER, Actions
+from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
-from rankscope.monitor.outlets import Sink
-from rankscope.monitor.probing import MetricsLike
 from rankscope.monitor.readings import Alarm, Reading, layer_scalars
-from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.schedules import as_schedule
 from rankscope.monitor.status import ReadingRequest
 
 PROBE = 8
@@ -174,38 +174,32 @@ def _shapes(part: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape[1:]) if _is_batched(leaf) else None for leaf in pytree.tree_leaves(part)]
 
 
-class GaugeOptions(TypedDict, total=False):
-    """The options of a :class:`~rankscope.monitor.Gauge` that whatever makes one hands on."""
-
-    schedule: str | int | Schedule
-    metrics: MetricsLike
-    alarms: Sequence[str] | None
-    actions: Sequence[Action]
-    sinks: Sequence[Sink]
-    record: str | Path | None
-    strict: bool
-    patience: float
-
-
-def checked(options: GaugeOptions) -> GaugeOptions:
-    """The same options: invalid ones are reported where they were written, not at the first step."""
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a gauge: invalid ones are reported where they were written, not at the first step."""
     as_schedule(options.get("schedule", "1%"))
     ReadingRequest(options.get("metrics"), options.get("alarms"))
     Actions(options.get("actions", ("log",)), speaks=False)
-    return options
+    return dict(options)
 
 
 class Watched:
     """What a user looks at while a run is watched: readings, alarms, a table, a line.
 
     Args:
+        probe: the inputs of the gauge; None for a slice of the first training batches.
+        silence: names of alarms that are never raised.
         options: of the gauge that is made once a training batch is known.
+
+    Raises:
+        UnknownNameError: there is no such alarm.
     """
 
     gauge: Gauge | None = None
+    _batches: FirstBatch | None = None
 
-    def __init__(self, options: GaugeOptions) -> None:
-        self._options, self._silenced = options, list[str]()
+    def __init__(self, probe: InputsLike, silence: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._probe, self._options = probe, checked(options)
+        self._silenced = [ALARMS[name].name for name in silence]
         self._start_over()
 
     def _start_over(self) -> None:
@@ -213,12 +207,35 @@ class Watched:
         self._rows: list[dict[str, float]] = []
         self._readings: list[Reading] = []
 
-    def _make(self, model: Model, probe: InputsLike, **options: Any) -> Gauge:
+    def _make(self, model: Model, optimizers: Sequence[Optimizer], **options: Any) -> Gauge:
         """Make the gauge, with other options in place of some of those that were given."""
-        given: dict[str, Any] = {**self._options, **options}
-        self.gauge = Gauge(model, probe, **given)
+        batches, probe = self._batches, self._probe
+        if probe is None and batches is not None:
+            probe = batches.probe()
+            inside = batches.module is not model.model
+            model = Model(batches.module, blocks=model.blocks, stream=model.declared_stream) if inside else model
+        why = "" if probe is not None else self._why_no_probe(type(model.model).__name__)
+        if why and self._options.get("strict"):
+            raise InputError(why)
+        self.gauge = Gauge(model, probe, **{**self._options, **options})
         self.gauge.silence(*self._silenced)
+        if why:
+            LOGGER.warning("No blocks are read. %s", why)
+            self.gauge.leave_out_probe(why)
+        self.gauge.optimizers = tuple(optimizers)
         return self.gauge
+
+    def _why_no_probe(self, name: str) -> str:
+        if self._batches is not None and self._batches.saw_eval:
+            return (
+                f"{name} was called in eval mode before the first step of the optimizer. Call model.train() before the "
+                "loop; if it is trained in eval mode on purpose, pass probe=."
+            )
+        return (
+            f"{name} was not called with a training batch before the first step of the optimizer. If the loop calls "
+            "one of its methods or parts instead, pass probe=, or to a trainer model=; if it is compiled, pass what "
+            "torch.compile returned; if another model is trained, pass that."
+        )
 
     def _keep(self, reading: Reading) -> None:
         single = {row.metric: row.mean for row in reading.table if row.layer is None}
@@ -255,18 +272,6 @@ class Watched:
         except ImportError:
             return list(self._rows)
         return pd.DataFrame(self._rows).set_index("step") if self._rows else pd.DataFrame()
-
-    @property
-    def postfix(self) -> dict[str, str]:
-        """For a progress bar: ``bar.set_postfix(watch.postfix)``."""
-        if not self._rows:
-            return {"rankscope": "nothing read yet"}
-        last = self._rows[-1]
-        found = {}
-        if "relative_residual/least" in last:
-            found["residual"] = f"{last['relative_residual/least']:.2g}"
-        active = self.gauge.last.active if self.gauge is not None and self.gauge.last is not None else ()
-        return {**found, "alarms": ",".join(active) or "none"}
 
     def __repr__(self) -> str:
         if self.disabled is not None:

@@ -18,8 +18,8 @@ DEEP = 8.0
 """Times below the threshold of a collapse, at which no healthy run was seen."""
 PASSING = 1000
 """Steps for which a milder collapse has to last. While a model learns how frequent each token is, a common vector
-dominates, and tokens look alike, also in healthy runs: a GPT-2 of width 16 for 170 steps. How long that lasts depends on
-the model, so that the number is generous; the gradient of the whole model tells such a phase from a state that stays
+dominates, and tokens look alike, also in healthy runs: a GPT-2 of width 16 for 170 steps. How long that lasts depends
+on the model, so that the number is generous; the gradient of the whole model tells such a phase from a state that stays
 (``settled``)."""
 INPUTS_APART = 0.1
 """Relative residual between inputs, above which tokens that agree at a low loss are not a fault."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rankscope.errors import InputError
+from rankscope.models.inputs import Inputs
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
@@ -93,7 +94,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             self._running = True
             own = facts.get("processing_class")
             if (
-                self._probe is not None
+                isinstance(self._probe, Inputs)
                 and self._probe.tokenizer is None
                 and callable(own)
                 and hasattr(own, "all_special_ids")
