@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.linalg.precision import widest
+from rankscope.monitor.readings import ENOUGH
+from rankscope.verdicts.states import LEAST_INPUTS
 
 CLASSES, TRUTH, SHARES, NUMBERS = "classes", "yes or no", "yes or no, as shares", "numbers"
 CRITERIA = {
@@ -33,12 +35,12 @@ NEAR = 256
 """Operations next to the loss among which these are looked for; a model that returns its loss has many more."""
 EVERY = 4
 """Calls of ``keep`` of which one is kept, after the first ones."""
-ROWS, LEAST_ROWS = 64, 8
-"""Answers that are compared, and the fewest that can be."""
+ROWS = 64
+"""Answers that are compared."""
 ENTRIES = 2**20
 """Numbers that are kept of one batch at most: of a large vocabulary, fewer answers."""
-WINDOW, LEAST = 16, 8
-"""Readings whose losses are added up, and the fewest that are judged."""
+WINDOW = 16
+"""Readings whose losses are added up; half of them have to be there."""
 USE, SURE_USE = 0.01, 0.03
 """Share of the loss of one answer for all by which the answers have to be better over the window, or over a quarter of
 it, to count as depending on the inputs."""
@@ -75,7 +77,7 @@ class Answers:
     def sample(self, loss: Tensor) -> Samples:
         """What :meth:`keep` would keep; for a loss of which only ``backward`` shows whether it is that of the model."""
         self._calls += 1
-        if torch.compiler.is_compiling() or (self._calls > LEAST and self._calls % EVERY):
+        if torch.compiler.is_compiling() or (self._calls > ENOUGH and self._calls % EVERY):
             return {}
         found = {}
         for place, node in enumerate(criteria(loss)):
@@ -131,13 +133,13 @@ class Answers:
         level = sum(self._losses) / len(self._losses) if self._losses else math.nan
         rises, self._rate = rate > self._rate, rate
         falls = not level > self._level - FALLS * abs(self._level)
-        if len(self._window) < LEAST or self._uses() or rises or falls:
+        if len(self._window) < ENOUGH or self._uses() or rises or falls:
             self._since, self._level = step, level
         found = {
             "answers_alike": float(step - self._since),
             "answers_crossed": float(any(key[-1] for key in self._kept)),
         }
-        if len(self._window) >= LEAST:
+        if len(self._window) >= ENOUGH:
             means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
             found |= dict(zip(("answers_loss", "mean_answer_loss"), means, strict=True))
         return found
@@ -223,7 +225,7 @@ def _sampled(node: Any) -> tuple[Tensor, ...] | None:
     counts = targets != (ignored - 2**64 if ignored >= 2**63 else ignored)
     # Those that count first, from all over the batch: multiples of the golden ratio are spread evenly.
     spread = torch.arange(len(targets), device=targets.device, dtype=torch.float32) * 0.6180339887 % 1.0
-    number = min(len(targets), max(LEAST_ROWS, min(ROWS, ENTRIES // answers.shape[1])))
+    number = min(len(targets), max(LEAST_INPUTS, min(ROWS, ENTRIES // answers.shape[1])))
     chosen = (counts.float() + spread).topk(number).indices
     return answers[chosen], targets[chosen], counts[chosen]
 
@@ -243,7 +245,7 @@ def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float] |
     if counts:
         answers, targets = answers[counts[0]], targets[counts[0]]
     answers = answers.to(widest(answers.device))
-    if len(answers) < LEAST_ROWS or bool((targets == targets[:1]).all()):
+    if len(answers) < LEAST_INPUTS or bool((targets == targets[:1]).all()):
         return None
     if kind == CLASSES:
         mean = torch.logsumexp(answers, 0, keepdim=True) - math.log(len(answers))

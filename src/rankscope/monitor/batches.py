@@ -9,13 +9,11 @@ from torch import Tensor
 
 from rankscope.models.inputs import Batch, distinct_in
 from rankscope.models.inputs.padding import TRANSFORMERS_MASK
-from rankscope.monitor.readings import Alarm, noted
+from rankscope.monitor.readings import ENOUGH, Alarm, noted
 
 IGNORED = -100
 """The label that losses leave out."""
 LABELS = "labels"
-VARIED = 8
-"""Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
 ONE_CLASS = 0.9
 """Share of a batch that one label has, if the batch counts as one of a single class."""
 FEATURE = 0.999
@@ -24,8 +22,6 @@ CONSTANT = 0.05
 """Standard deviation of that feature relative to its mean."""
 LEAST_CLASSED = 4
 """Sequences of a batch that have a class each."""
-MOST_COMPARED = 4
-"""Sequences that are compared with those of the last batch."""
 
 BatchData = Mapping[str, object] | Tensor | Sequence[object]
 
@@ -97,8 +93,8 @@ class BatchWatch:
 
     def events(self, step: int) -> Iterator[Alarm]:
         """Once, that every batch so far was the same: some runs learn a single batch on purpose."""
-        if self._different == 1 and self._same == VARIED:
-            words = f"the batch was the same at each of the {VARIED + 1} readings so far"
+        if self._different == 1 and self._same == ENOUGH:
+            words = f"the batch was the same at each of the {ENOUGH + 1} readings so far"
             yield noted("same_batch", step, words, "data")
 
     def _keep(self, named: Mapping[str, Tensor], value: Tensor) -> Tensor | None:
@@ -109,12 +105,12 @@ class BatchWatch:
         return mask.detach().cpu() != int(marks)
 
     def _stuck(self, value: Tensor) -> float:
-        kept = value.detach()[:MOST_COMPARED].cpu().clone()
+        kept = value.detach()[:4].cpu().clone()  # enough to tell batches apart
         is_same = self._last is not None and kept.shape == self._last.shape and torch.equal(kept, self._last)
         self._last = kept
         self._same = self._same + 1 if is_same else 0
         self._different += not is_same
-        return float(self._same if self._different > VARIED else 0)
+        return float(self._same if self._different > ENOUGH else 0)
 
     def _one_class(self, counts: Tensor) -> float:
         if counts.max() < ONE_CLASS * counts.sum():

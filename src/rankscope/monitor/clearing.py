@@ -17,8 +17,8 @@ MOST_TRIED = 3
 """Smallest parameters of which one has to have a gradient that is not zero; on an accelerator every look waits."""
 EXPLAINED = 0.01
 """Share of a gradient that the new and the old one may leave unexplained; what else changes gradients leaves more."""
-SAME_DIRECTION = 0.99
-"""Cosine of the new and the old gradient from which on they cannot be told apart."""
+SAME_ANGLE = 0.99
+"""Cosine of two gradients from which on they cannot be told apart."""
 
 
 class Clearing:
@@ -110,7 +110,7 @@ def _carried(now: Tensor, old: Tensor, added: Sequence[Tensor]) -> float:
     new = torch.stack(list(added)).sum(0)
     new, old, size = new / new.norm(), old / old.norm(), float(now.norm())
     cosine = float(old @ new)
-    if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
+    if not (abs(cosine) < SAME_ANGLE and size > 0.0):  # also what is not finite
         return math.nan
     along, across = float(new @ now), float(old @ now)
     share = (across - cosine * along) / (1.0 - cosine**2)

@@ -26,7 +26,7 @@ from rankscope.monitor.alarms import AlarmSpec, Breach
 from rankscope.monitor.alarms.facts import CARRIED, NOTHING_LEFT
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
-from rankscope.monitor.clearing import Clearing
+from rankscope.monitor.clearing import SAME_ANGLE, Clearing
 from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.loss_level import LossLevel
 from rankscope.monitor.objective import ObjectiveWatch
@@ -54,8 +54,6 @@ from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follo
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
-SAME_ANGLE = 0.99
-"""Cosine of what backward left and what the optimizer gets, below which that is written down."""
 FOLLOWS = 32
 """Steps before the onset of a rise in which what nobody declared makes it a warning, however slow it is."""
 REMEMBERED = 512

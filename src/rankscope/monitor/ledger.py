@@ -27,6 +27,7 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.parameters import described, is_readable, sampled
 from rankscope.monitor.readings import Alarm, noted
 from rankscope.monitor.steps import predicted, settings_of, with_hooks
+from rankscope.monitor.why import RAISED
 
 _SAMPLED = 64
 """Entries of a parameter that are compared at every step."""
@@ -44,8 +45,6 @@ DOUBLED, TENFOLD = 2.0, 10.0
 it at every step."""
 MOST_RATES = 3
 """Changes of a rate by its schedule that are told one by one."""
-RAISED = 4.0
-"""Factor by which a rate is raised at once, without a scheduler, to be more than a warm-up."""
 SAME_STEP = 0.02
 """Share of a step that rounding may change."""
 MOST_OPTIMIZERS = 4

@@ -50,9 +50,13 @@ class Record:
         return f"Record{f' {self.name}' if self.name else ''}: {len(self.readings)} readings{alarms}; {last}"
 
     def _repr_html_(self) -> str:
+        from rankscope.monitor.history import History
         from rankscope.monitor.showing import history_html
 
-        return history_html(repr(self), self.readings)
+        history = History()
+        for reading in self.readings:
+            history.take(reading)
+        return history_html(repr(self), history)
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:

@@ -31,8 +31,9 @@ from rankscope.monitor.probing import MetricsLike, Objective
 from rankscope.monitor.readings import Alarm
 from rankscope.monitor.schedules import Schedule
 from rankscope.monitor.steps import with_hooks
-from rankscope.monitor.watched import PROBE, FirstBatch, Watched
+from rankscope.monitor.watched import FirstBatch, Watched
 from rankscope.monitor.why import Why
+from rankscope.verdicts.states import LEAST_INPUTS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -228,7 +229,7 @@ class Watch(Watched):
         if self._batches.is_paused or module is not self._module:
             return
         if self.gauge is None and self._objective is None and isinstance(output, Tensor) and output.ndim > 1:
-            self._output = output.detach()[:PROBE]
+            self._output = output.detach()[:LEAST_INPUTS]
         if self._told:
             return
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)

@@ -18,14 +18,11 @@ from rankscope.models.wrapping import unwrapped
 from rankscope.monitor.acting import LOGGER, Actions
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
+from rankscope.monitor.history import History
 from rankscope.monitor.readings import Alarm, Reading, layer_scalars
 from rankscope.monitor.schedules import as_schedule
 from rankscope.monitor.status import ReadingRequest
-
-PROBE = 8
-"""Sequences of the first training batches that become the probe: as many as comparing inputs needs."""
-MOST_DRAWN = 256
-"""Readings that are kept for the picture in a notebook."""
+from rankscope.verdicts.states import LEAST_INPUTS
 
 
 class FirstBatch:
@@ -68,7 +65,7 @@ class FirstBatch:
             self._look_inside(module)
             return
         self.latest = named
-        if self._count < PROBE:
+        if self._count < LEAST_INPUTS:
             self._gather(named)
         if self._heard is not None:
             self._heard(named)
@@ -96,7 +93,7 @@ class FirstBatch:
         size = _batch_size(named)
         if size is None:
             return
-        wanted = min(size, PROBE - self._count)
+        wanted = min(size, LEAST_INPUTS - self._count)
         part = pytree.tree_map(lambda leaf: _slice(leaf, size, wanted), dict(named))
         if self._parts and _shapes(self._parts[0]) != _shapes(part):
             return
@@ -205,7 +202,7 @@ class Watched:
     def _start_over(self) -> None:
         self.gauge = None
         self._rows: list[dict[str, float]] = []
-        self._readings: list[Reading] = []
+        self._history = History()
 
     def _make(self, model: Model, optimizers: Sequence[Optimizer], **options: Any) -> Gauge:
         """Make the gauge, with other options in place of some of those that were given."""
@@ -242,7 +239,7 @@ class Watched:
         scalars = {**layer_scalars(reading.table), **reading.scalars}
         named = {name.removeprefix("rankscope/"): value for name, value in scalars.items()}
         self._rows.append({"step": reading.step, **single, **named})
-        self._readings = [*self._readings, reading][-MOST_DRAWN:]
+        self._history.take(reading)
 
     @property
     def should_stop(self) -> bool:
@@ -281,4 +278,4 @@ class Watched:
     def _repr_html_(self) -> str:
         from rankscope.monitor.showing import history_html
 
-        return history_html(repr(self), self._readings)
+        return history_html(repr(self), self._history)

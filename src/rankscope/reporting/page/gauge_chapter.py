@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.monitor.history import COLUMNS, History
+from rankscope.monitor.history import History
 from rankscope.monitor.readings import (
     ENOUGH,
     FAULTS,
@@ -26,6 +26,7 @@ from rankscope.reporting.page.safe_text import clipped, readable, spoken, visibl
 from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
+COLUMNS = 256
 MOST_LINES = 6
 MOST_ALARMS = 60
 MOST_BARS = 12
