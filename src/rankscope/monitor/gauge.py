@@ -80,7 +80,6 @@ class Gauge:
         record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
-        ledger: of the optimizers, if there is one already; :attr:`optimizers` makes it otherwise.
 
     Raises:
         RankscopeError: here, for invalid arguments; later only with ``strict`` or the ``"raise"`` action.
@@ -107,7 +106,6 @@ class Gauge:
         record: str | Path | None = None,
         strict: bool = False,
         patience: float = 60.0,
-        ledger: Ledger | None = None,
     ) -> None:
         request = ReadingRequest(metrics, alarms)
         self._schedule = as_schedule(schedule)
@@ -132,7 +130,7 @@ class Gauge:
         self._watch, self._references = AlarmWatch(request.alarms), References()
         self._status = StatusWatch(request, self._ranks)
         self._optimizers: tuple[Optimizer, ...] = ()
-        self.ledger = ledger
+        self.ledger: Ledger | None = None
         self.answers = Answers()
         self._loss_level, self._objective_watch = LossLevel(), ObjectiveWatch()
         self._raw: int | None = None

@@ -203,11 +203,10 @@ class Watch(Watched):
 
     def _without_step(self, forwards: int) -> None:
         """Many training forwards and no step: a fault if weights move all the same, or gradients are not finite."""
-        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
         words = ""
         if not all(map(torch.equal, self._before_forwards, self._sample())):
             words = "weights move all the same: another optimizer makes the steps"
-        elif not all(bool(torch.isfinite(one.grad).all()) for one in held if one.grad is not None):
+        elif not all(bool(torch.isfinite(one.grad).all()) for one in self._held if one.grad is not None):
             words = "gradients are NaN or infinite, and no step is made with them: look at the scale of the loss"
         said = f"{forwards} training forwards without a step of the optimizer that is watched"
         LOGGER.warning("%s%s.", said, f"; {words}" if words else "")
@@ -219,8 +218,12 @@ class Watch(Watched):
 
     def _sample(self) -> list[Tensor]:
         """An entry of each parameter that the optimizers hold."""
-        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
-        return [one.detach().flatten()[:1].clone() for one in held if one.numel() and not is_distributed(one)]
+        return [one.detach().flatten()[:1].clone() for one in self._held if one.numel() and not is_distributed(one)]
+
+    @property
+    def _held(self) -> list[Tensor]:
+        """The parameters that the optimizers hold."""
+        return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
@@ -375,9 +378,7 @@ class Watch(Watched):
 
     def _notice(self, gauge: Gauge) -> None:
         """The norm of the gradient, which costs one pass over the gradients."""
-        gradients = [
-            p.grad for one in self._optimizers for g in one.param_groups for p in g["params"] if p.grad is not None
-        ]
+        gradients = [one.grad for one in self._held if one.grad is not None]
         if gradients and not any(one.is_sparse or is_distributed(one) for one in gradients):
             norms = torch._foreach_norm([one.detach() for one in gradients])
             first = norms[0].device

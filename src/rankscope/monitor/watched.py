@@ -19,6 +19,7 @@ from rankscope.monitor.acting import LOGGER, Actions
 from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.history import History
+from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.readings import Alarm, Reading, layer_scalars
 from rankscope.monitor.schedules import as_schedule
 from rankscope.monitor.status import ReadingRequest
@@ -204,7 +205,9 @@ class Watched:
         self._rows: list[dict[str, float]] = []
         self._history = History()
 
-    def _make(self, model: Model, optimizers: Sequence[Optimizer], **options: Any) -> Gauge:
+    def _make(
+        self, model: Model, optimizers: Sequence[Optimizer], ledger: Ledger | None = None, **options: Any
+    ) -> Gauge:
         """Make the gauge, with other options in place of some of those that were given."""
         batches, probe = self._batches, self._probe
         if probe is None and batches is not None:
@@ -219,7 +222,7 @@ class Watched:
         if why:
             LOGGER.warning("No blocks are read. %s", why)
             self.gauge.leave_out_probe(why)
-        self.gauge.optimizers = tuple(optimizers)
+        self.gauge.ledger, self.gauge.optimizers = ledger, tuple(optimizers)
         return self.gauge
 
     def _why_no_probe(self, name: str) -> str:
