@@ -138,6 +138,19 @@ def test_mild_collapse_that_clears_by_itself_is_no_alarm_and_one_that_lasts_is()
     assert [step for step, alarms in enumerate(found) if alarms] == [PASSING]
 
 
+def test_still_weights_have_no_gradient_only_where_one_was_read_and_is_zero() -> None:
+    still = {"still_steps": 32.0, "weights_moved": 0.0, "learning_rate": 1e-9}
+
+    def words(**gradients: float) -> str:
+        found = ALARMS["still_weights"].rule(LayerState({**still, **gradients}))
+        assert found is not None
+        return f"{found.component}: {found.words.rpartition('; ')[2]}"
+
+    assert words() == words(total_gradient_norm=1.0) == "optimizer: the learning rate is 1e-09"
+    assert words(total_gradient_norm=1.0, blocks_with_gradient=0.0) == "gradients: they have no gradient"
+    assert words(total_gradient_norm=0.0) == words(gradient_norm=0.0, total_gradient_norm=1.0)
+
+
 def look(watch: AlarmWatch, step: int, residuals: Mapping[int, float], component: str = "skip") -> tuple[Alarm, ...]:
     states = {(None, layer): state({"relative_residual": value}) for layer, value in residuals.items()}
     return watch.look(step, states, lambda spec, breach: (component, f"{component} did it."))

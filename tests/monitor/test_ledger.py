@@ -242,6 +242,15 @@ def test_rates_settings_and_switches_are_events_with_both_numbers() -> None:
     assert found["requires_grad"].evidence["declared"] == 1.0
 
 
+def test_a_negative_rate_is_no_plan_of_anybody() -> None:
+    def change(model: Any, optimizer: Any, step: int) -> None:
+        optimizer.param_groups[0]["lr"] = -1e-3 if step >= 5 else 1e-3
+
+    found = [one for one in alarms_raised(plain(), change, steps=8) if one.name == "learning_rate"]
+    assert found[-1].sentence == "Step 5: learning rate -0.001 instead of 0.001 (x -1): steps go uphill."
+    assert found[-1].evidence["declared"] == 0.0
+
+
 def test_the_rates_of_a_schedule_are_declared() -> None:
     model = plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
