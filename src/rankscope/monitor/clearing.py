@@ -94,9 +94,10 @@ class Clearing:
             else:
                 share = _carried(now, old, added)
             if len(added) == 1:  # of several, one may have been cleared before the next, as where two networks play
-                new = torch.stack(added).sum(0)
-                self.cosine = float(torch.nn.functional.cosine_similarity(new, now, dim=0))
-                self.ratio = math.copysign(float(now.norm() / new.norm()), self.cosine)
+                size, left = float(added[0].norm()), float(now.norm())
+                # Nothing has no direction: what was scaled to zero was not turned.
+                self.cosine = float(added[0] @ now) / (size * left) if size * left > 0.0 else 1.0
+                self.ratio = math.copysign(left / size, self.cosine) if size > 0.0 else 1.0
         return share
 
     def _hear(self, gradient: Tensor) -> None:
