@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.scan import Scan, TrainingScan
-from rankscope.examination.findings import FileEdit
+from rankscope.examination.findings import NOT_MADE, FileEdit, Made
 from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
 from rankscope.examination.source import Edit, SourcePlace, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
@@ -306,17 +306,14 @@ class Examination:
         place: SourcePlace | None,
         changes: Sequence[Edit],
         better: Callable[[Examination], bool] | None = None,
-    ) -> tuple[str, tuple[FileEdit, ...]]:
-        """An edit of the source as a sentence and as data, if the model runs with it and a fault is no longer seen.
+    ) -> Made:
+        """An edit of the source, if the model runs with it and a fault is no longer seen.
 
         Args:
             fault: name of the experiment that saw it.
             place: where the edit is made.
             changes: the edit; nothing for none.
             better: what to ask instead of the experiment.
-
-        Returns:
-            Empty ones if it does not fit, does not run or does not help.
         """
 
         def helps() -> bool:
@@ -328,8 +325,8 @@ class Examination:
                 self.forward_passes, self.backward_passes = again.forward_passes, again.backward_passes
 
         if not self.edits or place is None or not changes or not tried(place, changes, helps):
-            return "", ()
-        return said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes)
+            return NOT_MADE
+        return Made(said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes))
 
     @cached_property
     def fresh(self) -> Mapping[str, Tensor]:

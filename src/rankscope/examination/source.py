@@ -29,8 +29,6 @@ from rankscope.errors import RankscopeError
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
-_EXAMPLES = f"{Path(__file__).parent / 'rows'}{os.sep}"
-"""The smallest programs of rows are read as a user's own."""
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages: an environment may see those of another one, or of the user."""
@@ -145,17 +143,13 @@ def place_of(function: Callable[..., Any]) -> SourcePlace | None:
 def running() -> SourcePlace | None:
     """The line of the user's source that is being run, outside torch and rankscope."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return None if frame is None else _place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
-def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
-
-
 def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None:
-    if _is_ours(file) or file.startswith(_STDLIB) or (_PACKAGES & set(Path(file).parts) and _EXAMPLES not in file):
+    if file.startswith((*_OURS, _STDLIB)) or _PACKAGES & set(Path(file).parts):
         return None
     source = "".join(linecache.getlines(file))
     inside = [one for one in _functions(source) if one[1] <= line <= (one[2].end_lineno or 0)]

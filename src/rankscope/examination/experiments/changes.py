@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rankscope.examination import source
 from rankscope.examination.experiments.dependencies import LOST, begins_at_zero, raw_apart
-from rankscope.examination.findings import FileEdit
+from rankscope.examination.findings import NOT_MADE, Made
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall
 from rankscope.examination.source import Edit, SourcePlace
@@ -147,15 +147,13 @@ def made_by_training(x: Examination) -> bool:
     return _last(x, replaced=x.fresh)[-1] > 2 * LOW
 
 
-def in_blocks(
-    x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]
-) -> tuple[str, tuple[FileEdit, ...]]:
-    """An edit of the blocks' forward as a sentence, if tokens stay apart with it; empty otherwise."""
+def in_blocks(x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]) -> Made:
+    """An edit of the blocks' forward, if tokens stay apart with it."""
     named = dict(x.blocks)
     block = named[names[0]]
     place = source.place_of(type(block).forward) if x.edits else None
     if place is None or any(type(named[name]) is not type(block) for name in names):
-        return "", ()
+        return NOT_MADE
     return x.edited("", place, edit(place, block), lambda again: _raised(x, _last(again)[-1]))
 
 

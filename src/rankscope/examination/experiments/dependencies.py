@@ -392,11 +392,16 @@ def tokens_alike(x: Examination) -> Outcome:
     labels = found["target"]
     if bool((labels == labels[:, :1]).all()):
         return NO
-    rows = out.movedim(axis, 0)
-    gap = changed_entries(rows[:1].expand_as(rows), rows)
-    if gap is None or bool(gap.any()):
+
+    def apart(states: Tensor) -> bool:
+        rows = states.movedim(axis, 0)
+        gap = changed_entries(rows[:1].expand_as(rows), rows)
+        return gap is None or bool(gap.any())
+
+    if apart(out):
         return NO
-    return Outcome(True, x.once(begins_at_zero), {"tokens": len(rows)})
+    drawn = x.once(with_zeros_drawn)
+    return Outcome(True, drawn is not None and apart(drawn), {"tokens": out.shape[axis]})
 
 
 LOST = 1e-3
@@ -416,13 +421,18 @@ def raw_apart(x: Examination) -> float:
     return max(distances, default=0.0)
 
 
-def begins_at_zero(x: Examination) -> bool:
-    """Whether outputs are alike because weights begin at zero, get a gradient, and so move with the first step."""
+def with_zeros_drawn(x: Examination) -> Tensor | None:
+    """The output with weights drawn that begin at zero, get a gradient, and so move with the first step."""
     zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
     zero = {name: one for name, one in zero.items() if (g := x.gradients.get(name)) is not None and bool(g.any())}
     drawn = torch.Generator().manual_seed(0)
     replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
-    output = x.output(replaced=replaced) if replaced else None
+    return x.output(replaced=replaced) if replaced else None
+
+
+def begins_at_zero(x: Examination) -> bool:
+    """Whether outputs are alike because of weights that begin at zero."""
+    output = x.once(with_zeros_drawn)
     return output is not None and (x.inputs_apart(output) or 0.0) > LOST * raw_apart(x)
 
 
