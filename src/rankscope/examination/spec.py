@@ -103,7 +103,15 @@ def row(
     return register
 
 
-def finding(sentence: str, hint: str = "", made: Made = NOT_MADE, *, why: str = "", **facts: Any) -> Finding:
+def finding(
+    sentence: str,
+    hint: str = "",
+    made: Made = NOT_MADE,
+    *,
+    why: str = "",
+    evidence: tuple[str, float] | tuple[str, float, float | None, str] = ("", 0.0),
+    **facts: Any,
+) -> Finding:
     """What a row returns.
 
     Args:
@@ -111,7 +119,9 @@ def finding(sentence: str, hint: str = "", made: Made = NOT_MADE, *, why: str = 
         hint: what to change, in words.
         made: the change that was carried out on a copy and helped, which is said in place of the hint.
         why: what is said after such a change.
+        evidence: what was measured, the number as the model is, the number with an intervention, and which that was.
         facts: other fields of a finding.
     """
     change = made.text + why if made.text else hint
-    return Finding("", sentence, change, tried=bool(made.text), edits=made.edits, **facts)
+    numbers = dict(zip(("measured", "before", "after", "intervention"), evidence if evidence[0] else (), strict=False))
+    return Finding("", sentence, change, tried=bool(made.text), edits=made.edits, **numbers, **facts)  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def in_blocks(x: Examination, names: Sequence[str], edit: Callable[[SourcePlace,
     place = source.place_of(type(block).forward) if x.edits else None
     if place is None or any(type(named[name]) is not type(block) for name in names):
         return NOT_MADE
-    return x.edited("", place, edit(place, block), lambda again: _raised(x, _last(again)[-1]))
+    return x.edited("", place, edit, block, better=lambda again: _raised(x, _last(again)[-1]))
 
 
 @experiment

@@ -511,24 +511,3 @@ def turned_first(x: Examination, keep: Tensor, axis: int) -> float | None:
     if one is None or other is None or one.shape != other.shape:
         return None
     return change_between(one.index_select(axis, keep), other.index_select(axis, keep))
-
-
-MOST = 0.6
-"""Share of one id from which on a text says little; the space of a text by characters is a fifth of it."""
-
-
-@experiment
-def one_id(x: Examination) -> Outcome:
-    """Whether most tokens that count are one id, in all inputs of ids; the control is a vocabulary of few ids."""
-    for shape in {value.shape for value in x.texts if value.numel() >= 16}:
-        tokens = torch.stack([value for value in x.texts if value.shape == shape], dim=-1)
-        fills = [one for value in x.texts if value.shape == shape and (one := filled_ends(value)) is not None]
-        if fills:  # what fills the ends is padding
-            tokens = tokens[~fills[0]]
-        elif x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
-            tokens = tokens[x.batch.keep.to(tokens.device)]
-        common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
-        share = float(counts.max()) / int(counts.sum())
-        if share >= MOST:
-            return Outcome(True, int(common.max()) <= 1, {"share": share, "id": int(common[counts.argmax(), 0])})
-    return NO

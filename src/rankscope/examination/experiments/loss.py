@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.dependencies import token_map
+from rankscope.examination.experiments.scan import Scan
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, in_training
-from rankscope.examination.source import SourcePlace, running
 from rankscope.examination.tensors import apart, filled_ends, spread_out
 from rankscope.models.loading.devices import seed_generators
 
@@ -35,8 +35,6 @@ AGREE = 0.95
 """Share of the labels that must be the token of the input at a distance, beyond those that are so by chance."""
 PARALLEL = 0.9999
 """Cosine from which on two gradients are taken to be of one loss; with label smoothing it is below."""
-BY_CHANCE = 1e-3
-"""Probability below which labels that are all alike are no accident of the batch."""
 
 
 class Held:
@@ -415,18 +413,6 @@ def broadcast(x: Examination) -> Outcome:
 
 
 @experiment
-def labels_alike(x: Examination) -> Outcome:
-    """Whether all labels are one class; the control is whether that is likely by chance, in a small batch."""
-    labels = x.labels
-    if labels is None or labels.ndim != 1 or classes_axis(held(x).output, labels) is None:
-        return NOT_READ
-    classes = held(x).output.shape[-1]
-    by_chance = float(classes) ** (1 - len(labels)) > BY_CHANCE
-    alike = bool((labels == labels[0]).all())
-    return Outcome(alike, by_chance, {"count": len(labels), "label": int(labels[0]), "classes": classes})
-
-
-@experiment
 def one_answer_is_best(x: Examination) -> Outcome:
     """Whether one constant output for all inputs has the smallest loss; the control are labels that are all equal.
 
@@ -503,7 +489,7 @@ def softmax_across(x: Examination) -> Outcome:
         return NOT_READ
     if out.shape[-1] < 2 or not 0 <= int(labels.max()) < out.shape[-1]:
         return NOT_READ
-    calls = _LossSoftmaxes()
+    calls = Scan(None)
     with calls:
         own = known.gradient()
 
@@ -522,22 +508,7 @@ def softmax_across(x: Examination) -> Outcome:
     raised = out.clone()
     raised[(0,) * (out.ndim - 1)] += 3.0
     change = abs(known.value(raised) - known.value(out))  # nothing, under a softmax over the classes
-    places = {one[2] for one in calls.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1}
+    places = {one.place for one in calls.calls if one.shape[-1] == out.shape[-1] and one.axis < len(one.shape) - 1}
     over_batch = out.ndim == 2 or (bool(wrong) and out.ndim + wrong[0] == x.sequence_axis(out))
     numbers = {"change": change, "place": places.pop() if len(places) == 1 else None, "over batch": over_batch}
     return Outcome(True, pairs or change < 1e-4 or is_over(out, labels, own, -1), numbers)
-
-
-class _LossSoftmaxes(torch.overrides.TorchFunctionMode):
-    """Notes the shape, the axis and the place of each softmax and log-softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[tuple[int, ...], int, SourcePlace | None]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        if func.__name__ in ("softmax", "log_softmax") and isinstance(out, torch.Tensor):
-            axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1] if len(args) > 1 else -1
-            self.calls.append((tuple(out.shape), axis, running()))
-        return out

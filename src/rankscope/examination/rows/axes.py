@@ -38,7 +38,7 @@ def sequences_mix(x: Examination, touch: Outcome) -> Finding:
         after, intervention = turned, "with batch_first=True"
     elif over_batch:
         place = over_batch[0].place
-        made = x.edited("sequences_touch", place, source.over_axis(place, -1))
+        made = x.edited("sequences_touch", place, source.over_axis, -1)
         why = ": the first axis counts sequences, the last one keys"
     return finding(
         f"Sequences of a batch influence each other: another second sequence changes the output of the others, first "
@@ -46,10 +46,7 @@ def sequences_mix(x: Examination, touch: Outcome) -> Finding:
         "Look for view or reshape where a transpose was meant, or for an operation along the first axis",
         made,
         why=why,
-        measured="change of the other sequences' output",
-        before=size,
-        after=after,
-        intervention=intervention,
+        evidence=("change of the other sequences' output", size, after, intervention),
         where=where,
     )
 
@@ -62,10 +59,12 @@ def positions_by_sequence(x: Examination, counts: Outcome) -> Finding:
         "The same sequence gets another output in another place of the batch: something depends on the place in the "
         "batch, such as positions that are added along the batch axis.",
         "Look at the axis by which positions are indexed: it has to count tokens",
-        measured="difference between the outputs of equal sequences",
-        before=float((rows - rows.mean(0)).norm() / rows.norm()),
-        after=0.0,
-        intervention="expected",
+        evidence=(
+            "difference between the outputs of equal sequences",
+            float((rows - rows.mean(0)).norm() / rows.norm()),
+            0.0,
+            "expected",
+        ),
     )
 
 
@@ -91,10 +90,12 @@ def view_for_transpose(x: Examination, mixed: Outcome) -> Finding:
         f"Attention mixes heads with tokens{where}: {_HEADS[first.how].format(tokens=first.tokens)}.",
         "View as (batch, tokens, heads, size) and transpose heads and tokens before the product of queries and keys, "
         "and do the same backwards before the output projection",
-        measured="tokens whose numbers are in one head, or in one token after it",
-        before=float(first.tokens),
-        after=float(x.tokens or 0) if first.how != "merge" else 1.0,
-        intervention="expected of any attention",
+        evidence=(
+            "tokens whose numbers are in one head, or in one token after it",
+            float(first.tokens),
+            float(x.tokens or 0) if first.how != "merge" else 1.0,
+            "expected of any attention",
+        ),
     )
 
 
@@ -105,23 +106,25 @@ def softmax_axis(x: Examination, off: Outcome) -> Finding:
     masked = [one for one in wrong if one.cleared > 0]
     if masked:
         place, after = masked[0].softmax.place, x.scan.filled_after
-        edits = source.masked_before(place, after[0] if after else None)
+        made = x.edited("weights_off_one", place, source.masked_before, after[0] if after else None)
         share = max(one.cleared for one in masked)
         why = f"the mask is applied after the softmax, and sets {share:.0%} of them to zero."
         hint = "Mask the scores before the softmax"
     else:
         place = wrong[0].softmax.place
-        edits = source.over_axis(place, wrong[0].summed)
+        made = x.edited("weights_off_one", place, source.over_axis, wrong[0].summed)
         why = "the softmax runs over another axis than the keys."
         hint = "Take the softmax over the axis that counts keys, usually the last one"
     return finding(
         f"The weights of attention do not sum to one in {len(wrong)} products: {why}",
         hint,
-        x.edited("weights_off_one", place, edits),
-        measured="largest distance of the sum of a token's weights from one",
-        before=max(one.axis for one in wrong),
-        after=0.0,
-        intervention="expected of any attention",
+        made,
+        evidence=(
+            "largest distance of the sum of a token's weights from one",
+            max(one.axis for one in wrong),
+            0.0,
+            "expected of any attention",
+        ),
     )
 
 
@@ -142,11 +145,10 @@ def softmax_over_one(x: Examination, single: Outcome) -> Finding:
         f"A softmax runs over an axis of one entry (shape {call.shape}), so that all its weights are 1, whatever the "
         f"scores; {silent[0]} and {len(silent) - 1} more parameters get no gradient.",
         f"Take the softmax over axis {axis}, over the {x.tokens} tokens",
-        x.edited("softmax_of_one", call.place, source.over_axis(call.place, axis)),
+        x.edited("softmax_of_one", call.place, source.over_axis, axis),
         why=f", over the {x.tokens} tokens",
         certainty="possible",  # a single key is legitimate, and has the same effect
-        measured="parameters whose gradient is zero",
-        before=float(len(silent)),
+        evidence=("parameters whose gradient is zero", float(len(silent))),
     )
 
 
@@ -172,10 +174,12 @@ def norm_axis(x: Examination, over: Outcome) -> Finding:
         f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "
         "sequence instead of the channels of a token: every token sees all others, also later ones.",
         "Normalise over the last axis",
-        measured="tokens that change when the first token of the norm's input is replaced",
-        before=float(x.tokens or 0),
-        after=1.0,
-        intervention="expected",
+        evidence=(
+            "tokens that change when the first token of the norm's input is replaced",
+            float(x.tokens or 0),
+            1.0,
+            "expected",
+        ),
         where=names[0],
     )
 
@@ -215,10 +219,12 @@ def causal_mask(x: Examination, reach: Outcome) -> Finding | None:
         hint,
         made,
         why=why,
-        measured="earlier tokens whose output changes when a token is replaced",
-        before=float(earlier),
-        after=0.0,
-        intervention=expected or "expected of a causal model",
+        evidence=(
+            "earlier tokens whose output changes when a token is replaced",
+            float(earlier),
+            0.0,
+            expected or "expected of a causal model",
+        ),
         where=reach["where"],
     )
 
@@ -232,14 +238,14 @@ def _with_mask(x: Examination) -> tuple[Made, str]:
     """The edit that makes attention causal, if attention is written in one place that can be quoted, and why."""
     if x.scan.again:
         place = x.scan.again[0].place
-        edits = source.without_call(place, "softmax")
-        return x.edited("reaches_earlier", place, edits), ": a second softmax gives the hidden tokens a weight again"
+        made = x.edited("reaches_earlier", place, source.without_call, "softmax")
+        return made, ": a second softmax gives the hidden tokens a weight again"
     square = {place for shape, place in x.scan.fills if shape[-2:] == (x.tokens, x.tokens)}
     softmax = attention_softmax(x)
     if len(square) > 1 or softmax is None:
         return NOT_MADE, ""
     filling = next(iter(square), None)
-    return x.edited("reaches_earlier", filling or softmax, source.causal(softmax, filling)), ""
+    return x.edited("reaches_earlier", filling or softmax, source.causal, filling), ""
 
 
 @row("padding_seen", order=14, good=MASKED, fault=("attention_mask[:, None] == 0", "attention_mask[:, None] == 1"))
@@ -249,12 +255,13 @@ def padding_attended(x: Examination, seen: Outcome) -> Finding:
     name, mask = found.name, found.value
     kind = "a float mask is added to the scores and hides nothing" if mask.is_floating_point() else "it has no effect"
     value = (mask.T if found.turned else mask)[found.hidden][0]
-    dropped = [place for _, place in x.scan.fills if place is not None and source.kept_result(place)]
+    dropped = [place for _, place in x.scan.fills if source.fitting(source.kept_result, place)]
     if dropped:
-        place, edits, why = dropped[0], source.kept_result(dropped[0]), ": masked_fill does not work in place"
+        made, why = x.edited("padding_seen", dropped[0], source.kept_result), ": masked_fill does not work in place"
     else:
-        names = ("src_key_padding_mask", "key_padding_mask")
-        place, edits = source.argument_in(x.model, names, f"({name} == {value.item():g})", name)  # type: ignore[assignment]
+        names, new = ("src_key_padding_mask", "key_padding_mask"), f"({name} == {value.item():g})"
+        place = source.reading(x.model, name)
+        made = x.edited("padding_seen", place, source.with_argument, names, new)
         why = ": True hides a token, a float does not"
     return finding(
         f"The padding mask {name!r} has the wrong sign: padding is attended to, and the other tokens are not."
@@ -262,12 +269,14 @@ def padding_attended(x: Examination, seen: Outcome) -> Finding:
         else f"Padding is attended to: other values at the padded tokens change the output ({kind}, or has the other "
         "sign).",
         f"Pass a boolean mask of the sign that the module documents: {SIGNS}",
-        x.edited("padding_seen", place, edits),
+        made,
         why=why,
-        measured="change of the output at other tokens when padding is replaced",
-        before=seen["size"],
-        after=0.0,
-        intervention="expected with a mask that hides padding",
+        evidence=(
+            "change of the output at other tokens when padding is replaced",
+            seen["size"],
+            0.0,
+            "expected with a mask that hides padding",
+        ),
         where=name,
     )
 
@@ -289,6 +298,5 @@ def padding_alone_seen(x: Examination, alone: Outcome) -> Finding:
         f"Padding is all that attention sees: all its weights lie on the tokens with the id {alone['id']} that fill "
         "the ends of sequences, and none on the others. The padding mask has the wrong sign.",
         f"Invert the mask: {SIGNS}",
-        measured="largest weight of attention on a token that is not padding",
-        before=0.0,
+        evidence=("largest weight of attention on a token that is not padding", 0.0),
     )

@@ -21,8 +21,7 @@ def labels_are_inputs(x: Examination, copies: Outcome) -> Finding:
         "Hide what is to be predicted, or shift the labels by one token for a causal model; for an autoencoder this is "
         "meant",
         certainty="possible",
-        measured="share of the labels that are the input at the same token",
-        before=copies["share"],
+        evidence=("share of the labels that are the input at the same token", copies["share"]),
     )
 
 
@@ -42,10 +41,7 @@ def labels_shifted_wrongly(x: Examination, skips: Outcome) -> Finding:
         "one" + (", although the model has read that one already." if away < 0 else "."),
         "Shift the labels by one token, either in the data or in the loss",
         certainty="possible",
-        measured="tokens from an output to the one that it is compared with",
-        before=float(away),
-        after=1.0,
-        intervention="for the next token",
+        evidence=("tokens from an output to the one that it is compared with", float(away), 1.0, "for the next token"),
     )
 
 
@@ -64,10 +60,7 @@ def labels_of_others(x: Examination, other: Outcome) -> Finding:
         "gradient of that output, and of no other one.",
         "Bring outputs and labels into one order before they are compared: look for view or reshape where a transpose "
         "was meant",
-        measured="sequence whose output a label moves",
-        before=float(to),
-        after=float(here),
-        intervention="expected",
+        evidence=("sequence whose output a label moves", float(to), float(here), "expected"),
     )
 
 
@@ -84,10 +77,7 @@ def loss_ignores_labels(x: Examination, unread: Outcome) -> Finding:
         "The loss does not depend on the labels: with other labels its gradient is the same in every entry.",
         "Compute the loss from the labels of the batch",
         certainty="possible",
-        measured="loss of outputs that differ, with other labels",
-        before=unread["loss"],
-        after=unread["loss"],
-        intervention="permuted",
+        evidence=("loss of outputs that differ, with other labels", unread["loss"], unread["loss"], "permuted"),
     )
 
 
@@ -98,10 +88,7 @@ def loss_rewards_wrong(x: Examination, better: Outcome) -> Finding:
         f"The loss rewards wrong answers: it is {told(better['right'])} if every output names its label, and "
         f"{told(better['wrong'])} if every output names another class.",
         "Change the sign of the loss",
-        measured="loss of right answers",
-        before=better["right"],
-        after=better["wrong"],
-        intervention="of wrong ones",
+        evidence=("loss of right answers", better["right"], better["wrong"], "of wrong ones"),
     )
 
 
@@ -123,10 +110,7 @@ def padding_in_loss(x: Examination, counts: Outcome) -> Finding:
         "of sequences, where the input is padding too.",
         f"Leave these tokens out of the loss, for example with ignore_index={value}, or set their labels to -100",
         certainty="possible",
-        measured="share of the tokens that count which are padding",
-        before=counts["share"],
-        after=0.0,
-        intervention="expected",
+        evidence=("share of the tokens that count which are padding", counts["share"], 0.0, "expected"),
     )
 
 
@@ -147,10 +131,12 @@ def outputs_bounded(x: Examination, bounded: Outcome) -> Finding:
         f"The model ends in {bounded['name']}, and no output that this can give comes near the targets: optimised "
         f"without the model, the loss stays at {told(bounded['least'])}.",
         f"Return what {bounded['name']} is given, or use a loss and targets of its range",
-        measured="smallest loss of outputs that are optimised without the model",
-        before=bounded["least"],
-        after=bounded["free"],
-        intervention=f"without {bounded['name']}",
+        evidence=(
+            "smallest loss of outputs that are optimised without the model",
+            bounded["least"],
+            bounded["free"],
+            f"without {bounded['name']}",
+        ),
     )
 
 
@@ -171,10 +157,7 @@ def labels_broadcast(x: Examination, compared: Outcome) -> Finding:
         f"The loss compares every output with every label: outputs of shape {compared['output']} and labels of shape "
         f"{compared['labels']} are broadcast, and one label moves the gradient of all outputs.",
         f"Give both one shape, for example output.reshape({compared['labels']})",
-        measured="loss",
-        before=compared["before"],
-        after=compared["after"],
-        intervention="with outputs of the shape of the labels",
+        evidence=("loss", compared["before"], compared["after"], "with outputs of the shape of the labels"),
     )
 
 
@@ -192,12 +175,9 @@ def double_softmax(x: Examination, again: Outcome) -> Finding:
         "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
         f"loss {again['least']:.3g}, and gradients are small.",
         "Return logits, without the softmax at the end",
-        x.edited("softmax_again", place, source.without_call(place, "softmax")),
+        x.edited("softmax_again", place, source.without_call, "softmax"),
         why=": nn.CrossEntropyLoss takes logits",
-        measured="smallest loss that any output can reach",
-        before=again["least"],
-        after=again["free"],
-        intervention="with logits",
+        evidence=("smallest loss that any output can reach", again["least"], again["free"], "with logits"),
     )
 
 
@@ -222,11 +202,13 @@ def collapsed_objective(x: Examination, constant: Outcome) -> Finding:
         "The loss is smallest when all outputs are equal: one constant output has the loss "
         f"{constant['constant']:.3g}. Nothing in the objective keeps inputs apart.",
         "Add a term that keeps outputs apart (VICReg), negatives, or a stop-gradient with a predictor (BYOL)",
-        measured="loss",
-        before=constant["begin"],
-        after=constant["constant"],
-        intervention="with one constant output for all inputs, where the outputs started "
-        f"{constant['apart']:.2g} apart ({STEPS} steps without the model)",
+        evidence=(
+            "loss",
+            constant["begin"],
+            constant["constant"],
+            "with one constant output for all inputs, where the outputs started "
+            f"{constant['apart']:.2g} apart ({STEPS} steps without the model)",
+        ),
     )
 
 
@@ -244,9 +226,11 @@ def loss_softmax_axis(x: Examination, across: Outcome) -> Finding:
         f"The softmax of the loss runs over the {over} instead of the classes: they compete with each other for each "
         f"class, and no {one} has to choose one.",
         "Take the softmax of the loss over the last axis, or use torch.nn.functional.cross_entropy",
-        x.edited("softmax_across", across["place"], source.over_axis(across["place"], -1)),
-        measured=f"change of the loss when 3 is added to all classes of one {one}",
-        before=across["change"],
-        after=0.0,
-        intervention="with a softmax over the classes",
+        x.edited("softmax_across", across["place"], source.over_axis, -1),
+        evidence=(
+            f"change of the loss when 3 is added to all classes of one {one}",
+            across["change"],
+            0.0,
+            "with a softmax over the classes",
+        ),
     )

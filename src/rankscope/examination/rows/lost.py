@@ -19,32 +19,21 @@ def inputs_ignored(x: Examination, lost: Outcome) -> Finding:
         return finding(
             f"{lead}. The operation in which the inputs are lost was not found.",
             "Look at where forward uses its inputs: what it returns is made of something else",
-            measured="change of the outputs when all inputs are replaced, relative to their size",
-            before=0.0,
+            evidence=("change of the outputs when all inputs are replaced, relative to their size", 0.0),
         )
-    edits = source.without_operation(step.place, step.name, step.lost or 0)
     learns = any(one is not None and bool(one.any()) for one in x.gradients.values())
     return finding(
         f"{lead}: {named(x, step)} returns the same for all of them, although what it takes differs."
         + ("" if learns else " No parameter gets a gradient."),
         "Give this operation values that it does not make equal",
-        x.edited("inputs_lost", step.place, edits) if lost["after"] is not None else NOT_MADE,
-        measured="how much the outputs of different inputs differ, relative to their size",
-        before=lost["before"],
-        after=lost["after"],
-        intervention="without this operation",
+        x.edited("inputs_lost", step.place, source.without_operation, step.name, step.lost or 0)
+        if lost["after"] is not None
+        else NOT_MADE,
+        evidence=(
+            "how much the outputs of different inputs differ, relative to their size",
+            lost["before"],
+            lost["after"],
+            "without this operation",
+        ),
         where=step.module or "",
-    )
-
-
-@row("one_id", order=12, good=CLASSIFIER, fault=("(1, 20, (12, 10))", "(1, 20, (12, 10)) // 18 + 1"))
-def few_tokens(x: Examination, one: Outcome) -> Finding:
-    """Most tokens are one id, in all inputs that give ids: types and segments of tokens are often all alike."""
-    return finding(
-        f"{one['share']:.0%} of the tokens are the id {one['id']}: unknown, padding that is not marked, or clamped to "
-        "the vocabulary.",
-        "Tokenise with the tokenizer and the vocabulary of this model, and mark padding with its mask",
-        certainty="possible",
-        measured="share of the most frequent id",
-        before=one["share"],
     )

@@ -5,30 +5,9 @@ from __future__ import annotations
 from rankscope.examination.experiments.operations import named
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
-from rankscope.examination.rows.programs import CLASSIFIER, DECODER, MASKED
+from rankscope.examination.rows.programs import CLASSIFIER, DECODER
 from rankscope.examination.spec import Finding, finding, row
 from rankscope.examination.tensors import few
-
-
-@row(
-    "weights_broken",
-    order=0,
-    good=CLASSIFIER,
-    fault=("model = Model()\n", "model = Model()\nnn.init.constant_(model.mix.weight, torch.nan)\n"),
-)
-def weights_not_finite(x: Examination, broken: Outcome) -> Finding:
-    """Weights that are NaN or infinite."""
-    lost = broken["lost"]
-    first = next(iter(lost))
-    return finding(
-        f"{len(lost)} parameters hold NaN or infinity; the first is {first}.",
-        "Look for the step after which they first do; they stay so, whatever is trained afterwards",
-        measured="entries that are not finite",
-        before=float(sum(lost.values())),
-        after=0.0,
-        intervention="in a model as it begins",
-        where=first,
-    )
 
 
 @row(
@@ -43,10 +22,7 @@ def weights_erased(x: Examination, zero: Outcome) -> Finding:
     return finding(
         f"Every matrix of the model is zero ({few(names)}): whatever it computes is the same for all inputs.",
         "Look for what overwrote the weights, or compare them with those that were to be loaded",
-        measured="matrices that are zero",
-        before=float(len(names)),
-        after=0.0,
-        intervention="in a model as it begins",
+        evidence=("matrices that are zero", float(len(names)), 0.0, "in a model as it begins"),
         where=names[0],
     )
 
@@ -67,8 +43,7 @@ def constant_matrix(x: Examination, constant: Outcome) -> Finding:
         f"All entries of {few(names)} are one number, in blocks that were trained.",
         "Compare it with the weights it was loaded from",
         certainty="possible",
-        measured="matrices of trained blocks whose entries are all equal",
-        before=float(len(names)),
+        evidence=("matrices of trained blocks whose entries are all equal", float(len(names))),
         where=names[0],
     )
 
@@ -93,42 +68,25 @@ def float16_overflow(x: Examination, wide: Outcome) -> Finding:
     return finding(
         f"Values exceed the range of float16 (65,504), first in {_where(wide)}.",
         "Use bfloat16 or float32",
-        measured="outputs that are finite",
-        before=wide["share"],
-        after=1.0,
-        intervention="in float32",
+        evidence=("outputs that are finite", wide["share"], 1.0, "in float32"),
         where=wide["call"].name or "",
-    )
-
-
-@row("finite_without_mask", order=2, good=MASKED.but("-1e9", "-torch.inf"), fault=("(4, 10)", "(0, 6)"))
-def mask_without_keys(x: Examination, whole: Outcome) -> Finding:
-    """Queries that may see no key."""
-    name = whole["name"]
-    return finding(
-        f"With {name!r} some queries see no key at all, and the softmax of an empty row is NaN, first in "
-        f"{_where(whole)}.",
-        f"Pass a {name} that leaves each sequence at least one key",
-        measured="outputs that are finite",
-        before=whole["share"],
-        after=1.0,
-        intervention=f"with {name} all {whole['fill']}",
-        where=name,
     )
 
 
 @row("not_finite", order=2, good=CLASSIFIER, fault=("x.mean(1)", "x.mean(1) / (x - x).sum(1)"))
 def values_not_finite(x: Examination, broken: Outcome) -> Finding | None:
     """A module that returns NaN or infinity for numbers that are finite."""
-    if x.outcome("finite_in_float32").shown or x.outcome("finite_without_mask").shown:
+    if x.outcome("finite_in_float32").shown:
         return None
+    where, weights = _where(broken), broken["weights"]
     return finding(
-        f"Values are not finite, first in {_where(broken)}, whose inputs and weights are finite: a row of attention "
+        f"Weights are not finite: {few(weights)}."
+        if weights
+        else f"Values are not finite, first in {where}, whose inputs and weights are finite: a row of attention "
         "without keys, a division by zero, or values too large for the format.",
-        "Look at what this module computes",
+        "Look for the step after which they first are not" if weights else "Look at what this module computes",
         certainty="possible",
-        measured="outputs that are finite",
-        before=broken["share"],
+        evidence=("outputs that are finite", broken["share"]),
         where=broken["call"].name or "",
     )
 
@@ -146,8 +104,7 @@ def not_deterministic(x: Examination, differ: Outcome) -> Finding:
         return finding(
             f"{kinds}: created inside forward, with new random weights in every pass; they can never be trained.",
             f"Create {kinds} once in __init__ and call it in forward.",
-            measured=measured,
-            before=differ["noise"],
+            evidence=(measured, differ["noise"]),
         )
     step = differ["step"]
     drops = step is not None and ("dropout" in step.name or step.name in _DROPPING)
@@ -158,6 +115,5 @@ def not_deterministic(x: Examination, differ: Outcome) -> Finding:
         if drops
         else "",
         kind="fault" if drops else "note",
-        measured=measured,
-        before=differ["noise"],
+        evidence=(measured, differ["noise"]),
     )

@@ -27,10 +27,7 @@ def unregistered_modules(x: Examination, hidden: Outcome) -> Finding:
         f"{kinds} run in every forward pass and are not registered in the model: model.parameters() does not have "
         "them, so no optimizer trains them and no checkpoint saves them.",
         "Keep them in an nn.ModuleList, an nn.ModuleDict or an attribute of the module",
-        measured="parameters in model.parameters()",
-        before=float(held),
-        after=float(held + lost),
-        intervention="with these modules registered",
+        evidence=("parameters in model.parameters()", float(held), float(held + lost), "with these modules registered"),
     )
 
 
@@ -72,18 +69,19 @@ def shared_teacher(x: Examination, shared: Outcome) -> Finding:
             f"{len(names)} entries of {shared['parent']} are one {type(module).__name__} object, which runs "
             f"{shared['calls']} times: all of them have the same weights, also after training.",
             kind="note",
-            measured="modules among these entries",
-            before=1.0,
+            evidence=("modules among these entries", 1.0),
             where=names[0],
         )
     return finding(
         f"self.{names[0]} and self.{names[1]} are the same object: every step of one is a step of the other, so a "
         "loss that compares them compares a network with itself.",
         "Make one of them a copy in __init__, with copy.deepcopy, before the optimizer is made",
-        measured=f"parameters of {names[1]} that move when {names[0]} moves",
-        before=float(sum(1 for _ in module.parameters())),
-        after=0.0,
-        intervention="with a copy",
+        evidence=(
+            f"parameters of {names[1]} that move when {names[0]} moves",
+            float(sum(1 for _ in module.parameters())),
+            0.0,
+            "with a copy",
+        ),
         where=names[1],
     )
 
@@ -103,10 +101,12 @@ def optimizer_misses(x: Examination, held: Outcome) -> Finding:
         if whole
         else "Give the others to the optimizer, or set requires_grad to False if they are not to be trained",
         certainty="shown" if whole else "possible",  # some may be left out on purpose
-        measured="parameters with a gradient that a step moves",
-        before=float(count - missing),
-        after=float(count),
-        intervention="with an optimizer of model.parameters()",
+        evidence=(
+            "parameters with a gradient that a step moves",
+            float(count - missing),
+            float(count),
+            "with an optimizer of model.parameters()",
+        ),
     )
 
 
@@ -118,26 +118,7 @@ def nothing_learns(x: Examination, learns: Outcome) -> Finding:
         "it.",
         "Set requires_grad of what is to be trained, and make the optimizer from these parameters",
         certainty="possible",  # a prompt or an input may be what is trained
-        measured="parameters of the model that require a gradient",
-        before=0.0,
-    )
-
-
-@row(
-    "mostly_frozen",
-    order=25,
-    level="note",
-    good=CLASSIFIER,
-    fault=("= Model()\n", "= Model().requires_grad_(False)\nmodel.head.bias.requires_grad_(True)\n"),
-)
-def frozen_parameters(x: Examination, frozen: Outcome) -> Finding:
-    """Most parameters do not require a gradient."""
-    trained = frozen["trained"]
-    return finding(
-        f"{len(trained)} of {frozen['count']} parameters require a gradient, those of {few(owners(trained))}; all "
-        "others stay as they are.",
-        measured="parameters that require a gradient",
-        before=float(len(trained)),
+        evidence=("parameters of the model that require a gradient", 0.0),
     )
 
 
@@ -152,8 +133,7 @@ def result_dropped(x: Examination, effect: Outcome) -> Finding | None:
         f"{type(holding(x, dropped[0])).__name__} returns depends on it.",
         "Look at where it is called: is what it returns assigned, and read afterwards?",
         certainty="possible",
-        measured="modules that run and change no output",
-        before=float(len(dropped)),
+        evidence=("modules that run and change no output", float(len(dropped))),
         where=dropped[0],
     )
 
@@ -177,8 +157,7 @@ def unused_parameters(x: Examination, effect: Outcome) -> Finding | None:
         + (" No others require a gradient, so no step changes anything." if everything else ""),
         "Look at what forward reads: these parameters are not part of it" if everything else "",
         kind="fault" if everything else "note",
-        measured="parameters without a gradient",
-        before=float(len(unused)),
+        evidence=("parameters without a gradient", float(len(unused))),
         where=owners(unused)[0],
     )
 
@@ -194,8 +173,7 @@ def detached(x: Examination, effect: Outcome) -> Finding | None:
         "detach(), torch.no_grad(), reentrant checkpointing, .data, .item() or NumPy between them and the loss.",
         "Look for what cuts the graph between them and the loss; what is meant to be fixed should have requires_grad "
         "False",
-        measured="parameters without a gradient, of those that require one",
-        before=float(len(cut)),
+        evidence=("parameters without a gradient, of those that require one", float(len(cut))),
         where=owners(cut)[0],
     )
 
@@ -208,42 +186,7 @@ def loss_without_gradient(x: Examination, lost: Outcome) -> Finding:
     return finding(
         "No parameter gets a gradient: what the loss depends on is detached from the parameters.",
         "Compute the loss from the model's own output, without .detach(), .data, torch.no_grad() or NumPy",
-        measured="parameters without a gradient, of those that require one",
-        before=float(lost["count"]),
-    )
-
-
-@row(
-    "cut_in_training",
-    order=61,
-    good=CLASSIFIER.but(
-        "from torch import nn\n", "from torch import nn\nfrom torch.utils.checkpoint import checkpoint\n",
-        "x = x + self.mix(x).tanh()",
-        "x = checkpoint(self.mix, x, use_reentrant=False) if self.training else self.mix(x)",
-        "= Model()\n", "= Model()\nmodel.embed.requires_grad_(False)\n",
-    ),
-    fault=("use_reentrant=False", "use_reentrant=True"),
-)  # fmt: skip
-def detached_in_training(x: Examination, cut: Outcome) -> Finding:
-    """Parameters that get no gradient in training mode alone."""
-    lost, left = cut["names"], cut["left"]
-    mended = len(left) < len(lost)
-    return finding(
-        f"{len(lost)} parameters ({few(owners(lost))}) get no gradient in training mode, although their modules run: "
-        + (
-            "nothing that enters the blocks requires a gradient, and reentrant checkpointing then cuts the graph."
-            if mended
-            else "the graph is cut there by detach(), torch.no_grad() or checkpointing."
-        ),
-        "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or let what enters the blocks require a "
-        "gradient"
-        if mended
-        else "Look for what cuts the graph in training mode",
-        measured="parameters without a gradient in training mode, of those that get one in evaluation mode",
-        before=float(len(lost)),
-        after=float(len(left)) if mended else None,
-        intervention="if what enters the blocks requires a gradient",
-        where=owners(lost)[0],
+        evidence=("parameters without a gradient, of those that require one", float(lost["count"])),
     )
 
 
@@ -263,10 +206,12 @@ def dead_branch(x: Examination, factors: Outcome) -> Finding:
         f"{factors['silent']} parameters get a gradient of exactly zero, also after some steps on a copy: two factors "
         f"of a branch begin at zero ({', '.join(factors['zero'][:2])} ...), and each needs the other to move.",
         "Begin with one of them at zero, and draw the other",
-        measured="parameters with a gradient of exactly zero",
-        before=float(factors["silent"]),
-        after=float(factors["silent"] - factors["woken"]),
-        intervention="with these factors drawn at random",
+        evidence=(
+            "parameters with a gradient of exactly zero",
+            float(factors["silent"]),
+            float(factors["silent"] - factors["woken"]),
+            "with these factors drawn at random",
+        ),
     )
 
 
@@ -284,9 +229,11 @@ def dropout_everything(x: Examination, hides: Outcome) -> Finding:
         "is dropped, not kept.",
         f"Pass the share to drop, {1 - p:.3g}, and not {p:g}",
         certainty="shown" if hides["before"] < 0.5 * hides["after"] else "possible",
-        measured="how much the outputs of different inputs differ in training mode",
-        before=hides["before"],
-        after=hides["after"],
-        intervention="without dropout",
+        evidence=(
+            "how much the outputs of different inputs differ in training mode",
+            hides["before"],
+            hides["after"],
+            "without dropout",
+        ),
         where=where,
     )

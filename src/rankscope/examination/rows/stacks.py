@@ -41,10 +41,7 @@ def no_skips(x: Examination, missing: Outcome) -> Finding:
         ),
         f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
         in_blocks(x, bare, source.with_skips),
-        measured=RESIDUAL,
-        before=before[-1],
-        after=after[-1],
-        intervention="with skips added",
+        evidence=(RESIDUAL, before[-1], after[-1], "with skips added"),
         where=_pattern(bare),
         curves=(tuple(before), tuple(after)),
     )
@@ -66,10 +63,7 @@ def weak_skips(x: Examination, weak: Outcome) -> Finding:
         f"{abs(gain) ** (2 * count):.1g} of it is left, and tokens become alike.",
         f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
         in_blocks(x, [name for name, _ in x.blocks], lambda place, _: source.with_whole_skips(place)),
-        measured=RESIDUAL,
-        before=before[-1],
-        after=after[-1],
-        intervention="with gain 1",
+        evidence=(RESIDUAL, before[-1], after[-1], "with gain 1"),
         curves=(tuple(before), tuple(after)),
     )
 
@@ -101,10 +95,7 @@ def cloned_layers(x: Examination, cloned: Outcome) -> Finding:
             f"{cloned['count']} layers begin with the same weights, as nn.TransformerEncoder makes them; at this depth "
             "it makes little difference.",
             kind="harmless",
-            measured=RESIDUAL,
-            before=before[-1],
-            after=after[-1],
-            intervention=intervention,
+            evidence=(RESIDUAL, before[-1], after[-1], intervention),
         )
     change = "Give each layer an initialisation of its own before training: call reset_parameters() of its modules"
     if both > 1.5 * after[-1]:
@@ -113,10 +104,7 @@ def cloned_layers(x: Examination, cloned: Outcome) -> Finding:
         f"{cloned['count']} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
         "one layer (nn.TransformerEncoder and copy.deepcopy make them so).",
         change,
-        measured=RESIDUAL,
-        before=before[-1],
-        after=after[-1],
-        intervention=intervention,
+        evidence=(RESIDUAL, before[-1], after[-1], intervention),
         where=x.blocks[0][0].rpartition(".")[0],
         curves=(tuple(before), tuple(after)),
     )
@@ -146,10 +134,7 @@ def deep_post_norm(x: Examination, after_sums: Outcome) -> Finding:
         hint + last,
         made,
         why=why,
-        measured=RESIDUAL,
-        before=before[-1],
-        after=after[-1],
-        intervention="with the norms before the branches",
+        evidence=(RESIDUAL, before[-1], after[-1], "with the norms before the branches"),
         curves=(tuple(before), tuple(after)),
     )
 
@@ -170,17 +155,19 @@ def exploding_stream(x: Examination, grows: Outcome) -> Finding:
         f"The stream grows by a factor of {growth ** (1 / (len(sizes) - 1)):.2g} per block: the branches add more than "
         "there is, and nothing normalises what they read.",
         "Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth), or put a norm before each branch",
-        measured="size of the stream after the last block, over that after the first",
-        before=growth,
-        after=after[-1],
-        intervention="with these matrices scaled down",
+        evidence=(
+            "size of the stream after the last block, over that after the first",
+            growth,
+            after[-1],
+            "with these matrices scaled down",
+        ),
         curves=(tuple(sizes), tuple(after)),
     )
 
 
 def _scaled(x: Examination, experiment: str, width: int) -> Made:
     softmax = attention_softmax(x)
-    return x.edited(experiment, softmax, source.scaled_once(softmax, width))
+    return x.edited(experiment, softmax, source.scaled_once, width)
 
 
 _LARGER = "= Model()\nfor layer in model.layers:\n    layer.attention.qkv.weight.data *= {}\n"
@@ -232,10 +219,12 @@ def doubled_scale(x: Examination, flat: Outcome) -> Finding:
         f"Scale the scores once, by 1 / sqrt({width}) (F.scaled_dot_product_attention and nn.MultiheadAttention scale "
         "by themselves)",
         _scaled(x, "attention_flat", width),
-        measured="standard deviation of the scores of a row",
-        before=flat["before"],
-        after=flat["after"],
-        intervention=f"with scores multiplied by {width**power:.0f}",
+        evidence=(
+            "standard deviation of the scores of a row",
+            flat["before"],
+            flat["after"],
+            f"with scores multiplied by {width**power:.0f}",
+        ),
     )
 
 
@@ -255,8 +244,7 @@ def input_in_one_direction(x: Examination, direction: Outcome) -> Finding:
         "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
         "exactly that: the blocks see the positions and hardly the input.",
         "Project the input to the width of the model with nn.Linear, before positions are added",
-        measured="share of the difference between inputs that a LayerNorm removes",
-        before=direction["share"] ** 2,
+        evidence=("share of the difference between inputs that a LayerNorm removes", direction["share"] ** 2),
     )
 
 
@@ -281,9 +269,11 @@ def lost_in_module(x: Examination, lost: Outcome) -> Finding:
         f"The input is lost in {call.name} ({type(call.module).__name__}): {how}. The weights of {suspect.name} are "
         "the reason.",
         f"Look at how the weights and the bias of {suspect.name} came to be what they are",
-        measured="how much the outputs of different inputs differ, relative to their size",
-        before=lost["before"],
-        after=lost["after"],
-        intervention=f"with new weights for {suspect.name}",
+        evidence=(
+            "how much the outputs of different inputs differ, relative to their size",
+            lost["before"],
+            lost["after"],
+            f"with new weights for {suspect.name}",
+        ),
         where=suspect.name or "",
     )

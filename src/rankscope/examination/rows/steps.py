@@ -5,8 +5,8 @@ from __future__ import annotations
 from rankscope.examination.experiments.parameters import AGAIN, NO_GRADIENT
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
-from rankscope.examination.rows.programs import CLASSIFIER, DECODER
-from rankscope.examination.spec import Finding, finding, row, told
+from rankscope.examination.rows.programs import CLASSIFIER
+from rankscope.examination.spec import Finding, finding, row
 from rankscope.examination.tensors import few
 
 
@@ -24,10 +24,7 @@ def step_not_finite(x: Examination, breaks: Outcome) -> Finding:
         f"One step of {name} makes {len(names)} of {breaks['count']} parameters NaN or infinite ({few(names)}), "
         f"although every gradient is finite: its arithmetic does not fit in {breaks['dtype']}.",
         "Keep the weights in float32 and compute under torch.autocast",
-        measured="parameters that are not finite after one step",
-        before=float(len(names)),
-        after=0.0,
-        intervention="in float32",
+        evidence=("parameters that are not finite after one step", float(len(names)), 0.0, "in float32"),
         where=names[0],
     )
 
@@ -45,10 +42,12 @@ def step_too_small(x: Examination, small: Outcome) -> Finding:
         + (f" The scheduler began with {begun:.2g}." if begun != rate else ""),
         "Look at the scheduler: it may end at 0, or begin there" if stands else "",
         kind="fault" if stands and not begun > 0 else "note",  # a warm-up begins at 0
-        measured="share of the entries of a matrix that one step changes",
-        before=small["share"],
-        after=small["usual"],
-        intervention="at a rate of 0.001",
+        evidence=(
+            "share of the entries of a matrix that one step changes",
+            small["share"],
+            small["usual"],
+            "at a rate of 0.001",
+        ),
     )
 
 
@@ -58,8 +57,7 @@ def steps_uphill(x: Examination, up: Outcome) -> Finding:
     return finding(
         "The optimizer steps along the gradient and not against it: each step makes the loss larger.",
         "Look at maximize and at the sign of the learning rate",
-        measured="cosine of a step of the optimizer and the gradient",
-        before=up["along"],
+        evidence=("cosine of a step of the optimizer and the gradient", up["along"]),
     )
 
 
@@ -69,29 +67,7 @@ def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
     return finding(
         f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
         "Use a smaller weight_decay: its product with the learning rate is what each step takes away",
-        measured="share of a weight that decay takes away in one step",
-        before=worn["share"],
-    )
-
-
-@row(
-    "one_memory",
-    order=21,
-    good=DECODER.but("model = Model()\n", "model = Model()\nmodel.head.weight = model.embed.weight\n"),
-    fault=("model.head.weight = model.embed.weight", "model.head.weight.data = model.embed.weight.data"),
-)
-def tied_in_memory(x: Examination, memory: Outcome) -> Finding:
-    """Two parameters that are the same numbers in memory."""
-    one, other = memory["names"][:2]
-    return finding(
-        f"{one} and {other} are two parameters that share one memory: a step changes the same numbers twice, each time "
-        "by a part of their gradient and with a state of its own, and a deep copy takes them apart.",
-        "Assign the parameter itself, as in head.weight = embed.weight, and not its .data",
-        measured="parameters over one memory",
-        before=float(len(memory["names"])),
-        after=1.0,
-        intervention="if the parameter itself is assigned",
-        where=one,
+        evidence=("share of a weight that decay takes away in one step", worn["share"]),
     )
 
 
@@ -113,27 +89,8 @@ def units_stay_equal(x: Examination, equal: Outcome) -> Finding:
         f"All units of {few(names)} have the same weights and get the same gradient, so that they stay equal: the "
         "layer is as good as one unit.",
         "Draw the weights at random before training",
-        measured="matrices whose units are equal and get equal gradients",
-        before=float(len(names)),
+        evidence=("matrices whose units are equal and get equal gradients", float(len(names))),
         where=names[0],
-    )
-
-
-@row(
-    "labels_alike",
-    level="note",
-    order=12,
-    needs={"loss", "labels"},
-    good=CLASSIFIER,
-    fault=("torch.arange(12) % 3", "torch.ones(12, dtype=torch.long)"),
-)
-def one_label(x: Examination, alike: Outcome) -> Finding:
-    """A batch whose labels are all alike."""
-    return finding(
-        f"All {alike['count']} labels are class {told(alike['label'])}, of {alike['classes']} that the outputs have: a "
-        "step on such a batch teaches this one answer.",
-        measured="different labels in the batch",
-        before=1.0,
     )
 
 
@@ -152,7 +109,6 @@ def no_gradient(x: Examination, still: Outcome) -> Finding:
         f"{len(names)} of {still['count']} matrices ({few(names)}) run and get no gradient, also after {AGAIN} steps "
         "on a copy: no small change of them reaches the loss.",
         "Look at what is done with what they return: a function that is flat there, a mask, or a factor of zero",
-        measured=f"matrices with less than {NO_GRADIENT:g} of the median gradient",
-        before=float(len(names)),
+        evidence=(f"matrices with less than {NO_GRADIENT:g} of the median gradient", float(len(names))),
         where=names[0],
     )

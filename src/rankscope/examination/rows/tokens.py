@@ -25,36 +25,7 @@ def order_not_seen(x: Examination, unseen: Outcome) -> Finding:
         "The model does not see the order of tokens: in another order they have the same outputs. But equal tokens of "
         f"a sequence have different labels at {unseen['share']:.0%} of the tokens, which no such model can give.",
         "Add positions, or look at why they have no effect",
-        measured="share of the tokens whose label differs from that of an equal token",
-        before=unseen["share"],
-    )
-
-
-@row(
-    "causal_corner",
-    order=16,
-    good=DECODER.but(
-        "        scores = q @ k.transpose(-1, -2) / 8**0.5\n", "",
-        "        hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)\n", "",
-        "        scores = scores.masked_fill(hidden, -torch.inf)\n", "",
-        "scores.softmax(-1) @ v", "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
-    ),
-    fault=(
-        "(q, k, v, is_causal=True)", "(q, *(torch.cat([one[:, :, :2], one], 2) for one in (k, v)), is_causal=True)"
-    ),
-)  # fmt: skip
-def mask_at_wrong_corner(x: Examination, corner: Outcome) -> Finding:
-    """A causal mask of fewer queries than keys, which begins at the first key."""
-    queries, keys, place = corner["queries"], corner["keys"], corner["place"]
-    where = f" in `{place.name}`" if place is not None else ""
-    return finding(
-        f"is_causal=True with {queries} queries and {keys} keys{where} lets each query see as many keys as it has "
-        f"queries up to itself: the last {keys - queries} keys are seen by none.",
-        "Pass attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) instead of is_causal",
-        measured="keys that no query sees",
-        before=float(keys - queries),
-        after=0.0,
-        intervention="with that mask",
+        evidence=("share of the tokens whose label differs from that of an equal token", unseen["share"]),
     )
 
 
@@ -67,8 +38,7 @@ def no_activation(x: Examination, follow: Outcome) -> Finding:
         f"{width} numbers in the middle add nothing.",
         "Put an activation between them",
         certainty="possible",
-        measured="pairs of linear maps with nothing between them and a wide middle",
-        before=float(len(follow["pairs"])),
+        evidence=("pairs of linear maps with nothing between them and a wide middle", float(len(follow["pairs"]))),
         where=one,
     )
 
@@ -86,6 +56,5 @@ def tokens_answered_alike(x: Examination, alike: Outcome) -> Finding:
         f"All {alike['tokens']} tokens of a sequence have the same output, and the loss compares each with a label of "
         "its own.",
         "Look for a mean or a sum over the tokens, or for an operation along the wrong axis",
-        measured="largest difference between the outputs of a sequence's tokens, above rounding",
-        before=0.0,
+        evidence=("largest difference between the outputs of a sequence's tokens, above rounding", 0.0),
     )

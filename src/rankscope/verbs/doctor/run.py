@@ -124,7 +124,7 @@ def doctor(
             if not cut.changes_nothing:
                 opened.enter_context(operating(loaded.model, cut.operation, view=view))
             small = batch.taken(0, 2) if batch.sequences > 2 else batch
-            checks = (*_structure(view), *_examine(loaded, view, small), *check_heads(loaded, view))
+            checks = (*_other_paths(view), *_examine(loaded, view, small), *check_heads(loaded, view))
     if unclear:
         checks = (*checks, Check("inputs", "fail", f"measure refuses them: {unclear}"))
     report = DoctorReport(
@@ -185,41 +185,15 @@ def _facts(stack: Stack) -> StackFacts:
     )
 
 
-def _structure(view: ModelView) -> list[Check]:
-    checks = []
+def _other_paths(view: ModelView) -> Iterator[Check]:
+    """Skips around several blocks, and paths around blocks that cannot be removed; all else is among the claims."""
     for stack in view.stacks:
-        facts = _facts(stack)
-        prefix = f"{stack.name}: " if stack.name else ""
-        checks.append(Check("blocks", "pass", f"{prefix}{stack.depth} blocks at {facts.blocks}{_calls(stack)}"))
-        kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
-        each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
-        checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
         if stack.long_skips:
             where = "; ".join(skip.where for skip in stack.long_skips[:4])
-            checks.append(Check("long skips", "pass", f"{prefix}a gain on the skips scales them too: {where}"))
-        uncut = [carry for carry in stack.carries if carry.calls_begun is None]
-        if uncut:
-            where = "; ".join(carry.where for carry in uncut[:4])
-            checks.append(
-                Check(
-                    "uncut skips",
-                    "refused",
-                    f"{prefix}gains on skips are refused: the stream also passes through {where}",
-                )
-            )
-    return checks
-
-
-def _calls(stack: Stack) -> str:
-    """How the numbers of modules, calls and blocks differ, if they do."""
-    modules, calls = len({call.module_name for call in stack.calls}), len(stack.calls)
-    shared = f", {_counted(modules, 'module')} called {calls} times" if modules < calls else ""
-    held = f", {_counted(stack.depth, 'block')} in {_counted(calls, 'module call')}" if calls < stack.depth else ""
-    return shared + held
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+            yield Check("long skips", "pass", f"a gain on the skips scales them too: {where}")
+        if uncut := [carry.where for carry in stack.carries if carry.calls_begun is None]:
+            passes = f"the stream also passes through {'; '.join(uncut[:4])}"
+            yield Check("uncut skips", "refused", f"gains on skips are refused: {passes}")
 
 
 class _Witness:
@@ -231,7 +205,6 @@ class _Witness:
         self.row_sums: list[tuple[float, float]] = []
         self.mismatch = 0.0
         self.eps = torch.finfo(torch.float64).eps
-        self.shapes: dict[str | None, torch.Size] = {}
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         if isinstance(seen, Unreadable):
@@ -246,8 +219,6 @@ class _Witness:
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
         tensors = seen if isinstance(seen, tuple) else (seen,)
-        if ref.site in ("block.in", "block.out"):
-            self.shapes.setdefault(ref.stack, tensors[0].shape)
         self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
         # An update shows the stream and a branch that have sites of their own.
         is_pair = isinstance(seen, tuple)
@@ -257,7 +228,6 @@ class _Witness:
 
 def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
     model, witness = loaded.model, _Witness()
-    hooks_before = _count_hooks(model)
     with without_fastpath():
         bare = tensors_in(batch.run(model), depth=4)
     reader = _TrialReading(batch)
@@ -274,31 +244,15 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
     measured = reader.check()
     same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
     parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
-    left = _count_hooks(model) - hooks_before
     fired = ", ".join(f"{site} {witness.fired[site]}" for site in SITES if witness.fired[site])
     return [
         Check("parity", "pass" if same else "fail", parity),
         Check("sites", "pass", f"fired as expected: {fired}"),
-        Check("hooks", "fail" if left else "pass", f"{left} left on the model" if left else "none left on the model"),
-        *(_shape(stack, witness) for stack in view.stacks),
         *(Check("second stream", "info", note) for note in notes_on_second_streams(view)),
         measured,
         _finite(witness),
         _attention(witness, view, loaded),
     ]
-
-
-def _shape(stack: Stack, witness: _Witness) -> Check:
-    """The shape read as sequences, tokens and channels, and what confirms it."""
-    sequences, tokens, channels = witness.shapes[stack.name]
-    prefix = f"{stack.name}: " if stack.name else ""
-    sizes = f"{_counted(sequences, 'sequence')} x {_counted(tokens, 'token')} x {_counted(channels, 'channel')}"
-    if not stack.agrees_with:
-        return Check("shape", "info", f"{prefix}{sizes}; nothing was found that confirms or contradicts it")
-    *most, last = stack.agrees_with
-    reasons = f"{', '.join(most)} and {last}" if most else last
-    verb = "have" if most or last.endswith("maps") else "has"
-    return Check("shape", "pass", f"{prefix}{sizes}, as {reasons} {verb} it")
 
 
 class _TrialReading:
@@ -378,10 +332,6 @@ def _difference(bare: list[Tensor], traced: list[Tensor]) -> str:
         if a.shape == b.shape
     )
     return f"outputs differ by up to {worst:.3g}: the model is not deterministic, or tracing changed it"
-
-
-def _count_hooks(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def check_heads(loaded: LoadedModel, view: ModelView) -> list[Check]:
