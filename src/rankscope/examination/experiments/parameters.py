@@ -43,7 +43,7 @@ class _Step:
     gradients: dict[str, Tensor]
 
 
-def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.0, **settings: float) -> _Step | None:
+def _step(x: Examination, *, times: float = 1.0, **settings: float) -> _Step | None:
     """One step of a copy of the optimizer, on some rows of its parameters; None if none of them has a gradient.
 
     The copies are made with one memo, so that they belong to each other. The state of the optimizer is not copied, so
@@ -51,7 +51,6 @@ def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.
 
     Args:
         x: the examination.
-        dtype: of all parameters; None for their own.
         times: by what gradients are multiplied.
         settings: of all groups that have such a setting, such as ``lr``.
     """
@@ -66,7 +65,7 @@ def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.
     memo: dict[int, object] = {id(x.optimizer.state): defaultdict(dict)}
     for group in x.optimizer.param_groups:
         for one in group["params"]:
-            memo[id(one)] = nn.Parameter(_some(one.detach()).to(dtype or one.dtype, copy=True))
+            memo[id(one)] = nn.Parameter(_some(one.detach()).clone())
     optimizer = copy.deepcopy(x.optimizer, memo)
     own = {name: memo[id(one)] for name, one in named.items()}
     gradients: dict[str, Tensor] = {}
@@ -95,24 +94,6 @@ def _taken(x: Examination) -> _Step | None:
 
 def _broken(step: _Step) -> list[str]:
     return [name for name, one in step.after.items() if not bool(torch.isfinite(one).all())]
-
-
-@experiment
-def step_breaks_weights(x: Examination) -> Outcome:
-    """Whether weights are not finite after a step with finite gradients; the control is the same step in float32."""
-    step = x.once(_taken)
-    if step is None or not all(bool(torch.isfinite(one).all()) for one in step.gradients.values()):
-        return NOT_READ
-    broken = _broken(step)
-    if not broken:
-        return NO
-    wide = _step(x, dtype=torch.float32)
-    dtype = str(step.after[broken[0]].dtype).removeprefix("torch.")
-    return Outcome(
-        True,
-        wide is None or bool(_broken(wide)),
-        {"names": broken, "count": len(step.after), "dtype": dtype},
-    )
 
 
 def _rates(x: Examination) -> tuple[list[float], list[float]]:

@@ -298,5 +298,4 @@ def padding_alone_seen(x: Examination, alone: Outcome) -> Finding:
         f"Padding is all that attention sees: all its weights lie on the tokens with the id {alone['id']} that fill "
         "the ends of sequences, and none on the others. The padding mask has the wrong sign.",
         f"Invert the mask: {SIGNS}",
-        evidence=("largest weight of attention on a token that is not padding", 0.0),
     )

@@ -21,7 +21,6 @@ def labels_are_inputs(x: Examination, copies: Outcome) -> Finding:
         "Hide what is to be predicted, or shift the labels by one token for a causal model; for an autoencoder this is "
         "meant",
         certainty="possible",
-        evidence=("share of the labels that are the input at the same token", copies["share"]),
     )
 
 

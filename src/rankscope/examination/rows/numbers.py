@@ -22,7 +22,6 @@ def weights_erased(x: Examination, zero: Outcome) -> Finding:
     return finding(
         f"Every matrix of the model is zero ({few(names)}): whatever it computes is the same for all inputs.",
         "Look for what overwrote the weights, or compare them with those that were to be loaded",
-        evidence=("matrices that are zero", float(len(names)), 0.0, "in a model as it begins"),
         where=names[0],
     )
 
@@ -43,7 +42,6 @@ def constant_matrix(x: Examination, constant: Outcome) -> Finding:
         f"All entries of {few(names)} are one number, in blocks that were trained.",
         "Compare it with the weights it was loaded from",
         certainty="possible",
-        evidence=("matrices of trained blocks whose entries are all equal", float(len(names))),
         where=names[0],
     )
 

@@ -118,7 +118,6 @@ def nothing_learns(x: Examination, learns: Outcome) -> Finding:
         "it.",
         "Set requires_grad of what is to be trained, and make the optimizer from these parameters",
         certainty="possible",  # a prompt or an input may be what is trained
-        evidence=("parameters of the model that require a gradient", 0.0),
     )
 
 
@@ -133,7 +132,6 @@ def result_dropped(x: Examination, effect: Outcome) -> Finding | None:
         f"{type(holding(x, dropped[0])).__name__} returns depends on it.",
         "Look at where it is called: is what it returns assigned, and read afterwards?",
         certainty="possible",
-        evidence=("modules that run and change no output", float(len(dropped))),
         where=dropped[0],
     )
 
@@ -157,7 +155,6 @@ def unused_parameters(x: Examination, effect: Outcome) -> Finding | None:
         + (" No others require a gradient, so no step changes anything." if everything else ""),
         "Look at what forward reads: these parameters are not part of it" if everything else "",
         kind="fault" if everything else "note",
-        evidence=("parameters without a gradient", float(len(unused))),
         where=owners(unused)[0],
     )
 
@@ -173,7 +170,6 @@ def detached(x: Examination, effect: Outcome) -> Finding | None:
         "detach(), torch.no_grad(), reentrant checkpointing, .data, .item() or NumPy between them and the loss.",
         "Look for what cuts the graph between them and the loss; what is meant to be fixed should have requires_grad "
         "False",
-        evidence=("parameters without a gradient, of those that require one", float(len(cut))),
         where=owners(cut)[0],
     )
 
@@ -186,7 +182,6 @@ def loss_without_gradient(x: Examination, lost: Outcome) -> Finding:
     return finding(
         "No parameter gets a gradient: what the loss depends on is detached from the parameters.",
         "Compute the loss from the model's own output, without .detach(), .data, torch.no_grad() or NumPy",
-        evidence=("parameters without a gradient, of those that require one", float(lost["count"])),
     )
 
 

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from rankscope.examination.experiments.parameters import AGAIN, NO_GRADIENT
+from rankscope.examination.experiments.parameters import AGAIN
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import CLASSIFIER
 from rankscope.examination.spec import Finding, finding, row
 from rankscope.examination.tensors import few
-
-
-@row(
-    "step_breaks_weights",
-    order=22,
-    needs={"loss", "optimizer"},
-    good=CLASSIFIER.but("(output, labels)\n", "(output.float(), labels)\n", "= Model()", "= Model().bfloat16()"),
-    fault=("bfloat16", "half"),
-)
-def step_not_finite(x: Examination, breaks: Outcome) -> Finding:
-    """A step after which weights are not finite."""
-    names, name = breaks["names"], type(x.optimizer).__name__
-    return finding(
-        f"One step of {name} makes {len(names)} of {breaks['count']} parameters NaN or infinite ({few(names)}), "
-        f"although every gradient is finite: its arithmetic does not fit in {breaks['dtype']}.",
-        "Keep the weights in float32 and compute under torch.autocast",
-        evidence=("parameters that are not finite after one step", float(len(names)), 0.0, "in float32"),
-        where=names[0],
-    )
 
 
 @row("step_changes_nothing", order=22, needs={"loss", "optimizer"}, good=CLASSIFIER, fault=("1e-3", "0.0"))
@@ -67,7 +48,6 @@ def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
     return finding(
         f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
         "Use a smaller weight_decay: its product with the learning rate is what each step takes away",
-        evidence=("share of a weight that decay takes away in one step", worn["share"]),
     )
 
 
@@ -89,7 +69,6 @@ def units_stay_equal(x: Examination, equal: Outcome) -> Finding:
         f"All units of {few(names)} have the same weights and get the same gradient, so that they stay equal: the "
         "layer is as good as one unit.",
         "Draw the weights at random before training",
-        evidence=("matrices whose units are equal and get equal gradients", float(len(names))),
         where=names[0],
     )
 
@@ -109,6 +88,5 @@ def no_gradient(x: Examination, still: Outcome) -> Finding:
         f"{len(names)} of {still['count']} matrices ({few(names)}) run and get no gradient, also after {AGAIN} steps "
         "on a copy: no small change of them reaches the loss.",
         "Look at what is done with what they return: a function that is flat there, a mask, or a factor of zero",
-        evidence=(f"matrices with less than {NO_GRADIENT:g} of the median gradient", float(len(names))),
         where=names[0],
     )

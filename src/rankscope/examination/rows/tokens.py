@@ -25,7 +25,6 @@ def order_not_seen(x: Examination, unseen: Outcome) -> Finding:
         "The model does not see the order of tokens: in another order they have the same outputs. But equal tokens of "
         f"a sequence have different labels at {unseen['share']:.0%} of the tokens, which no such model can give.",
         "Add positions, or look at why they have no effect",
-        evidence=("share of the tokens whose label differs from that of an equal token", unseen["share"]),
     )
 
 
@@ -38,7 +37,6 @@ def no_activation(x: Examination, follow: Outcome) -> Finding:
         f"{width} numbers in the middle add nothing.",
         "Put an activation between them",
         certainty="possible",
-        evidence=("pairs of linear maps with nothing between them and a wide middle", float(len(follow["pairs"]))),
         where=one,
     )
 
@@ -56,5 +54,4 @@ def tokens_answered_alike(x: Examination, alike: Outcome) -> Finding:
         f"All {alike['tokens']} tokens of a sequence have the same output, and the loss compares each with a label of "
         "its own.",
         "Look for a mean or a sum over the tokens, or for an operation along the wrong axis",
-        evidence=("largest difference between the outputs of a sequence's tokens, above rounding", 0.0),
     )
