@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rankscope.examination.experiments.dependencies import LOST, raw_apart
 from rankscope.examination.experiments.operations import first_that_differs
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall, in_training
@@ -62,13 +63,20 @@ def _breaks(call: ModuleCall) -> bool:
 
 @experiment
 def finite_in_float32(x: Examination) -> Outcome:
-    """Whether the same pass is finite in float32; the control is whether it is finite in float16."""
-    halves = {n: p.detach().float() for n, p in x.model.named_parameters() if p.dtype == torch.float16}
+    """Whether the same pass is finite in float32; the control is whether it is finite in float16.
+
+    Infinity inside a module may end in finite numbers, as the squares of a norm do. The control of that is an output
+    that differs for different inputs all the same.
+    """
     broken = x.outcome("not_finite")
+    if broken.seen is False and x.scan.overflow is not None and x.result is not None:
+        apart = x.inputs_apart(x.result)
+        return Outcome(True, apart is None or apart > LOST * raw_apart(x), {"inside": x.scan.overflow, "apart": apart})
+    halves = {n: p.detach().float() for n, p in x.model.named_parameters() if p.dtype == torch.float16}
     if not broken.shown or not halves:
         return NO
     wide = x.batch.mapped(lambda _, value, axis: value.float() if value.dtype == torch.float16 else value)
     whole = x.output(wide, replaced=halves)
     again = x.output()
     finite, control = (one is not None and bool(torch.isfinite(one).all()) for one in (whole, again))
-    return Outcome(finite, control and broken["share"] < 1.0, broken.numbers)
+    return Outcome(finite, control and broken["share"] < 1.0, {"inside": None, **broken.numbers})

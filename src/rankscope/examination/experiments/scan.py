@@ -92,6 +92,7 @@ class Scan(TorchFunctionMode):
         filled_after: the same for masks that are filled into what a softmax made.
         returned: the softmax that made what the model returns.
         mixed: heads that were mixed with tokens.
+        overflow: the first operation in float16 that made infinity of numbers, as it is called, and where.
     """
 
     def __init__(self, tokens: int | None) -> None:
@@ -104,6 +105,7 @@ class Scan(TorchFunctionMode):
         self.weightings: list[Weighting] = []
         self.returned: SoftmaxCall | None = None
         self.mixed: list[MixedHeads] = []
+        self.overflow: tuple[str, SourcePlace | None] | None = None
         self._known: list[tuple[Tensor, Tensor, SoftmaxCall]] = []
         # Tensors with the place of each of their numbers: the row of a linear map, or the query of attention.
         self._rows: list[tuple[Tensor, Tensor]] = []
@@ -118,6 +120,10 @@ class Scan(TorchFunctionMode):
             known_inputs = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
+            if self.overflow is None and isinstance(out, Tensor) and out.dtype is torch.float16 and func not in _FILLS:
+                was_finite = given and all(bool(torch.isfinite(one).all()) for one in given)
+                if was_finite and bool(torch.isposinf(out).any()):
+                    self.overflow = func.__name__, source.running()
             if self._tokens is not None:
                 self._follow(func, args, kwargs, given, out)
             if func in SOFTMAXES | _LOGS and isinstance(out, Tensor):

@@ -264,10 +264,7 @@ def padding_attended(x: Examination, seen: Outcome) -> Finding:
         made = x.edited("padding_seen", place, source.with_argument, names, new)
         why = ": True hides a token, a float does not"
     return finding(
-        f"The padding mask {name!r} has the wrong sign: padding is attended to, and the other tokens are not."
-        if seen["inverted"]
-        else f"Padding is attended to: other values at the padded tokens change the output ({kind}, or has the other "
-        "sign).",
+        f"Padding is attended to: other values at the padded tokens change the output ({kind}, or has the other sign).",
         f"Pass a boolean mask of the sign that the module documents: {SIGNS}",
         made,
         why=why,

@@ -63,6 +63,15 @@ def _where(broken: Outcome) -> str:
 )  # fmt: skip
 def float16_overflow(x: Examination, wide: Outcome) -> Finding:
     """Overflow of float16."""
+    if wide["inside"] is not None:
+        name, place = wide["inside"]
+        return finding(
+            f"Values exceed the range of float16 (65,504), first in {name.strip('_')}"
+            + (f" in `{place.name}`" if place is not None else "")
+            + ", and nothing of the inputs is left after it.",
+            "Compute this in float32",
+            evidence=("how much the outputs of different inputs differ, relative to their size", wide["apart"]),
+        )
     return finding(
         f"Values exceed the range of float16 (65,504), first in {_where(wide)}.",
         "Use bfloat16 or float32",
