@@ -387,7 +387,8 @@ def operation(place: SourcePlace, name: str) -> ast.Call | ast.BinOp:
         and type(node.op) in signs
         and node.lineno <= place.line <= (node.end_lineno or node.lineno)
     ]
-    return only([*place.calls(plain, f"{plain}_"), *found])
+    written: list[ast.Call | ast.BinOp] = [*place.calls(plain, f"{plain}_"), *found]
+    return only(written)
 
 
 def without_operation(place: SourcePlace, name: str, at: int) -> list[Edit]:
@@ -412,7 +413,7 @@ def causal(place: SourcePlace, masking: SourcePlace | None) -> list[Edit]:
     if not isinstance(scores, ast.Name):
         return []
     hidden = f"torch.ones_like({scores.id}, dtype=torch.bool).triu(1)"
-    new = (
+    new: dict[ast.AST, str] = (
         {only(here.arguments(call, "mask")): hidden}
         if masking
         else {scores: f"{scores.id}.masked_fill({hidden}, -torch.inf)"}

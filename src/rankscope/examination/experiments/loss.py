@@ -20,7 +20,7 @@ from rankscope.examination.experiments.dependencies import token_map
 from rankscope.examination.experiments.scan import Scan
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, in_training
-from rankscope.examination.tensors import apart, filled_ends, spread_out
+from rankscope.examination.tensors import apart, are_probabilities, filled_ends, spread_out
 from rankscope.models.loading.devices import seed_generators
 
 ROOM = 1 << 27
@@ -314,11 +314,10 @@ def wrong_is_better(x: Examination) -> Outcome:
     axis = classes_axis(known.output, labels)
     if axis is None or not x.outcome("alignment").shown:
         return NOT_READ
-    count = known.output.shape[axis]
+    count, probabilities = known.output.shape[axis], are_probabilities(x.result, axis)
 
     def answer(classes: Tensor) -> Tensor:
         one_hot = F.one_hot(classes.clamp_min(0), count).movedim(-1, axis).to(known.output)
-        probabilities = bool((x.result >= 0).all()) and float((x.result.double().sum(axis) - 1).abs().max()) < 1e-3  # type: ignore[union-attr, operator]
         return one_hot * 0.96 + 0.02 / count if probabilities else 8 * one_hot
 
     right, wrong = known.value(answer(labels)), known.value(answer((labels + 1) % count))
@@ -467,7 +466,7 @@ def softmax_again(x: Examination) -> Outcome:
         return NOT_READ
     if labels.is_floating_point() or labels.shape != out.shape[:-1]:
         return NOT_READ
-    if bool((out < 0).any()) or float((out.double().sum(-1) - 1).abs().max()) > 1e-3:
+    if not are_probabilities(out):
         return NO
     known = held(x)
     now, shifted = known.value(out), known.value(out + 3.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -29,11 +28,10 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import without_fastpath
-from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.claims import claims_of
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
+from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import (
     notes_on_hidden_attention,
@@ -49,8 +47,6 @@ from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
 from rankscope.verbs.doctor.reaching import batch_for, builder_of, loss_for, named_value, optimizer_for
-from rankscope.verbs.measure.choosing import metrics_named, sites_for
-from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
 
@@ -197,10 +193,9 @@ def _other_paths(view: ModelView) -> Iterator[Check]:
 
 
 class _Witness:
-    """Records which sites fired, the sums of attention rows, and values that are not finite."""
+    """Records the sums of attention rows, and values that are not finite."""
 
     def __init__(self) -> None:
-        self.fired: Counter[str] = Counter()
         self.not_finite: SiteRef | None = None
         self.row_sums: list[tuple[float, float]] = []
         self.mismatch = 0.0
@@ -209,7 +204,6 @@ class _Witness:
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         if isinstance(seen, Unreadable):
             return
-        self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
             probs = seen.probs()
             # Many models compute their softmax in float32, whatever their own dtype.
@@ -227,63 +221,22 @@ class _Witness:
 
 
 def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
-    model, witness = loaded.model, _Witness()
+    witness = _Witness()
     with without_fastpath():
-        bare = tensors_in(batch.run(model), depth=4)
-    reader = _TrialReading(batch)
-
-    def see(ref: SiteRef, seen: Observed) -> None:
-        witness(ref, seen)
-        reader(ref, seen)
-
+        bare = tensors_in(batch.run(loaded.model), depth=4)
     try:
-        with trace(view, SiteSelection.parse(SITES), see):
-            traced = tensors_in(batch.run(model), depth=4)
+        with trace(view, SiteSelection.parse(SITES), witness):
+            traced = tensors_in(batch.run(loaded.model), depth=4)
     except SiteError as error:
         return [Check("sites", "fail", str(error))]
-    measured = reader.check()
     same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
     parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
-    fired = ", ".join(f"{site} {witness.fired[site]}" for site in SITES if witness.fired[site])
     return [
         Check("parity", "pass" if same else "fail", parity),
-        Check("sites", "pass", f"fired as expected: {fired}"),
         *(Check("second stream", "info", note) for note in notes_on_second_streams(view)),
-        measured,
         _finite(witness),
         _attention(witness, view, loaded),
     ]
-
-
-class _TrialReading:
-    """Whether the metrics of ``measure`` can be computed, not only the sites observed."""
-
-    def __init__(self, batch: Batch) -> None:
-        specs = metrics_named(None)
-        self._sites = sites_for(specs, None, DEFAULT_SITES)
-        self._writer = RowWriter()
-        self._reader = SiteReader(specs, "content", self._writer)
-        self._reader.start(batch)
-        self._failed = ""
-
-    def __call__(self, ref: SiteRef, seen: Observed) -> None:
-        if self._failed or ref not in self._sites:
-            return
-        try:
-            self._reader(ref, seen)
-        except RankscopeError as error:
-            self._failed = str(error)
-
-    def check(self) -> Check:
-        """The check, after the pass."""
-        try:
-            rows = 0 if self._failed else self._writer.table().num_rows
-        except RankscopeError as error:
-            self._failed = str(error)
-        if self._failed:
-            return Check("measure", "fail", self._failed)
-        detail = "; ".join((f"the default metrics of measure gave {rows} rows", *self._reader.notes()))
-        return Check("measure", "pass", detail)
 
 
 def _finite(witness: _Witness) -> Check:
