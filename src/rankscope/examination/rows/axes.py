@@ -26,7 +26,7 @@ from rankscope.examination.spec import Finding, finding, row
 )  # fmt: skip
 def sequences_mix(x: Examination, touch: Outcome) -> Finding:
     """Sequences that influence each other."""
-    size, where, after, intervention, made, why = touch["size"], touch["where"], 0.0, "expected", NOT_MADE, ""
+    size, where, made, why, after = touch["size"], touch["where"], NOT_MADE, "", None
     over_batch = [one for one in x.scan.calls if one.axis == x.batch.axis and one.shape[one.axis] == x.sequences]
     turned = turned_first(x, touch["keep"], touch["axis"])
     if turned is not None and turned < 1e-3 * size:
@@ -34,8 +34,7 @@ def sequences_mix(x: Examination, touch: Outcome) -> Finding:
         layers: tuple[type[nn.Module], ...] = (nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         outer = [kind for kind in layers if kind in kinds]
         outer = outer or [type(one) for one in x.model.modules() if hasattr(one, "batch_first")]
-        made = Made(f"Pass `batch_first=True` to `nn.{outer[0].__name__}`")
-        after, intervention = turned, "with batch_first=True"
+        made, after = Made(f"Pass `batch_first=True` to `nn.{outer[0].__name__}`"), turned
     elif over_batch:
         place = over_batch[0].place
         made = x.edited("sequences_touch", place, source.over_axis, -1)
@@ -46,7 +45,7 @@ def sequences_mix(x: Examination, touch: Outcome) -> Finding:
         "Look for view or reshape where a transpose was meant, or for an operation along the first axis",
         made,
         why=why,
-        evidence=("change of the other sequences' output", size, after, intervention),
+        evidence=("change of the other sequences' output", size, after, "with batch_first=True"),
         where=where,
     )
 
@@ -62,8 +61,6 @@ def positions_by_sequence(x: Examination, counts: Outcome) -> Finding:
         evidence=(
             "difference between the outputs of equal sequences",
             float((rows - rows.mean(0)).norm() / rows.norm()),
-            0.0,
-            "expected",
         ),
     )
 
@@ -90,12 +87,7 @@ def view_for_transpose(x: Examination, mixed: Outcome) -> Finding:
         f"Attention mixes heads with tokens{where}: {_HEADS[first.how].format(tokens=first.tokens)}.",
         "View as (batch, tokens, heads, size) and transpose heads and tokens before the product of queries and keys, "
         "and do the same backwards before the output projection",
-        evidence=(
-            "tokens whose numbers are in one head, or in one token after it",
-            float(first.tokens),
-            float(x.tokens or 0) if first.how != "merge" else 1.0,
-            "expected of any attention",
-        ),
+        evidence=("tokens whose numbers are in one head, or in one token after it", float(first.tokens)),
     )
 
 
@@ -119,12 +111,7 @@ def softmax_axis(x: Examination, off: Outcome) -> Finding:
         f"The weights of attention do not sum to one in {len(wrong)} products: {why}",
         hint,
         made,
-        evidence=(
-            "largest distance of the sum of a token's weights from one",
-            max(one.axis for one in wrong),
-            0.0,
-            "expected of any attention",
-        ),
+        evidence=("largest distance of the sum of a token's weights from one", max(one.axis for one in wrong)),
     )
 
 
@@ -174,12 +161,7 @@ def norm_axis(x: Examination, over: Outcome) -> Finding:
         f"{len(names)} norms ({', '.join(names[:2])}{' ...' if len(names) > 2 else ''}) normalise over the tokens of a "
         "sequence instead of the channels of a token: every token sees all others, also later ones.",
         "Normalise over the last axis",
-        evidence=(
-            "tokens that change when the first token of the norm's input is replaced",
-            float(x.tokens or 0),
-            1.0,
-            "expected",
-        ),
+        evidence=("tokens that change when the first token of the norm's input is replaced", float(x.tokens or 0)),
         where=names[0],
     )
 
@@ -192,12 +174,12 @@ def causal_mask(x: Examination, reach: Outcome) -> Finding | None:
     earlier, later, whole = reach["earlier"], reach["later"], reach["later"] == reach["all later"]
     words = f"replacing token {reach['middle']} changes the output at {earlier} earlier tokens"
     language = next_tokens_of(x) is not None
-    hint, expected = "Give attention a causal mask, or look at what this module does over tokens", ""
+    hint = "Give attention a causal mask, or look at what this module does over tokens"
     if reach["near"] and whole and earlier <= (1 if x.stack is None else x.stack.depth):
         # Every later token sees the replaced one; a window around it, which is no causal mask, ends.
         sentence = f"The causal mask is off by one: {words}: a token sees the next one"
         sentence += ", which it has to predict." if language else "."
-        hint, expected = "The mask must hide the first token after each query, too", "expected with diagonal=1"
+        hint = "The mask must hide the first token after each query, too"
     elif earlier > 1 and not later:
         sentence = f"The causal mask is inverted: {words} and at no later one."
         hint = f"Invert the mask: {SIGNS}"
@@ -219,12 +201,7 @@ def causal_mask(x: Examination, reach: Outcome) -> Finding | None:
         hint,
         made,
         why=why,
-        evidence=(
-            "earlier tokens whose output changes when a token is replaced",
-            float(earlier),
-            0.0,
-            expected or "expected of a causal model",
-        ),
+        evidence=("earlier tokens whose output changes when a token is replaced", float(earlier)),
         where=reach["where"],
     )
 
@@ -268,12 +245,7 @@ def padding_attended(x: Examination, seen: Outcome) -> Finding:
         f"Pass a boolean mask of the sign that the module documents: {SIGNS}",
         made,
         why=why,
-        evidence=(
-            "change of the output at other tokens when padding is replaced",
-            seen["size"],
-            0.0,
-            "expected with a mask that hides padding",
-        ),
+        evidence=("change of the output at other tokens when padding is replaced", seen["size"]),
         where=name,
     )
 

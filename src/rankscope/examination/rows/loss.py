@@ -40,7 +40,7 @@ def labels_shifted_wrongly(x: Examination, skips: Outcome) -> Finding:
         "one" + (", although the model has read that one already." if away < 0 else "."),
         "Shift the labels by one token, either in the data or in the loss",
         certainty="possible",
-        evidence=("tokens from an output to the one that it is compared with", float(away), 1.0, "for the next token"),
+        evidence=("tokens from an output to the one that it is compared with", float(away)),
     )
 
 
@@ -59,7 +59,7 @@ def labels_of_others(x: Examination, other: Outcome) -> Finding:
         "gradient of that output, and of no other one.",
         "Bring outputs and labels into one order before they are compared: look for view or reshape where a transpose "
         "was meant",
-        evidence=("sequence whose output a label moves", float(to), float(here), "expected"),
+        evidence=("sequence whose output a label moves", float(to)),
     )
 
 
@@ -109,7 +109,7 @@ def padding_in_loss(x: Examination, counts: Outcome) -> Finding:
         "of sequences, where the input is padding too.",
         f"Leave these tokens out of the loss, for example with ignore_index={value}, or set their labels to -100",
         certainty="possible",
-        evidence=("share of the tokens that count which are padding", counts["share"], 0.0, "expected"),
+        evidence=("share of the tokens that count which are padding", counts["share"]),
     )
 
 
@@ -226,10 +226,5 @@ def loss_softmax_axis(x: Examination, across: Outcome) -> Finding:
         f"class, and no {one} has to choose one.",
         "Take the softmax of the loss over the last axis, or use torch.nn.functional.cross_entropy",
         x.edited("softmax_across", across["place"], source.over_axis, -1),
-        evidence=(
-            f"change of the loss when 3 is added to all classes of one {one}",
-            across["change"],
-            0.0,
-            "with a softmax over the classes",
-        ),
+        evidence=(f"change of the loss when 3 is added to all classes of one {one}", across["change"]),
     )

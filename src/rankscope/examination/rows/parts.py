@@ -76,12 +76,7 @@ def shared_teacher(x: Examination, shared: Outcome) -> Finding:
         f"self.{names[0]} and self.{names[1]} are the same object: every step of one is a step of the other, so a "
         "loss that compares them compares a network with itself.",
         "Make one of them a copy in __init__, with copy.deepcopy, before the optimizer is made",
-        evidence=(
-            f"parameters of {names[1]} that move when {names[0]} moves",
-            float(sum(1 for _ in module.parameters())),
-            0.0,
-            "with a copy",
-        ),
+        evidence=(f"parameters of {names[1]} that move with {names[0]}", float(sum(1 for _ in module.parameters()))),
         where=names[1],
     )
 
@@ -101,12 +96,7 @@ def optimizer_misses(x: Examination, held: Outcome) -> Finding:
         if whole
         else "Give the others to the optimizer, or set requires_grad to False if they are not to be trained",
         certainty="shown" if whole else "possible",  # some may be left out on purpose
-        evidence=(
-            "parameters with a gradient that a step moves",
-            float(count - missing),
-            float(count),
-            "with an optimizer of model.parameters()",
-        ),
+        evidence=("parameters with a gradient that a step moves", float(count - missing)),
     )
 
 
