@@ -312,12 +312,10 @@ def layers_cloned(x: Examination) -> Outcome:
             if parameter.ndim >= 2:
                 replaced[f"{name}.{inner}" if name else inner] = shuffled(parameter, number * 1009 + len(replaced))
     after = _last(x, replaced=replaced)
-    with own_norms_first(x) as possible:
-        both = _last(x, replaced=replaced)[-1] if possible else after[-1]
     named = dict(x.model.named_parameters())
     unchanged = all(torch.equal(named[name].detach(), one) for name, one in replaced.items())
     known = x.once(curve)
-    numbers = {"count": len(same) + 1, "curve": known, "after": after, "both": both}
+    numbers = {"count": len(same) + 1, "curve": known, "after": after}
     return Outcome(True, unchanged, numbers | {"matters": after[-1] >= BETTER * known[-1]})
 
 

@@ -217,13 +217,17 @@ def compared_token(x: Examination) -> Outcome:
     return NOT_READ
 
 
-def _change_by_token(x: Examination) -> tuple[Tensor, int] | None:
-    """How much the output changes at each token if the one in the middle is replaced, and which that is."""
-    known = x.once(token_map)
-    before, after = known.output("plain"), known.output("middle")
-    moved = known.moved("middle")
-    if before is None or after is None or moved is None or not known.has_tokens:
-        return None
+def _by_token(x: Examination, distances: Callable[[int], bool]) -> tuple[Tensor, int]:
+    """How much the output changes at each token if the one in the middle is replaced, and which that is.
+
+    Raises:
+        LookupError: this was not read, or outputs are not compared with tokens at such a distance.
+    """
+    compared, known = x.outcome("compared_token"), x.once(token_map)
+    before, after, moved = known.output("plain"), known.output("middle"), known.moved("middle")
+    wanted = compared.shown and distances(compared["distance"])
+    if not wanted or before is None or after is None or moved is None or not known.has_tokens:
+        raise LookupError("outputs are not compared with such tokens")
     return (after.double() - before.double()).abs().flatten(1).mean(1) * moved, known.middle
 
 
@@ -233,29 +237,17 @@ def copies_input(x: Examination) -> Outcome:
 
     Outputs that read their input through a bottleneck, as autoencoders do, depend on all tokens alike.
     """
-    compared = x.outcome("compared_token")
-    if not compared.shown or compared["distance"] != 0:
-        return NOT_READ
-    change = _change_by_token(x)
-    if change is None:
-        return NOT_READ
-    by_token, middle = change
-    others = torch.cat([by_token[:middle], by_token[middle + 1 :]])
-    return Outcome(True, not float(by_token[middle]) > 2 * float(others.mean()), {"share": compared["share"]})
+    change, middle = _by_token(x, lambda distance: distance == 0)
+    others = torch.cat([change[:middle], change[middle + 1 :]])
+    return Outcome(True, not float(change[middle]) > 2 * float(others.mean()), x.outcome("compared_token").numbers)
 
 
 @experiment
 def skips_a_token(x: Examination) -> Outcome:
     """Whether each output is compared with another token than the next; the control is a model that is not causal."""
-    compared = x.outcome("compared_token")
-    if not compared.shown or compared["distance"] in (0, 1):
-        return NOT_READ
-    change = _change_by_token(x)
-    if change is None:
-        return NOT_READ
-    by_token, middle = change
-    sees_later = bool(by_token[:middle].any()) or not bool(by_token[middle + 1 :].any())
-    return Outcome(True, sees_later, {"distance": compared["distance"], "share": compared["share"]})
+    change, middle = _by_token(x, lambda distance: distance not in (0, 1))
+    sees_later = bool(change[:middle].any()) or not bool(change[middle + 1 :].any())
+    return Outcome(True, sees_later, x.outcome("compared_token").numbers)
 
 
 @experiment
@@ -354,6 +346,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "TanhBackward0": ("tanh", torch.tanh),
     "ReluBackward0": ("relu", F.softplus),
     "SoftplusBackward0": ("softplus", F.softplus),
+    "SoftmaxBackward0": ("softmax", lambda free: free.softmax(-1)),
 }
 
 
@@ -453,26 +446,6 @@ def _compares(known: Held, axis: int) -> bool:
     other.select(axis, 0).copy_(known.output.select(axis, 1))
     before, after = (known.gradient(output=one).narrow(axis, 1, one.shape[axis] - 1) for one in (known.output, other))
     return not torch.allclose(before, after)
-
-
-@experiment
-def softmax_again(x: Examination) -> Outcome:
-    """Whether outputs are probabilities and the loss takes a softmax of them.
-
-    The control: the loss changes if a number is added to them, so that it takes none.
-    """
-    out, labels = x.result, x.labels
-    if out is None or labels is None or out.ndim < 2 or out.shape[-1] < 2:
-        return NOT_READ
-    if labels.is_floating_point() or labels.shape != out.shape[:-1]:
-        return NOT_READ
-    if not are_probabilities(out):
-        return NO
-    known = held(x)
-    now, shifted = known.value(out), known.value(out + 3.0)
-    best = F.one_hot(labels.clamp_min(0), out.shape[-1]).to(out)
-    numbers = {"least": known.value(best), "free": known.value(best * 50)}
-    return Outcome(True, abs(now - shifted) > 1e-4 * abs(now), numbers)
 
 
 @experiment

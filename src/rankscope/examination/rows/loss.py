@@ -124,8 +124,10 @@ def padding_in_loss(x: Examination, counts: Outcome) -> Finding:
     ),
     fault=("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits"),
 )  # fmt: skip
-def outputs_bounded(x: Examination, bounded: Outcome) -> Finding:
+def outputs_bounded(x: Examination, bounded: Outcome) -> Finding | None:
     """Outputs that a last function keeps from their targets."""
+    if bounded["name"] == "softmax":
+        return None
     return finding(
         f"The model ends in {bounded['name']}, and no output that this can give comes near the targets: optimised "
         f"without the model, the loss stays at {told(bounded['least'])}.",
@@ -161,22 +163,24 @@ def labels_broadcast(x: Examination, compared: Outcome) -> Finding:
 
 
 @row(
-    "softmax_again",
+    "bounded_output",
     order=51,
-    needs={"loss", "labels"},
+    needs={"loss"},
     good=CLASSIFIER,
     fault=("return self.head(x.mean(1))", "return self.head(x.mean(1)).softmax(-1)"),
 )
-def double_softmax(x: Examination, again: Outcome) -> Finding:
+def double_softmax(x: Examination, bounded: Outcome) -> Finding | None:
     """A second softmax before the loss."""
+    if bounded["name"] != "softmax":
+        return None
     place = None if x.scan.returned is None else x.scan.returned.place
     return finding(
         "The model returns probabilities, and the loss applies a softmax to them again: even a perfect answer has the "
-        f"loss {again['least']:.3g}, and gradients are small.",
+        f"loss {bounded['least']:.3g}, and gradients are small.",
         "Return logits, without the softmax at the end",
-        x.edited("softmax_again", place, source.without_call, "softmax"),
+        x.edited("bounded_output", place, source.without_call, "softmax"),
         why=": nn.CrossEntropyLoss takes logits",
-        evidence=("smallest loss that any output can reach", again["least"], again["free"], "with logits"),
+        evidence=("smallest loss that any output can reach", bounded["least"], bounded["free"], "with logits"),
     )
 
 

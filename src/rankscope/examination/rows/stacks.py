@@ -88,7 +88,7 @@ def _layers(made: str) -> Script:
 )
 def cloned_layers(x: Examination, cloned: Outcome) -> Finding:
     """Layers that begin with the same weights."""
-    before, after, both = cloned["curve"], cloned["after"], cloned["both"]
+    before, after = cloned["curve"], cloned["after"]
     name, intervention = type(x.blocks[0][1]).__name__, "with an initialisation of its own for each layer"
     if not cloned["matters"]:
         return finding(
@@ -97,13 +97,10 @@ def cloned_layers(x: Examination, cloned: Outcome) -> Finding:
             kind="harmless",
             evidence=(RESIDUAL, before[-1], after[-1], intervention),
         )
-    change = "Give each layer an initialisation of its own before training: call reset_parameters() of its modules"
-    if both > 1.5 * after[-1]:
-        change += f". Also pass `norm_first=True` to `nn.{name}`, which raises it further, to {both:.2g}"
     return finding(
         f"{cloned['count']} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
         "one layer (nn.TransformerEncoder and copy.deepcopy make them so).",
-        change,
+        "Give each layer an initialisation of its own before training: call reset_parameters() of its modules",
         evidence=(RESIDUAL, before[-1], after[-1], intervention),
         where=x.blocks[0][0].rpartition(".")[0],
         curves=(tuple(before), tuple(after)),
