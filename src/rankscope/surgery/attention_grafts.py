@@ -18,7 +18,7 @@ from rankscope.surgery.graft import (
     ScoreMap,
     Spot,
 )
-from rankscope.surgery.mode import normed
+from rankscope.surgery.surgeon import normed
 
 Rule = Callable[[Mapping[str, Number]], Mixture]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.mode import ActiveBlock, Perform
+from rankscope.stream.block_call import ActiveBlock
+from rankscope.stream.mode import Perform
 from rankscope.stream.operators import (
     ADDS,
     DIFFERENCES,

@@ -1,4 +1,4 @@
-"""The mode used by :mod:`rankscope.ext.paths.capture`: each add, norm and attention call of a pass becomes a step."""
+"""The handler of :mod:`rankscope.ext.paths.capture`: each add, norm and attention call of a pass becomes a step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rankscope.ext.paths.maps import IDENTITY, Chain, Gain, NormCall, departure,
 from rankscope.ext.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin, SeenAttention
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.stream.attention_calls import AttentionCall, from_flex, from_sdpa, from_softmax, listening
+from rankscope.stream.block_call import ActiveBlock
 from rankscope.stream.frames import output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, observing, reading_weights, unseen
+from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, reading_weights, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
 
@@ -133,8 +133,10 @@ OnEntry = Callable[[str | None, Tensor], None]
 OnBlock = Callable[[FrozenBlock], None]
 
 
-class Recorder(StreamMode):
-    """Follows the stream and turns each block into steps."""
+class Recorder(Handler):
+    """Turns each block into steps."""
+
+    reads_attention = True
 
     def __init__(
         self,
@@ -147,7 +149,6 @@ class Recorder(StreamMode):
         before: Tensor | None = None,
         keep_seen: bool = False,
     ) -> None:
-        super().__init__(view)
         self._keep_seen = keep_seen
         self._config, self._on_entry, self._on_block = config, on_entry, on_block
         self._dtype, self._before = dtype, before
@@ -155,10 +156,6 @@ class Recorder(StreamMode):
         self._weights: dict[str, HeadWeights] = {}
         self._last: dict[str | None, Tensor] = {}
         self._begin_block()
-
-    def reads_attention(self) -> bool:
-        """True: every attention call becomes a step."""
-        return True
 
     def _begin_block(self) -> None:
         self._steps: list[FrozenStep] = []
@@ -171,7 +168,7 @@ class Recorder(StreamMode):
             return self._dtype
         return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+    def enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block begins with the output of the previous one."""
         name = call.call.module_name
         if name not in self._weights:
@@ -215,9 +212,7 @@ class Recorder(StreamMode):
         if not chain.is_identity:
             self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
 
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Turn an add into a step; the gain on the skip (surgery) is read off its result."""
         if call.sum is not None and call.sum.join is not None:
             raise UnsupportedConfigError(
@@ -262,7 +257,8 @@ class Recorder(StreamMode):
     def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> FrozenStep:
         dtype = self._arithmetic(b)
         if label in ("attention", "both"):
-            weights = self._weights[self._call_name()]
+            assert self.mode.open is not None
+            weights = self._weights[self.mode.open.call.module_name]
             if self._probs is None:
                 raise UnsupportedConfigError(f"{ref}: its attention probabilities were not seen.")
             if label == "attention":
@@ -275,45 +271,24 @@ class Recorder(StreamMode):
         origins: dict[Label | None, Origin] = {"mlp": "mlp", "cross_attention": "cross_attention"}
         return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
 
-    def _call_name(self) -> str:
-        assert self._open is not None
-        return self._open.call.module_name
-
-    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of the fused kernel, after surgery if any."""
-        with listening() as heard:
-            out = perform(*args, **kwargs)
-        self._note_probs(ref, heard[-1] if heard else from_sdpa(args, kwargs))
-        return out
-
-    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of ``flex_attention``."""
-        out = perform(*args, **kwargs)
-        with observing():
-            self._note_probs(ref, from_flex(perform, args, kwargs))
-        return out
-
-    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of the model's own softmax."""
-        out = perform(*args, **kwargs)
-        assert self._open is not None
-        self._note_probs(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
-        return out
-
-    def _note_probs(self, ref: SiteRef, call: AttentionCall | None) -> None:
-        if call is not None and ref.site == "attention.probs":
+    def attention(self, place: AttentionPlace) -> Any:
+        """Read the probabilities, after surgery if any."""
+        is_own = place.ref.site == "attention.probs"
+        out, seen = place.run_and_read(reads=is_own)
+        if seen is not None:
             with unseen():
-                self._probs = call.probs()
+                self._probs = seen.probs()
+        return out
 
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """The block is complete."""
         with unseen():
-            y = call.canonical(out).clone()
+            y = call.canonical(left).clone()
             self._pass_on(call.ref("block.out"), self._state, y)
             self._last[call.stack.name] = y
             self._on_block(FrozenBlock(call.stack.name, call.layer, tuple(self._steps), y))
 
-    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+    def final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """The norm after the last block."""
         with unseen():
             self._note_final(stack, stack.stream.canonical(x), stack.stream.canonical(out))
@@ -331,27 +306,27 @@ class Recorder(StreamMode):
         steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))
 
-    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        for stack in self.view.stacks:
+    def hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
+        """Note what parallel MLPs return."""
+        for stack in self.mode.view.stacks:
             for plan in stack.plans:
                 if plan.parallel_mlp is not None:
                     yield modules[plan.parallel_mlp].register_forward_hook(self._note_parallel)
-        yield from super()._hooks(modules)
 
-    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield from super()._inner_hooks(block)
+    def hooks_in(self, block: nn.Module) -> Hooks:
+        """Note what norms take and return."""
         for module in block.modules():
             if is_norm(module):
                 yield module.register_forward_hook(self._note_norm)
 
     def _note_parallel(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         out = output_tensor(output)
-        if self._open is not None and out is not None and out.numel() == self._open.entry_shape.numel():
+        if self.mode.open is not None and out is not None and out.numel() == self.mode.open.entry_shape.numel():
             with unseen():
-                self._parallel = self._open.canonical(out).clone()
+                self._parallel = self.mode.open.canonical(out).clone()
 
     def _note_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        call, out = self._open, output_tensor(output)
+        call, out = self.mode.open, output_tensor(output)
         if call is None or out is None or not args:
             return
         if out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
