@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.block_call import ActiveBlock
-from rankscope.stream.mode import Perform
 from rankscope.stream.operators import (
     ADDS,
     DIFFERENCES,
@@ -26,13 +24,8 @@ from rankscope.stream.operators import (
     SAME_VALUES,
     SOFTMAXES,
 )
-from rankscope.surgery.attention_edits import (
-    UNIFORM,
-    before_kernel,
-    run_kernel,
-    uniform_on,
-)
-from rankscope.surgery.graft import ATTENTION_PLACES, Graft, Mixture, Number, Place, ScoreMap, Spot
+from rankscope.surgery.attention_edits import for_each_head
+from rankscope.surgery.graft import ATTENTION_PLACES, Graft, Place, ScoreMap, Spot
 
 
 def mapped_scores(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> AttentionCall:
@@ -57,55 +50,6 @@ def mapped_scores(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Seq
     for graft in changing:
         scores = graft.scores(at, scores)
     return replace(call, query=scores.query, key=scores.key, scale=scores.scale * cooled)
-
-
-def joint_mixture(at: Spot, grafts: Sequence[Graft]) -> Mixture | None:
-    """The mixtures of all grafts combined; None if no graft mixes."""
-    mixtures = [graft.mixture(at) for graft in grafts if "probs" in graft.touches]
-    return reduce(lambda earlier, later: later.after(earlier), mixtures) if mixtures else None
-
-
-def mixed_probs(probs: Tensor, seen: Tensor | None, mixture: Mixture) -> Tensor:
-    """The mixture applied to probabilities ``batch heads query key``."""
-    mixed = mixture.own * probs
-    if _counts(mixture.uniform):
-        mixed = mixed + mixture.uniform * uniform_on(seen, probs)
-    if _counts(mixture.identity):
-        _check_square(probs.shape[-2], probs.shape[-1])
-        mixed = mixed + mixture.identity * torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device)
-    return mixed
-
-
-def mixed_output(
-    out: Tensor, call: AttentionCall, mixture: Mixture, own: Mapping[str, Any], perform: Perform
-) -> Tensor:
-    """The mixture applied to the output of a fused kernel with arguments ``own``. Dropout affects only P, not I, U."""
-    mixed = mixture.own * out
-    if _counts(mixture.uniform):
-        flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
-        mixed = mixed + mixture.uniform * run_kernel(flat, {**own, "dropout_p": 0.0}, perform)
-    if _counts(mixture.identity):
-        _check_square(*call.lengths)
-        assert call.value is not None
-        mixed = mixed + mixture.identity * for_each_head(call.value, out.shape[1])
-    return mixed
-
-
-def for_each_head(value: Tensor, heads: int) -> Tensor:
-    """Values with one entry per query head, if several heads share a group."""
-    return value if value.shape[1] == heads else value.repeat_interleave(heads // value.shape[1], dim=1)
-
-
-def _counts(number: Number) -> bool:
-    return isinstance(number, Tensor) or number != 0.0
-
-
-def _check_square(queries: int, keys: int) -> None:
-    if queries != keys:
-        raise UnsupportedOperationError(
-            f"An identity in attention pairs each token with itself, and here are {queries} queries and {keys} keys. "
-            "Run whole sequences, without cached keys, prefixes or pooled keys."
-        )
 
 
 T = torch.Tensor

@@ -22,26 +22,11 @@ from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, is_ob
 from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
-from rankscope.surgery.attention_edits import (
-    before_kernel,
-    before_softmax,
-    edit_probs,
-    edits_probs,
-    needs_uniform,
-    run_edited,
-)
+from rankscope.surgery.attention_edits import before_kernel, before_softmax, joint_mixture, mixed_probs, run_mixed
 from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
-from rankscope.surgery.graft import Graft, Spot
-from rankscope.surgery.graft_dispatcher import (
-    READERS,
-    GraftDispatcher,
-    joint_mixture,
-    mapped_scores,
-    mixed_output,
-    mixed_probs,
-    spot_of,
-)
-from rankscope.surgery.operation import NormChoice, Operation, joint_edit
+from rankscope.surgery.graft import Graft, Mixture, Spot
+from rankscope.surgery.graft_dispatcher import READERS, GraftDispatcher, mapped_scores, spot_of
+from rankscope.surgery.operation import NormChoice, Operation
 
 
 def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
@@ -296,31 +281,28 @@ class Surgeon(Handler):
         """Run the fused kernel on modified arguments, and edit its output."""
         own, named = from_sdpa(place.args, place.kwargs), sdpa_arguments(place.args, place.kwargs)
         assert own is not None
-        # Three stages: arguments before the kernel, edits of P expressed on P V, and the grafts' mixture of P V.
+        # Two stages: arguments before the kernel, and edits of P expressed on P V.
         call = before_kernel(own, place.tokens, operations)
-        after, mixture = joint_edit(operations), None
-        if edits_probs(after):
-            call = replace(call, edits=(partial(edit_probs, operation=after),))
-        value: Tensor = named["value"]
         if spot is not None:
-            value = self._dispatcher.values(spot, value)
-            call = mapped_scores(own, replace(call, value=value), spot, self._dispatcher.grafts)
-            mixture = joint_mixture(spot, self._dispatcher.grafts)
-        out = run_edited(call, named, place.perform, after)
-        if mixture is not None:
-            out = mixed_output(out, call, mixture, named, place.perform)
-            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
+            call = replace(call, value=self._dispatcher.values(spot, named["value"]))
+            call = mapped_scores(own, call, spot, self._dispatcher.grafts)
+        assert call.query is not None
+        assert call.value is not None
+        mixture = joint_mixture(operations, self._mixtures(spot), call.query)
+        out = run_mixed(call, named, place.perform, mixture)
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
-        announce(call)
-        return out if spot is None else self._dispatcher.attended(spot, out, value)
+        announce(call if mixture is None else replace(call, edit=partial(mixed_probs, mixture=mixture)))
+        return out if spot is None else self._dispatcher.attended(spot, out, call.value)
+
+    def _mixtures(self, spot: Spot | None) -> list[Mixture]:
+        return [] if spot is None else [graft.mixture(spot) for graft in self._dispatcher.at("probs")]
 
     def _softmax(self, place: AttentionPlace, operations: Sequence[Operation], spot: Spot | None) -> Any:
         """Change scores before the softmax and probabilities after it."""
         given, *rest = place.args
-        after = joint_edit(operations)
-        mixture = None if spot is None else joint_mixture(spot, self._dispatcher.grafts)
+        mixture = joint_mixture(operations, self._mixtures(spot), given)
         sinks = int(place.ref.site == "attention.probs" and given.shape[-1] == place.tokens + 1)
-        flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
+        flat = any(operation.attention != "keep" or operation.attention_scale != 1.0 for operation in operations)
         if sinks and (flat or self._dispatcher.touches_attention):
             what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
             raise UnsupportedOperationError(f"{place.ref}: a learned sink stands beside its keys: {what} there.")
@@ -332,7 +314,7 @@ class Surgeon(Handler):
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = place.perform(scores.masked_fill(sees_nothing, 0.0), *rest, **place.kwargs)
-        probs = edit_probs(probs.masked_fill(sees_nothing, 0.0), visible, after)
+        probs = probs.masked_fill(sees_nothing, 0.0)
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
     def added(self, call: ActiveBlock, label: Label | None, total: Tensor) -> None:
