@@ -9,7 +9,7 @@ the earlier one has changed. With ``x = x + attention(norm(x))`` as the only blo
 
     begin_pass                            the model is called
       enter(call, x)                      the block is called
-        norm(call, x, norm(x))            a norm of the stream
+        norm(call, ..., x, norm(x))       a norm
         attention(place)                  a softmax over keys, or a kernel that contains one
         add(call, "attention", x, branch) the sum, before it is computed
         added(call, "attention", total)   and after
@@ -196,12 +196,12 @@ class Handler:
         """Attention happens."""
         return place.run()
 
-    def norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """A norm of the stream returned ``out``."""
+    def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
+        """A norm returned ``out`` for ``x``, the stream or something else; ``norm`` names it as `BranchParts` do."""
         return out
 
-    def branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
-        """A norm returned ``out`` for something that is not the stream itself; ``norm`` names it as `BranchParts`."""
+    def parallel_mlp(self, call: ActiveBlock, out: Tensor) -> Tensor:
+        """The MLP that joins the attention branch before both are added returned ``out``."""
         return out
 
     def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
@@ -349,6 +349,9 @@ class StreamMode(TorchFunctionMode):
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
         yield from self._handler.hooks(modules)
+        parallel = {plan.parallel_mlp for stack in self.view.stacks for plan in stack.plans}
+        for mlp in filter(None, parallel):
+            yield modules[mlp].register_forward_hook(self._parallel_mlp)
         # Hooks on one module run in the order of registration. If the model is itself the only block, the pass still
         # begins before the block and ends after it. ``always_call``: blocks and passes also end if the model raises.
         yield self.view.model.register_forward_pre_hook(lambda *_: self._begin_pass())
@@ -473,8 +476,14 @@ class StreamMode(TorchFunctionMode):
     def _normed_by(self, call: ActiveBlock, module: str, x: Tensor, out: Tensor) -> Tensor:
         """The output of a norm, or what stands in for it; no module for a function."""
         norm = call.next_norm(module)
-        is_stream = call.meet(norm, call.is_stream(x))
-        return self._handler.norm(call, x, out) if is_stream else self._handler.branch_norm(call, norm, x, out)
+        return self._handler.norm(call, norm, x, out, of_stream=call.meet(norm, call.is_stream(x)))
+
+    def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        call, out = self.open, output_tensor(output)
+        if call is None or out is None:
+            return None
+        new = self._handler.parallel_mlp(call, out)
+        return with_output_tensor(output, new) if new is not out else None
 
     def _final(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -17,7 +17,7 @@ from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.block_call import ActiveBlock, in_backward
-from rankscope.stream.frames import output_tensor, tensors_in, with_another, with_output_tensor
+from rankscope.stream.frames import tensors_in, with_another
 from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, is_observing, observing
 from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
 from rankscope.stream.sites import SiteRef
@@ -204,16 +204,13 @@ class Surgeon(Handler):
             if states.number_of(entry) is None:
                 states.reach(entry, call.call.first_layer)
 
-    def norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm of the stream."""
-        out = self._normed(call, x, out)
-        if not call.is_at_final_norm:
-            for graft in self._dispatcher.at("norms"):
+    def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
+        """Replace a norm of the stream, or another one if it is the block's own and not a part of a branch."""
+        if of_stream:
+            out = self._normed(call, x, out)
+            for graft in self._dispatcher.at("norms") if not call.is_at_final_norm else ():
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
-        return out
-
-    def branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm of something else than the stream if it is the block's own, and not a part of a branch."""
+            return out
         choice, parts = self._norm_choice(call), call.call.parts
         if choice == "keep":
             return out
@@ -397,18 +394,9 @@ class Surgeon(Handler):
                 "or whole blocks."
             )
 
-    def hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
-        """Drop MLPs that join the attention branch."""
-        for stack in self._view.stacks:
-            for mlp in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
-                if mlp is not None:
-                    yield modules[mlp].register_forward_hook(self._parallel_mlp)
-
-    def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        call, out = self.mode.open, output_tensor(output)
-        if call is None or out is None:
-            return None
-        dropped = any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer))
-        if dropped:
-            self._touched.add(("mlp", call.layer))
-        return with_output_tensor(output, torch.zeros_like(out)) if dropped else None
+    def parallel_mlp(self, call: ActiveBlock, out: Tensor) -> Tensor:
+        """Drop an MLP that joins the attention branch."""
+        if not any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer)):
+            return out
+        self._touched.add(("mlp", call.layer))
+        return torch.zeros_like(out)

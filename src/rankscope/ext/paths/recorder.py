@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,7 @@ from rankscope.ext.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Or
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.block_call import ActiveBlock
-from rankscope.stream.frames import output_tensor
-from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, reading_weights, unseen
-from rankscope.stream.operators import is_norm
+from rankscope.stream.mode import AttentionPlace, Handler, Perform, reading_weights, unseen
 from rankscope.stream.sites import SiteRef
 
 
@@ -306,33 +304,20 @@ class Recorder(Handler):
         steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))
 
-    def hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
-        """Note what parallel MLPs return."""
-        for stack in self.mode.view.stacks:
-            for plan in stack.plans:
-                if plan.parallel_mlp is not None:
-                    yield modules[plan.parallel_mlp].register_forward_hook(self._note_parallel)
-
-    def hooks_in(self, block: nn.Module) -> Hooks:
-        """Note what norms take and return."""
-        for module in block.modules():
-            if is_norm(module):
-                yield module.register_forward_hook(self._note_norm)
-
-    def _note_parallel(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        out = output_tensor(output)
-        if self.mode.open is not None and out is not None and out.numel() == self.mode.open.entry_shape.numel():
+    def parallel_mlp(self, call: ActiveBlock, out: Tensor) -> Tensor:
+        """Note what a parallel MLP returns."""
+        if out.numel() == call.entry_shape.numel():
             with unseen():
-                self._parallel = self.mode.open.canonical(out).clone()
+                self._parallel = call.canonical(out).clone()
+        return out
 
-    def _note_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        call, out = self.mode.open, output_tensor(output)
-        if call is None or out is None or not args:
-            return
-        if out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
+    def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
+        """Note what a norm module takes and returns."""
+        if norm[0] and out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
             with unseen():
-                taken, given = call.canonical(args[0]).clone(), call.canonical(out).clone()
-            self._norms.append(NormCall(module, taken, given))
+                taken, given = call.canonical(x).clone(), call.canonical(out).clone()
+            self._norms.append(NormCall(self._modules[norm[0]], taken, given))
+        return out
 
 
 def _spread(offset: Tensor | None, like: Tensor) -> Tensor | None:
