@@ -12,9 +12,9 @@ from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 DESIGN = (
-    Option(name="depth", kind=int, least=1, in_python=False, help="Number of blocks."),
-    Option(name="width", kind=int, least=1, in_python=False, help="Width of the residual stream."),
-    Option(name="heads", kind=int, least=1, in_python=False, help="Number of attention heads."),
+    Option(name="depth", kind=int, minimum=1, in_python=False, help="Number of blocks."),
+    Option(name="width", kind=int, minimum=1, in_python=False, help="Width of the residual stream."),
+    Option(name="heads", kind=int, minimum=1, in_python=False, help="Number of attention heads."),
     Option(name="mask", metavar="EXPRESSION", in_python=False, help="Attention mask, e.g. 'causal'."),
     Option(name="norm", in_python=False, help="Norm: layernorm, rmsnorm or none."),
     Option(name="norm_place", in_python=False, help="Place of the norm: pre, post or none."),
@@ -99,7 +99,7 @@ PREDICT = verb(
                 help="Preset (see `ls presets`), config.json or folder.",
             ),
             *DESIGN,
-            options.TOKENS.but(noun=None, default=None, least=2, help="Context length; all tokens are sampled."),
+            options.TOKENS.replace(noun=None, default=None, minimum=2, help="Context length; all tokens are sampled."),
             Option(
                 name="set",
                 several="repeated",
@@ -107,15 +107,15 @@ PREDICT = verb(
                 in_python=False,
                 help="Set any other part of the design; repeatable.",
             ),
-            Option(name="seeds", kind=int, default=3, least=1, help="Number of initialisations to sample."),
+            Option(name="seeds", kind=int, default=3, minimum=1, help="Number of initialisations to sample."),
             Option(
                 name="most_blocks",
                 kind=int,
-                least=1,
+                minimum=1,
                 in_plans=True,
                 help="Number of blocks after which to stop if tokens do not agree.",
             ),
-            options.SEED.but(noun=None),
+            options.SEED.replace(noun=None),
         ),
         show=_show,
         columns={"curve": "string"},
