@@ -21,7 +21,7 @@ from rankscope.masks import Mask
 from rankscope.models.loading.devices import random_state, set_random_state
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import Perform
-from rankscope.surgery.graft import Mixture, Number
+from rankscope.surgery.graft import Graft, Mixture, Number, ScoreMap, Spot
 from rankscope.surgery.operation import Operation
 
 
@@ -158,6 +158,29 @@ def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> N
         f"A key that this attention hides cannot be made visible. {why} Use mask_mode='intersect', or, if the "
         "attention has no bias, load the model with attn_implementation='sdpa'."
     )
+
+
+def mapped_scores(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> AttentionCall:
+    """A fused call with the queries, keys and scale of every graft that changes them, in order.
+
+    Args:
+        own: the model's own call.
+        call: the call after the operations.
+        at: the block.
+        grafts: those that change them.
+    """
+    if not grafts:
+        return call
+    assert own.query is not None
+    assert call.query is not None
+    assert call.key is not None
+    scale = own.query.shape[-1] ** -0.5 if own.scale is None else own.scale
+    # A graft may replace the model's own scale; a temperature, which operations put there too, must survive that.
+    cooled = 1.0 if call.scale == own.scale else (call.scale or scale) / scale
+    scores = ScoreMap(call.query, call.key, scale)
+    for graft in grafts:
+        scores = graft.scores(at, scores)
+    return replace(call, query=scores.query, key=scores.key, scale=scores.scale * cooled)
 
 
 def joint_mixture(operations: Sequence[Operation], grafts: Sequence[Mixture], like: Tensor) -> Mixture | None:

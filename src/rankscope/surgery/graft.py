@@ -7,7 +7,7 @@ in ``touches`` and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -128,6 +128,11 @@ class Graft(nn.Module):
         """The graft in plain JSON types, with the values of its gains."""
         gains = self.gains.describe() if "gains" in self._modules else {}
         return {"graft": self.name or type(self).__name__, **gains}
+
+
+def at_place(grafts: Sequence[Graft], place: Place) -> list[Graft]:
+    """The grafts that touch a place, in order."""
+    return [graft for graft in grafts if place in graft.touches]
 
 
 class BlockGains(nn.Module):

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.errors import SiteError, UnsupportedOperationError
@@ -19,13 +20,20 @@ from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.block_call import ActiveBlock, in_backward
 from rankscope.stream.frames import tensors_in, with_another
 from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
+from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD, QUERIES
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
-from rankscope.surgery.attention_edits import before_kernel, before_softmax, joint_mixture, mixed_probs, run_mixed
+from rankscope.surgery.attention_edits import (
+    before_kernel,
+    before_softmax,
+    joint_mixture,
+    mapped_scores,
+    mixed_probs,
+    run_mixed,
+)
 from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
-from rankscope.surgery.graft import Graft, Mixture, Spot
-from rankscope.surgery.graft_dispatcher import READERS, GraftDispatcher, mapped_scores, spot_of
+from rankscope.surgery.eager_attention import PRODUCTS, EagerAttention, attended, given_values, spot_of
+from rankscope.surgery.graft import ATTENTION_PLACES, Graft, Mixture, Place, Spot, at_place
 from rankscope.surgery.operation import NormChoice, Operation
 
 
@@ -47,6 +55,12 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
     return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
 
 
+READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
+    F.linear, torch.addmm, torch.einsum, F.conv1d, MULTI_HEAD,
+}  # fmt: skip
+"""By which a branch reads the stream."""
+
+
 class Surgeon(Handler):
     """Applies operations and grafts to the stream, in order.
 
@@ -61,8 +75,10 @@ class Surgeon(Handler):
     def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
         self._view = view
         self._operations = operations
-        self._dispatcher = GraftDispatcher(grafts)
-        self._softmax_at: Spot | None = None
+        self._grafts = grafts
+        self._eager = EagerAttention(grafts)
+        self._reads = 0
+        """How often grafts have changed what a matrix product reads, since the last sum."""
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
         self._states: dict[str | None, States] = {}
@@ -76,7 +92,15 @@ class Surgeon(Handler):
     @property
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
-        return self._dispatcher.touches_attention or any(operation.touches_attention for operation in self._operations)
+        return self._changes_attention() or any(operation.touches_attention for operation in self._operations)
+
+    def _changes_attention(self) -> bool:
+        return any(graft.touches & ATTENTION_PLACES for graft in self._grafts)
+
+    def _reset_grafts(self) -> None:
+        self._eager.reset()
+        for graft in self._grafts:
+            graft.reset()
 
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
         return [operation for operation in self._operations if operation.applies_to(stack, layer)]
@@ -141,33 +165,29 @@ class Surgeon(Handler):
 
     def _with_grafts(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         call = self.mode.open
-        if call is None or not self._dispatcher.grafts:
+        if call is None or not self._grafts:
             return super().call(func, args, kwargs)
-        # Eager attention: softmax, then casts and dropout, then a product with the values. Grafts on values act there.
-        if self._dispatcher.takes_product(func, args):
-            return self._dispatcher.product(call, func, args)
-        if self._dispatcher.takes_scores(call, func, args):
-            return self._dispatcher.scores(call, func, args)
-        scores = self._dispatcher.replaced_scale(func, args)
-        if scores is not None:
-            return scores
-        if func in SOFTMAXES and args:
-            self._dispatcher.meet_softmax(args[0])
-        if func in READERS and self._dispatcher.at("reads"):
-            args = self._dispatcher.read(call, args)
-        out = super().call(func, args, kwargs)
-        if func in SOFTMAXES and self._softmax_at is not None:
-            self._dispatcher.follow_probs(out, self._softmax_at)
-            self._softmax_at = None
-        self._dispatcher.pass_on(func, args, out)
-        self._dispatcher.follow_scores(func, args, out)
-        return out
+        if func in READERS and self._at("reads"):
+            args = self._read(call, args)
+        return self._eager.run(call, func, args, lambda: super(Surgeon, self).call(func, args, kwargs))
+
+    def _read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments of a matrix product, with the stream replaced by what the grafts return for it."""
+        given = [*args]
+        for place, value in enumerate(given):
+            for graft in self._at("reads") if call.is_stream(value) else ():
+                given[place] = graft.read(spot_of(call), given[place])
+                self._reads += 1
+        return tuple(given)
+
+    def _at(self, place: Place) -> list[Graft]:
+        return at_place(self._grafts, place)
 
     def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Apply the gain to the skip, or drop the MLP."""
         assert call.sum is not None
         operations = self._for(call.stack.name, call.layer) if label is not None else []
-        if label is None or not (operations or self._dispatcher.grafts):
+        if label is None or not (operations or self._grafts):
             return super().add(call, label, stream, branch, perform)
         # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
@@ -177,7 +197,7 @@ class Surgeon(Handler):
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
             return call.sum.of(stream if keeps_stream else gain * stream, None, dtype)
-        own, added = self._dispatcher.add(call, label, stream, branch)
+        own, added = self._grafted(call, label, stream, branch)
         # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
             return super().add(call, label, stream, branch, perform)
@@ -204,11 +224,24 @@ class Surgeon(Handler):
             if states.number_of(entry) is None:
                 states.reach(entry, call.call.first_layer)
 
+    def _grafted(self, call: ActiveBlock, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream and the branch to add; a joining parallel branch finds the stream already past the first add."""
+        if self._at("reads") and not self._reads:
+            raise UnsupportedOperationError(
+                f"Block {call.layer}: the matrix product by which its {label} branch reads the stream was not seen, so "
+                "what it reads cannot be changed."
+            )
+        self._reads = 0
+        for graft in self._at("adds"):
+            own, branch = graft.add(spot_of(call), label, stream, branch)
+            stream = stream if call.joins else own
+        return stream, branch
+
     def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
         """Replace a norm of the stream, or another one if it is the block's own and not a part of a branch."""
         if of_stream:
             out = self._normed(call, x, out)
-            for graft in self._dispatcher.at("norms") if not call.is_at_final_norm else ():
+            for graft in self._at("norms") if not call.is_at_final_norm else ():
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
             return out
         choice, parts = self._norm_choice(call), call.call.parts
@@ -256,7 +289,7 @@ class Surgeon(Handler):
     def _spot(self, ref: SiteRef) -> Spot | None:
         """The block of this attention, for grafts; None for cross-attention, which they do not change."""
         assert self.mode.open is not None
-        if ref.site != "attention.probs" or not self._dispatcher.touches_attention:
+        if ref.site != "attention.probs" or not self._changes_attention():
             return None
         return Spot(ref.stack, ref.layer, self.mode.open.stack.depth)
 
@@ -281,18 +314,18 @@ class Surgeon(Handler):
         # Two stages: arguments before the kernel, and edits of P expressed on P V.
         call = before_kernel(own, place.tokens, operations)
         if spot is not None:
-            call = replace(call, value=self._dispatcher.values(spot, named["value"]))
-            call = mapped_scores(own, call, spot, self._dispatcher.grafts)
+            call = replace(call, value=given_values(self._grafts, spot, named["value"]))
+            call = mapped_scores(own, call, spot, self._at("queries"))
         assert call.query is not None
         assert call.value is not None
         mixture = joint_mixture(operations, self._mixtures(spot), call.query)
         out = run_mixed(call, named, place.perform, mixture)
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
         announce(call if mixture is None else replace(call, edit=partial(mixed_probs, mixture=mixture)))
-        return out if spot is None else self._dispatcher.attended(spot, out, call.value)
+        return out if spot is None else attended(self._grafts, spot, out, call.value)
 
     def _mixtures(self, spot: Spot | None) -> list[Mixture]:
-        return [] if spot is None else [graft.mixture(spot) for graft in self._dispatcher.at("probs")]
+        return [] if spot is None else [graft.mixture(spot) for graft in self._at("probs")]
 
     def _softmax(self, place: AttentionPlace, operations: Sequence[Operation], spot: Spot | None) -> Any:
         """Change scores before the softmax and probabilities after it."""
@@ -300,14 +333,12 @@ class Surgeon(Handler):
         mixture = joint_mixture(operations, self._mixtures(spot), given)
         sinks = int(place.ref.site == "attention.probs" and given.shape[-1] == place.tokens + 1)
         flat = any(operation.attention != "keep" or operation.attention_scale != 1.0 for operation in operations)
-        if sinks and (flat or self._dispatcher.touches_attention):
+        if sinks and (flat or self._changes_attention()):
             what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
             raise UnsupportedOperationError(f"{place.ref}: a learned sink stands beside its keys: {what} there.")
         scores, visible = before_softmax(given, place.tokens, operations, sinks)
         if spot is not None:
-            self._softmax_at = spot
-            self._dispatcher.owe_values(spot)
-            self._dispatcher.check_queries(spot)
+            self._eager.before_softmax(spot)
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = place.perform(scores.masked_fill(sees_nothing, 0.0), *rest, **place.kwargs)
@@ -321,7 +352,7 @@ class Surgeon(Handler):
 
     def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """Check that every requested change was made."""
-        self._dispatcher.check_values()
+        self._eager.check_values()
         if call.stack.name in self._states:
             self._states[call.stack.name].reach(left, call.call.first_layer + len(call.call.blocks))
         for block, plan in enumerate(call.call.blocks):
@@ -348,11 +379,11 @@ class Surgeon(Handler):
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
-        self._dispatcher.reset()
+        self._reset_grafts()
 
     def end_pass(self, *, is_complete: bool) -> None:
         """Keep nothing of the pass, and check that every long skip was scaled."""
-        self._dispatcher.reset()
+        self._reset_grafts()
         self._states.clear()
         for stack in self._view.stacks if is_complete and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
@@ -369,10 +400,10 @@ class Surgeon(Handler):
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
         call = self.mode.open
-        if call is None or not self._dispatcher.at("reads"):
+        if call is None or not self._at("reads"):
             return None
         with observing():
-            return self._dispatcher.read(call, args)
+            return self._read(call, args)
 
     @contextmanager
     def _running_again(self, call: ActiveBlock) -> Iterator[None]:
