@@ -252,13 +252,15 @@ class StreamMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        # Most calls only ask for a shape; they, and our own work, concern no handler.
+        if func in QUERIES or is_observing():
+            return func(*args, **(kwargs or {}))
         return self._handler.call(func, args, kwargs or {})
 
     def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a torch function, and follow the stream through it."""
         call = self.open
-        # Outside a block, or for our own work, do nothing: this runs for every torch call of the model.
-        if call is None or func in QUERIES or is_observing():
+        if call is None:
             return func(*args, **kwargs)
         if func in call.sums:
             skip_sum = call.match(func, args, kwargs)
@@ -498,7 +500,7 @@ class StreamMode(TorchFunctionMode):
     def _end_pass(self, output: Any) -> None:
         """A forward pass of the model has ended; ``output`` is None if it raised."""
         is_over, self.in_pass = self.in_pass and output is not None, False
-        short = [stack for stack in self.view.stacks if self._calls_made[stack.name] != len(stack.calls)]
+        short = [stack for stack in self.view.stacks if self._calls_made.get(stack.name) != len(stack.calls)]
         self._handler.end_pass(is_complete=is_over and not short)
         if is_over and short:
             made = self._calls_made[short[0].name]

@@ -19,8 +19,8 @@ from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.block_call import ActiveBlock, in_backward
 from rankscope.stream.frames import tensors_in, with_another
-from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD, QUERIES
+from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, observing
+from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
@@ -107,9 +107,9 @@ class Surgeon(Handler):
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Scale long skips, which may lie between blocks, and let grafts see what blocks read."""
-        if self.mode.open is not None and func not in QUERIES and not is_observing():
+        if self.mode.open is not None:
             self._checkpoint.follow(self.mode.open, self._scales_long_skips())
-        if self.mode.in_pass and self._scales_long_skips() and not is_observing():
+        if self.mode.in_pass and self._scales_long_skips():
             return self._between_states(func, args, kwargs)
         return self._with_grafts(func, args, kwargs)
 
