@@ -201,8 +201,8 @@ def joint_mixture(operations: Sequence[Operation], grafts: Sequence[Mixture], li
         beyond = sorted(removed.difference(heads))
         if beyond:
             raise UnsupportedOperationError(f"heads={beyond}: the block has heads 0 to {heads[-1]}.")
-        kept = like.new_tensor([float(head not in removed) for head in heads])
-        steps.insert(0, Mixture(own=kept[:, None, None]))
+        kept = [float(head not in removed) for head in heads]
+        steps.insert(0, Mixture(own=torch.tensor(kept, dtype=like.dtype, device=like.device)[:, None, None]))
     scale = math.prod(operation.attention_scale for operation in operations)
     if any(operation.attention == "centred" for operation in operations):
         steps.insert(0, Mixture(own=scale, uniform=-scale))
@@ -269,8 +269,8 @@ def for_each_head(value: Tensor, heads: int) -> Tensor:
 
 def _times(number: Number, x: Tensor) -> Tensor:
     if isinstance(number, Tensor):
-        return number.to(x.dtype).to(x.device) * x
-    return x if number == 1.0 else number * x
+        return x * number.to(x.dtype).to(x.device)
+    return x if number == 1.0 else x * number
 
 
 def _counts(number: Number) -> bool:
