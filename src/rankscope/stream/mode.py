@@ -107,7 +107,7 @@ class AttentionPlace:
         args: of the call; those of a softmax begin with scores ``batch heads query key``.
         kwargs: of the call.
         perform: the model's own call.
-        tokens: of the stream.
+        block: the block that is running.
     """
 
     ref: SiteRef
@@ -115,7 +115,12 @@ class AttentionPlace:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     perform: Perform
-    tokens: int
+    block: ActiveBlock
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the stream."""
+        return self.block.batch_and_tokens()[1]
 
     def run(self) -> Any:
         """Run it as it is."""
@@ -346,8 +351,7 @@ class StreamMode(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        tokens = call.batch_and_tokens()[1]
-        return self._handler.attention(AttentionPlace(call.next_attention(), kind, args, kwargs, perform, tokens))
+        return self._handler.attention(AttentionPlace(call.next_attention(), kind, args, kwargs, perform, call))
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
         yield from self._handler.hooks(modules)
