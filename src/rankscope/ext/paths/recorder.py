@@ -42,58 +42,6 @@ def gains_of(ref: SiteRef, stream: Tensor, branch: Tensor, out: Tensor) -> tuple
     raise UnsupportedConfigError(f"{ref}: the sum is not the branch plus a multiple of the stream.")
 
 
-def attention_step(
-    ref: SiteRef,
-    weights: HeadWeights,
-    probs: Tensor,
-    state: Tensor,
-    norms: Sequence[NormCall],
-    branch: Tensor,
-    skip: Chain | None,
-    dtype: torch.dtype,
-) -> FrozenStep:
-    """Attention as a step: the norm before it, the maps after its heads, and its constant part.
-
-    Raises:
-        UnsupportedConfigError: the sum over heads is not what the model added.
-    """
-    heads = FrozenHeads.of(weights, probs, dtype)
-    shift = heads.shift(weights)
-    nearest = float("inf")
-    for read, before in _readings(state, norms, dtype):
-        out = heads(read.to(dtype)[None])[0] + shift
-        after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
-        if after is not None:
-            constant = _constant(heads, shift, before, after)
-            seen = SeenAttention(read, _given(out, branch, after, norms), branch)
-            return FrozenStep(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
-        nearest = min(nearest, departure(out, branch))
-    raise UnsupportedConfigError(
-        f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
-        f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
-        "family description does not tell; this block cannot be decomposed."
-    )
-
-
-def parallel_step(
-    ref: SiteRef,
-    weights: HeadWeights,
-    probs: Tensor,
-    state: Tensor,
-    norms: Sequence[NormCall],
-    branch: Tensor,
-    skip: Chain | None,
-    dtype: torch.dtype,
-    mlp: Tensor | None,
-) -> FrozenStep:
-    """Attention and MLP added at once: the observed MLP part is a source; the rest must be the heads."""
-    if mlp is None:
-        raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
-    rest = (branch.double() - mlp.double()).to(branch.dtype)
-    step = attention_step(ref, weights, probs, state, norms, rest, skip, dtype)
-    return replace(step, source=mlp.to(dtype), origin="mlp")
-
-
 def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall]) -> Tensor | None:
     """The output of the output projection: the branch, or the input of the norm after it; None if neither is known."""
     if after.is_identity:
@@ -234,7 +182,7 @@ class Recorder(Handler):
         skip = None if kept == 0 else way if kept == 1 else way.then(Chain((Gain(kept),)))
         if not call.joins:
             self._read, self._read_norms = self._state, self._norms
-        step = self._step(ref, label, way, skip, b) if added else FrozenStep(skip=skip)
+        step = self._step(ref, label, skip, b) if added else FrozenStep(skip=skip)
         if step.seen is not None:
             step = replace(step, seen=replace(step.seen, summed=y) if self._keep_seen else None)
         bias = _spread(None if skip is None else skip.offset(), b.to(self._arithmetic(b)))
@@ -252,22 +200,47 @@ class Recorder(Handler):
         attends, adds = (step if step.heads else before), (step if step.source is not None else before)
         return replace(attends, skip=before.skip, bias=bias, source=adds.source, origin=adds.origin)
 
-    def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> FrozenStep:
+    def _step(self, ref: SiteRef, label: Label | None, skip: Chain | None, b: Tensor) -> FrozenStep:
         dtype = self._arithmetic(b)
-        if label in ("attention", "both"):
-            assert self.mode.open is not None
-            weights = self._weights[self.mode.open.call.module_name]
-            if self._probs is None:
-                raise UnsupportedConfigError(f"{ref}: its attention probabilities were not seen.")
-            if label == "attention":
-                return attention_step(ref, weights, self._probs, self._read, self._read_norms, b, skip, dtype)
-            return parallel_step(
-                ref, weights, self._probs, self._read, self._read_norms, b, skip, dtype, self._parallel
-            )
+        if label == "attention":
+            return self._attention_step(ref, b, skip, dtype)
+        if label == "both":  # the MLP that was observed is a source; the rest must be the heads
+            if self._parallel is None:
+                raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
+            rest = (b.double() - self._parallel.double()).to(b.dtype)
+            step = self._attention_step(ref, rest, skip, dtype)
+            return replace(step, source=self._parallel.to(dtype), origin="mlp")
         if label == "mixer":
             raise UnsupportedConfigError(f"{ref}: a token mixer that is not attention has no paths through heads.")
         origins: dict[Label | None, Origin] = {"mlp": "mlp", "cross_attention": "cross_attention"}
         return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
+
+    def _attention_step(self, ref: SiteRef, branch: Tensor, skip: Chain | None, dtype: torch.dtype) -> FrozenStep:
+        """Attention as a step: the norm before it, the maps after its heads, and its constant part.
+
+        Raises:
+            UnsupportedConfigError: the sum over heads is not what the model added.
+        """
+        assert self.mode.open is not None
+        if self._probs is None:
+            raise UnsupportedConfigError(f"{ref}: its attention probabilities were not seen.")
+        weights, norms = self._weights[self.mode.open.call.module_name], self._read_norms
+        heads = FrozenHeads.of(weights, self._probs, dtype)
+        shift = heads.shift(weights)
+        nearest = float("inf")
+        for read, before in _readings(self._read, norms, dtype):
+            out = heads(read.to(dtype)[None])[0] + shift
+            after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
+            if after is not None:
+                constant = _constant(heads, shift, before, after)
+                seen = SeenAttention(read, _given(out, branch, after, norms), branch)
+                return FrozenStep(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
+            nearest = min(nearest, departure(out, branch))
+        raise UnsupportedConfigError(
+            f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
+            f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
+            "family description does not tell; this block cannot be decomposed."
+        )
 
     def attention(self, place: AttentionPlace) -> Any:
         """Read the probabilities, after surgery if any."""
