@@ -1,7 +1,7 @@
 """Options of the verbs, declared once for the command line, the plans of sweeps and the Python signatures.
 
 A Python function still writes out its own parameters; a test compares them with the declarations here. A verb lists its
-options in the order of its help, and changes a default with :meth:`Option.but`. This module imports nothing heavy,
+options in the order of its help, and changes a default with :meth:`Option.replace`. This module imports nothing heavy,
 because ``rankscope --help`` reads it.
 """
 
@@ -23,7 +23,7 @@ from rankscope.errors import InputError
 
 Several = Literal["names", "expressions", "repeated", "pair"]
 Noun = Literal["model", "inputs", "surgery"]
-MOST_NUMBER = 2**63 - 1
+LARGEST_NUMBER = 2**63 - 1
 """Largest seed, size or number that torch takes."""
 
 
@@ -37,8 +37,8 @@ class Option:
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
         default: default on the command line and in a plan; None to leave the default of the Python function.
         choices: the allowed words.
-        least: the smallest allowed number.
-        most: the largest allowed number.
+        minimum: the smallest allowed number.
+        maximum: the largest allowed number.
         several: how a list is written: ``"names"`` with commas, ``"expressions"`` with commas outside brackets,
             ``"repeated"`` one at a time, ``"pair"`` two words after one flag; None for a single value.
         flags: flags on the command line; ``--name`` if empty. The first is documented, the others are older spellings.
@@ -50,7 +50,7 @@ class Option:
         checks: further settings for typer, such as ``exists``.
         noun: the object that carries it in Python: ``"model"`` for :class:`rankscope.Model`, ``"inputs"`` for
             :class:`rankscope.Inputs`, ``"surgery"`` for :class:`rankscope.Surgery`; None for an argument of the verb.
-        also: further classes accepted in Python, as ``module.Class``, because this module imports none of
+        accepts: further classes accepted in Python, as ``module.Class``, because this module imports none of
             them; ``"builtins.object"`` accepts everything.
         on_command_line: whether the command line has it; tensors exist only in Python.
     """
@@ -60,8 +60,8 @@ class Option:
     kind: type = str
     default: Any = None
     choices: tuple[str, ...] = ()
-    least: int | None = None
-    most: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
     several: Several | None = None
     flags: tuple[str, ...] = ()
     metavar: str | None = None
@@ -71,10 +71,10 @@ class Option:
     in_plans: bool = False
     checks: Mapping[str, Any] = field(default_factory=dict)
     noun: Noun | None = None
-    also: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
     on_command_line: bool = True
 
-    def but(self, **changes: Any) -> Option:
+    def replace(self, **changes: Any) -> Option:
         """The same option with another default, help or bound."""
         return dataclasses.replace(self, **changes)
 
@@ -103,11 +103,11 @@ class Option:
             raise self._refused(value)
         return entries
 
-    def _is_also(self, value: Any) -> bool:
-        return any(f"{cls.__module__}.{cls.__qualname__}" in self.also for cls in type(value).__mro__)
+    def _is_accepted_class(self, value: Any) -> bool:
+        return any(f"{cls.__module__}.{cls.__qualname__}" in self.accepts for cls in type(value).__mro__)
 
     def _checked_one(self, value: Any) -> Any:
-        if self._is_also(value):
+        if self._is_accepted_class(value):
             return value
         if self.kind is bool:
             if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
@@ -141,16 +141,16 @@ class Option:
                 return None
         else:
             return None
-        too_small = self.least is not None and found < self.least
-        too_large = self.most is not None and found > self.most
+        too_small = self.minimum is not None and found < self.minimum
+        too_large = self.maximum is not None and found > self.maximum
         return None if too_small or too_large else found
 
     def _refused(self, value: Any) -> InputError:
         shown = reprlib.repr(value)
         near = difflib.get_close_matches(value, self.choices, n=1) if isinstance(value, str) else []
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        if self.most is not None and isinstance(value, int) and value > self.most:
-            hint = f" The largest is {self.most}."
+        if self.maximum is not None and isinstance(value, int) and value > self.maximum:
+            hint = f" The largest is {self.maximum}."
         return InputError(f"{self.name}={shown}: expected {self.expected}.{hint}")
 
     @property
@@ -161,10 +161,10 @@ class Option:
             one = f"{', '.join(others)} or {last}" if others else last
         else:
             one = _EXPECTED[self.kind]
-            if self.least is not None:
-                one += f", {self.least} or more"
-        if self.also and "builtins.object" not in self.also:
-            one += " or " + " or ".join(f"a {name.replace('builtins.', '')}" for name in self.also)
+            if self.minimum is not None:
+                one += f", {self.minimum} or more"
+        if self.accepts and "builtins.object" not in self.accepts:
+            one += " or " + " or ".join(f"a {name.replace('builtins.', '')}" for name in self.accepts)
         return {None: one, "pair": f"two of: {one}"}.get(self.several, f"a list of: {one}")
 
 
@@ -191,27 +191,33 @@ TEXT = Option(
     flags=("--text", "--inputs"),
     kind=Path,
     noun="inputs",
-    also=("builtins.object",),
+    accepts=("builtins.object",),
     help="Text file, tensors (.pt, .npz, .safetensors) or train.py:batch instead of the sample text.",
 )
 TOKENIZER = Option(
     name="tokenizer",
     metavar="NAME",
     noun="inputs",
-    also=("builtins.object",),
+    accepts=("builtins.object",),
     help="Hub name or folder of a tokenizer, for a model without one.",
 )
 RANDOM_TOKENS = Option(
     name="random_tokens", kind=bool, default=False, noun="inputs", help="Use random tokens instead of text."
 )
 SEQUENCES = Option(
-    name="sequences", kind=int, default=8, least=1, most=MOST_NUMBER, noun="inputs", help="Number of sequences."
+    name="sequences", kind=int, default=8, minimum=1, maximum=LARGEST_NUMBER, noun="inputs", help="Number of sequences."
 )
 TOKENS = Option(
-    name="tokens", kind=int, default=128, least=1, most=MOST_NUMBER, noun="inputs", help="Tokens per sequence."
+    name="tokens", kind=int, default=128, minimum=1, maximum=LARGEST_NUMBER, noun="inputs", help="Tokens per sequence."
 )
 BATCH = Option(
-    name="batch", kind=int, default=8, least=1, most=MOST_NUMBER, noun="inputs", help="Sequences per forward pass."
+    name="batch",
+    kind=int,
+    default=8,
+    minimum=1,
+    maximum=LARGEST_NUMBER,
+    noun="inputs",
+    help="Sequences per forward pass.",
 )
 TOKENS_POLICY = Option(
     name="tokens_policy",
@@ -223,7 +229,7 @@ TOKENS_POLICY = Option(
 PADDING = Option(
     name="padding",
     noun="inputs",
-    also=("torch.Tensor",),
+    accepts=("torch.Tensor",),
     on_command_line=False,
     help="Which tokens of your own tensors are padding.",
 )
@@ -235,14 +241,18 @@ AXES = Option(
     help="Order of the first two axes of your own tensors.",
 )
 LABELS = Option(
-    name="labels", noun="inputs", also=("builtins.object",), on_command_line=False, help="The class of each sequence."
+    name="labels",
+    noun="inputs",
+    accepts=("builtins.object",),
+    on_command_line=False,
+    help="The class of each sequence.",
 )
 SEED = Option(
     name="seed",
     kind=int,
     default=0,
-    least=0,
-    most=MOST_NUMBER,
+    minimum=0,
+    maximum=LARGEST_NUMBER,
     noun="model",
     help="Seed for random weights and random tokens.",
 )
@@ -252,19 +262,19 @@ INPUTS = (*TEXTS, SEQUENCES, TOKENS, BATCH, TOKENS_POLICY, SEED)
 INPUTS_FIELDS = (*INPUTS, PADDING, AXES, LABELS)
 
 # The model, and how it is run: the fields of rankscope.Model.
-DTYPE = Option(name="dtype", noun="model", also=("torch.dtype",), help="Dtype to run in, e.g. float64.")
+DTYPE = Option(name="dtype", noun="model", accepts=("torch.dtype",), help="Dtype to run in, e.g. float64.")
 DEVICE = Option(
     name="device",
     metavar="NAME",
     noun="model",
-    also=("torch.device",),
+    accepts=("torch.device",),
     help="Device to run on, e.g. cuda, cuda:1 or mps; default: cpu.",
 )
 BLOCKS = Option(
     name="blocks",
     metavar="PATTERN",
     noun="model",
-    also=("builtins.list", "builtins.tuple"),
+    accepts=("builtins.list", "builtins.tuple"),
     help="Pattern for the block modules, e.g. 'layers.*'; discovered by default.",
 )
 LAYOUT = Option(
@@ -272,7 +282,7 @@ LAYOUT = Option(
     flags=("--layout",),
     metavar="AXES",
     noun="model",
-    also=("rankscope.models.stream.Stream",),
+    accepts=("rankscope.models.stream.Stream",),
     help="Layout of the residual stream, e.g. 'batch dim tokens', slot=1, skips=around.",
 )
 
@@ -321,7 +331,7 @@ MASK = Option(
     name="mask",
     metavar="EXPRESSION",
     noun="surgery",
-    also=("rankscope.masks._mask.Mask",),
+    accepts=("rankscope.masks._mask.Mask",),
     help="Attention mask, e.g. 'causal & window(4)'.",
 )
 SURGERY = (
@@ -360,7 +370,7 @@ SURGERY = (
     Option(
         name="layers",
         kind=int,
-        least=0,
+        minimum=0,
         several="repeated",
         noun="surgery",
         help="Apply the surgery to this block only, counting from 0; repeatable.",
@@ -387,7 +397,7 @@ SURGERY_FIELDS = (
     Option(
         name="heads",
         kind=int,
-        least=0,
+        minimum=0,
         several="repeated",
         noun="surgery",
         on_command_line=False,
@@ -409,7 +419,7 @@ MEMORY = Option(
     name="memory",
     metavar="BUDGET",
     noun="model",
-    also=("builtins.int",),
+    accepts=("builtins.int",),
     help="With --offload: memory budget, e.g. 3GiB.",
 )
 PARALLEL = Option(
@@ -430,10 +440,10 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
         no_spread: why the model cannot be sharded over processes; None if it can.
     """
     spread = " or shard the model." if no_spread is None else f". fsdp and tensor are not supported: {no_spread}."
-    parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
+    parallel = PARALLEL.replace(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
         return (parallel, OFFLOAD, MEMORY)
-    return (parallel, OFFLOAD.but(in_plans=False, help=f"Not supported: {no_offload}."))
+    return (parallel, OFFLOAD.replace(in_plans=False, help=f"Not supported: {no_offload}."))
 
 
 # Output; every verb that makes a run has these options.

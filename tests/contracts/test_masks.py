@@ -117,9 +117,9 @@ def test_nothing_given_is_written_to(name: str) -> None:
 )
 def test_ranges_are_kept(name: str, parameter: object) -> None:
     given = dict(example(name).parameters)
-    for value in (parameter.least - 1, parameter.most + 1, 10**30, True, 1.0, "1", None):  # type: ignore[attr-defined]
+    for value in (parameter.minimum - 1, parameter.maximum + 1, 10**30, True, 1.0, "1", None):  # type: ignore[attr-defined]
         with pytest.raises(InputError, match=parameter.name):  # type: ignore[attr-defined]
             MASKS[name](**(given | {parameter.name: value}))  # type: ignore[attr-defined]
-    for value in (parameter.least, parameter.most):  # type: ignore[attr-defined]
+    for value in (parameter.minimum, parameter.maximum):  # type: ignore[attr-defined]
         mask = MASKS[name](**(given | {parameter.name: value}))  # type: ignore[attr-defined]
         assert mask.dense(5).tolist() == mask.sparse(5).toarray().tolist()

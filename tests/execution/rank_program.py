@@ -68,7 +68,7 @@ def alone(rank: int, world: int, folder: Path) -> dict[str, Any]:
 def many(**options: Any) -> dict[str, Any]:
     """So many inputs that a sample of their vectors is kept."""
     inputs = torch.randn(40, 7, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    for name in ("ALWAYS_KEPT", "MOST_KEPT"):
+    for name in ("ALWAYS_STORED", "LARGEST_STORED"):
         setattr(numbered_vectors, name, 4)
     return told(flat(rs.measure, own_model(), inputs, batch=3, **options))
 

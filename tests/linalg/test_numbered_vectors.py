@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope.linalg.numbered_vectors import ALWAYS_KEPT, MOST_KEPT, NumberedVectors
+from rankscope.linalg.numbered_vectors import ALWAYS_STORED, LARGEST_STORED, NumberedVectors
 
 DIM = 12
 
@@ -28,16 +28,16 @@ def collected(x: torch.Tensor, batch: int, world: int = 1) -> NumberedVectors:
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("batch", [7, 64])
 def test_few_vectors_are_all_kept_and_of_many_an_even_sample(batch: int, world: int) -> None:
-    few, many = vectors(300), vectors(MOST_KEPT + 1000)
+    few, many = vectors(300), vectors(LARGEST_STORED + 1000)
     found = collected(few, batch, world)
     assert found.is_exact
     assert found.is_complete
-    assert torch.equal(found.kept(), few)
+    assert torch.equal(found.sample(), few)
     found = collected(many, batch, world)
     assert not found.is_exact
     assert found.is_complete
-    places = torch.linspace(0, len(many) - 1, MOST_KEPT, dtype=torch.float64).round().long()
-    assert torch.equal(found.kept(), many[places])
+    places = torch.linspace(0, len(many) - 1, LARGEST_STORED, dtype=torch.float64).round().long()
+    assert torch.equal(found.sample(), many[places])
 
 
 def test_of_wide_vectors_fewer_are_kept() -> None:
@@ -45,7 +45,7 @@ def test_of_wide_vectors_fewer_are_kept() -> None:
     found = NumberedVectors(300, 1 << 20)
     found.add(0, x)
     assert not found.is_exact
-    assert len(found.kept()) == ALWAYS_KEPT
+    assert len(found.sample()) == ALWAYS_STORED
 
 
 def test_a_vector_that_does_not_exist_is_left_out() -> None:
@@ -54,4 +54,4 @@ def test_a_vector_that_does_not_exist_is_left_out() -> None:
     found = NumberedVectors(4, 1 << 20)
     found.add(0, x, [True, True, False, True])
     assert found.is_complete
-    assert torch.equal(found.kept(), x[[0, 1, 3]])
+    assert torch.equal(found.sample(), x[[0, 1, 3]])

@@ -160,8 +160,8 @@ def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
 def test_of_many_inputs_a_sample_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = small_bert().double(), sentences(60)
     exact = rs.measure(model, rs.Inputs(ids, batch=7))
-    monkeypatch.setattr(numbered_vectors, "ALWAYS_KEPT", 20)
-    monkeypatch.setattr(numbered_vectors, "MOST_KEPT", 30)
+    monkeypatch.setattr(numbered_vectors, "ALWAYS_STORED", 20)
+    monkeypatch.setattr(numbered_vectors, "LARGEST_STORED", 30)
     many = rs.measure(model, rs.Inputs(ids, batch=7))
     sample = rs.measure(model, ids[np.linspace(0, 59, 30).round().astype(int)])
     for name in ("relative_residual", "effective_rank", "alpha_req", "uniformity"):

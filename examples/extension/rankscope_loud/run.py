@@ -34,8 +34,8 @@ def loudness(
 
     def observe(ref: SiteRef, x: Tensor) -> None:
         reader.note(ref, x)
-        norms, kept = x.double().norm(dim=-1), reader.kept(x)
-        counts = torch.ones_like(norms) if kept is None else kept.to(norms)
+        norms, valid = x.double().norm(dim=-1), reader.valid(x)
+        counts = torch.ones_like(norms) if valid is None else valid.to(norms)
         values = louder * ((norms * counts).sum(-1) / counts.sum(-1)).numpy()
         writer.add(
             metric="token_norm",

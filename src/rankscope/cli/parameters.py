@@ -9,7 +9,8 @@ from rankscope import options
 from rankscope.cli.verb_commands import typer_option
 
 Text = Annotated[
-    Path | None, typer_option(options.TEXT.but(flags=("--text",), help="Text file to use instead of the sample text."))
+    Path | None,
+    typer_option(options.TEXT.replace(flags=("--text",), help="Text file to use instead of the sample text.")),
 ]
 Metrics = Annotated[list[str] | None, typer_option(options.METRICS)]
 Figure = Annotated[Path | None, typer_option(options.FIGURE)]

@@ -97,8 +97,8 @@ def typer_option(option: Option, panel: str | None = None) -> Any:
     settings: dict[str, Any] = {"help": option.help, **option.checks}
     if option.metavar is not None:
         settings["metavar"] = option.metavar
-    if option.least is not None:
-        settings["min"] = option.least
+    if option.minimum is not None:
+        settings["min"] = option.minimum
     if option.is_argument:
         return typer.Argument(**settings)
     flags = option.flags or (f"--{option.name.replace('_', '-')}",)

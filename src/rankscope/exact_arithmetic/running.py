@@ -136,7 +136,7 @@ class _Deviator(SiteMode):
         return replaced
 
     def _fitting(self, x: Tensor) -> Tensor | None:
-        """The kept tokens, if they fit this stream; tokens that the model itself added as padding do not count."""
+        """Which tokens count, if they fit this stream; tokens that the model itself added as padding do not count."""
         rows = x.shape[:-1].numel()
         if self._keep is None or self._keep.numel() > rows:
             return None

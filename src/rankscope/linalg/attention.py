@@ -57,9 +57,9 @@ class AttentionMatrix(AttentionView, Joinable):
         self.made = Made(AttentionMatrix, (probs, self._support_by_sequence(), keep))
 
     @cached_property
-    def kept(self) -> Bool[Tensor, "matrices query"]:
+    def valid(self) -> Bool[Tensor, "matrices query"]:
         """Which rows count."""
-        return self.rows.kept
+        return self.rows.valid
 
     @cached_property
     def support_size(self) -> Float[Tensor, "matrices query"]:
@@ -72,7 +72,7 @@ class AttentionMatrix(AttentionView, Joinable):
     def sees_first(self) -> Bool[Tensor, "matrices query"]:
         """Whether a row may see the first key."""
         if self._support is None:
-            return torch.ones_like(self.kept)
+            return torch.ones_like(self.valid)
         return self._per_row(self._support.gather(-1, self._first_of_support).squeeze(-1))
 
     @cached_property
@@ -95,9 +95,9 @@ class AttentionMatrix(AttentionView, Joinable):
     def sees_itself(self) -> Bool[Tensor, "matrices query"]:
         """Whether a row may see the key at its own position."""
         if self.rows.tokens != self.keys:
-            return torch.zeros_like(self.kept)
+            return torch.zeros_like(self.valid)
         if self._support is None:
-            return torch.ones_like(self.kept)
+            return torch.ones_like(self.valid)
         square = self._support.expand(*self._support.shape[:-2], self.keys, self.keys)
         return self._per_row(square.diagonal(dim1=-2, dim2=-1))
 
@@ -106,7 +106,7 @@ class AttentionMatrix(AttentionView, Joinable):
         """Probability that each row gives to the key at its own position."""
         if self.rows.tokens != self.keys:
             return self.rows.zeros(self.rows.tokens)
-        return self.rows.entries(torch.arange(self.keys, device=self.rows.device).expand_as(self.kept))
+        return self.rows.entries(torch.arange(self.keys, device=self.rows.device).expand_as(self.valid))
 
     @property
     def count(self) -> Float[Tensor, " matrices"]:
@@ -154,7 +154,7 @@ class AttentionMatrix(AttentionView, Joinable):
     @cached_property
     def _first_key(self) -> Tensor:
         if self._support is None:
-            return torch.zeros_like(self.kept, dtype=torch.int64)
+            return torch.zeros_like(self.valid, dtype=torch.int64)
         return self._per_row(self._first_of_support.squeeze(-1))
 
     def _per_row(self, value: Tensor) -> Tensor:

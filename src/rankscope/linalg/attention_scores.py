@@ -44,27 +44,27 @@ class AttentionScores(Joinable):
         self.fewest = scores.shape[-2] if keep is None else 0
         rows = scores.detach().amax(-1)
         every = torch.ones_like(rows, dtype=torch.bool)
-        kept = every if keep is None else keep.unsqueeze(-2).expand_as(every).to(rows.device)
+        valid = every if keep is None else keep.unsqueeze(-2).expand_as(every).to(rows.device)
         home, matrices = float64_home(rows), math.prod(self.batch_shape)
         self._rows = rows.to(home).double().reshape(matrices, -1)
-        self._kept = kept.to(home).reshape(matrices, -1)
+        self._valid = valid.to(home).reshape(matrices, -1)
         self.made = Made(AttentionScores, (rows.unsqueeze(-1), keep))
 
     @cached_property
     def count(self) -> Float[Tensor, " matrices"]:
         """Number of query rows that count."""
-        return self._kept.sum(-1).double()
+        return self._valid.sum(-1).double()
 
     @cached_property
     def finite(self) -> Bool[Tensor, " matrices"]:
         """Whether no row that counts holds NaN or plus infinity; minus infinity hides a key."""
         lost = self._rows.isnan() | (self._rows == torch.inf)
-        return ~(lost & self._kept).any(-1)
+        return ~(lost & self._valid).any(-1)
 
     @cached_property
     def largest(self) -> Float[Tensor, " matrices"]:
         """The largest score of the rows that count; NaN if they see no key."""
-        seen = self._kept & ~(self._rows <= HIDES)
+        seen = self._valid & ~(self._rows <= HIDES)
         if self._rows.shape[-1] == 0:
             return self._rows.sum(-1) * math.nan
         return torch.where(seen.any(-1), self._rows.masked_fill(~seen, -torch.inf).amax(-1), math.nan)

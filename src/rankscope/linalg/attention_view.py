@@ -34,7 +34,7 @@ class AttentionView(ABC):
 
     @property
     @abstractmethod
-    def kept(self) -> Bool[Tensor, "matrices query"]:
+    def valid(self) -> Bool[Tensor, "matrices query"]:
         """Which rows count."""
 
     @property

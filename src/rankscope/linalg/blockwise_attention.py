@@ -343,7 +343,7 @@ class BlockwiseAttention(AttentionView):
         return torch.promote_types(self._query.dtype, torch.float32)
 
     @cached_property
-    def kept(self) -> Bool[Tensor, "matrices query"]:
+    def valid(self) -> Bool[Tensor, "matrices query"]:
         """Which rows count."""
         shape = (*self.batch_shape, self._query.shape[2])
         if self._keep is None:
@@ -353,7 +353,7 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def count(self) -> Float[Tensor, " matrices"]:
         """Number of query rows that count."""
-        return self.kept.sum(-1).double()
+        return self.valid.sum(-1).double()
 
     @property
     def fewest(self) -> int:
@@ -438,8 +438,8 @@ class BlockwiseAttention(AttentionView):
         return [row.nonzero().flatten().tolist() for row in self._keep.cpu()]
 
     def _by_row(self, parts: list[Tensor], otherwise: float) -> Tensor:
-        found = torch.full(self.kept.shape, otherwise, dtype=torch.float64, device=self._query.device)
-        return found.masked_scatter_(self.kept, torch.cat([part.flatten() for part in parts])) if parts else found
+        found = torch.full(self.valid.shape, otherwise, dtype=torch.float64, device=self._query.device)
+        return found.masked_scatter_(self.valid, torch.cat([part.flatten() for part in parts])) if parts else found
 
     def _by_matrix(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts) if parts else self.count.new_zeros(0)

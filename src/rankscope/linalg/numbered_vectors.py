@@ -1,7 +1,7 @@
 """Many vectors that arrive in any order, batch by batch or rank by rank, in bounded memory.
 
-All are kept if they are few; of more, an evenly spaced sample. What is kept depends on the number and the size of the
-vectors only, not on their order or on the number of processes.
+All are stored if they are few; of more, an evenly spaced sample. What is stored depends only on the number and the size
+of the vectors, not on their order or on the number of processes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-MOST_KEPT = 4096
-"""At most this many vectors are kept, if they fit; more have 10^7 pairs, which are too many to go through."""
-ALWAYS_KEPT = 256
-"""So many are kept however long they are."""
+LARGEST_STORED = 4096
+"""At most this many vectors are stored, if they fit; more have 10^7 pairs, which are too many to go through."""
+ALWAYS_STORED = 256
+"""So many are stored however long they are."""
 
 
 class NumberedVectors:
@@ -26,7 +26,7 @@ class NumberedVectors:
 
     Args:
         count: how many there will be.
-        most_bytes: memory for everything kept.
+        most_bytes: memory for everything stored.
     """
 
     def __init__(self, count: int, most_bytes: int) -> None:
@@ -55,11 +55,11 @@ class NumberedVectors:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every vector is kept."""
+        """Whether every vector is stored."""
         return self._wanted is None
 
-    def kept(self) -> Float[Tensor, "rows dim"]:
-        """The vectors that are kept, in order: all, or an evenly spaced sample."""
+    def sample(self) -> Float[Tensor, "rows dim"]:
+        """The stored vectors, in order: all, or an evenly spaced sample."""
         assert self._rows is not None
         return self._rows[[self._slots[number] for number in sorted(self._slots)]]
 
@@ -67,7 +67,7 @@ class NumberedVectors:
         """Everything, for another process."""
         return {
             "numbers": sorted(self._slots),
-            "kept": base64.b64encode(self.kept().numpy().astype("<f8").tobytes()).decode() if self._slots else None,
+            "kept": base64.b64encode(self.sample().numpy().astype("<f8").tobytes()).decode() if self._slots else None,
             "added": [list(entry) for entry in self._added.items()],
         }
 
@@ -82,7 +82,7 @@ class NumberedVectors:
         """Store those of the vectors that are wanted; one that is there already is the same."""
         if self._rows is None:
             dim = vectors.shape[-1]
-            most = max(ALWAYS_KEPT, min(MOST_KEPT, self._most_bytes // (8 * dim)))
+            most = max(ALWAYS_STORED, min(LARGEST_STORED, self._most_bytes // (8 * dim)))
             if self.count > most:
                 self._wanted = frozenset(np.linspace(0, self.count - 1, most).round().astype(int).tolist())
             self._rows = torch.empty(min(self.count, most), dim, dtype=torch.float64)

@@ -38,9 +38,9 @@ class Queries:
                 "(*batch, heads, tokens, dim), with a number of heads that is a multiple of that of the keys."
             )
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-        kept = None if keep is None else keep.unsqueeze(-2).expand(query.shape[:-1])
-        self.query = Tokens(query, kept)
-        self.key = Tokens(key, kept if key.shape[-2] == query.shape[-2] else None)
+        valid = None if keep is None else keep.unsqueeze(-2).expand(query.shape[:-1])
+        self.query = Tokens(query, valid)
+        self.key = Tokens(key, valid if key.shape[-2] == query.shape[-2] else None)
         self.batch_shape, self.fewest = self.query.batch_shape, self.query.fewest
 
     @property

@@ -44,25 +44,25 @@ class Routing(Joinable):
         self.experts = probs.shape[-1]
         home, sequences, tokens = float64_home(probs), math.prod(self.batch_shape), probs.shape[-2]
         every = torch.ones(sequences, tokens, dtype=torch.bool, device=home)
-        self.kept = every if keep is None else keep.detach().to(home).reshape(sequences, tokens)
+        self.valid = every if keep is None else keep.detach().to(home).reshape(sequences, tokens)
         self._probs = probs.detach().to(home).reshape(sequences, tokens, self.experts)
         self._chosen = chosen.detach().to(home).reshape(sequences, tokens, chosen.shape[-1])
 
     @cached_property
     def count(self) -> Float[Tensor, " sequences"]:
         """Number of tokens that count."""
-        return self.kept.sum(-1).double()
+        return self.valid.sum(-1).double()
 
     @cached_property
     def finite(self) -> Bool[Tensor, " sequences"]:
         """Whether every probability that counts is a finite number."""
-        return (self._probs.isfinite().all(-1) | ~self.kept).all(-1)
+        return (self._probs.isfinite().all(-1) | ~self.valid).all(-1)
 
     @cached_property
     def load(self) -> Float[Tensor, "sequences experts"]:
         """Share of the choices that went to each expert; NaN without tokens, or if a probability is not finite."""
-        sent = torch.zeros(*self.kept.shape[:1], self.experts, dtype=torch.float64, device=self.kept.device)
-        ones = self.kept.unsqueeze(-1).expand(self._chosen.shape).double()
+        sent = torch.zeros(*self.valid.shape[:1], self.experts, dtype=torch.float64, device=self.valid.device)
+        ones = self.valid.unsqueeze(-1).expand(self._chosen.shape).double()
         sent.scatter_add_(1, self._chosen.flatten(1), ones.flatten(1))
         share: Tensor = sent / sent.sum(-1, keepdim=True)
         return share.masked_fill(~self.finite.unsqueeze(-1), math.nan)

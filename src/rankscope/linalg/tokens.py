@@ -99,7 +99,7 @@ class Tokens(Joinable):
         return (~self._drop).sum(-1).double()
 
     @property
-    def kept(self) -> Bool[Tensor, "sequences tokens"]:
+    def valid(self) -> Bool[Tensor, "sequences tokens"]:
         """Which tokens count."""
         if self._drop is None:
             return torch.ones(self.sequences, self.tokens, dtype=torch.bool, device=self.device)
@@ -194,7 +194,7 @@ class Tokens(Joinable):
     @cached_property
     def _both_eigenvalues(self) -> Float[Tensor, "twice_sequences side"]:
         """Eigenvalues of the Gram matrices of X and then of CX."""
-        return spectrum.gram_eigenvalues(torch.cat(self.kept_grams))
+        return spectrum.gram_eigenvalues(torch.cat(self.cached_grams))
 
     @cached_property
     def sampled(self) -> Tokens:
@@ -205,7 +205,7 @@ class Tokens(Joinable):
         return found
 
     @cached_property
-    def kept_grams(self) -> Grams:
+    def cached_grams(self) -> Grams:
         """Gram matrices of all sequences, cached; used only if they are small."""
         return all_grams(self)
 
@@ -270,7 +270,7 @@ class Tokens(Joinable):
     def centred_piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
         """The same piece of CX."""
         X = self.piece(group, rows, room)
-        return centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
+        return centre_(X, self._norm_sums.mean.of(group), self.valid_bits(group, rows))
 
     def slabs(self, group: slice) -> Iterator[slice]:
         """The channels, a few at a time, of all tokens of a group: for reductions that need whole columns."""
@@ -281,7 +281,7 @@ class Tokens(Joinable):
         """A few channels of X in float64 and in units of the scale, zero for dropped tokens."""
         x = self._x[group, :, channels]
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
-        clear_(X, self.kept_bits(group, slice(None)))
+        clear_(X, self.valid_bits(group, slice(None)))
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
 
     def sample(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
@@ -318,16 +318,16 @@ class Tokens(Joinable):
         """Which tokens of the piece do not count."""
         return None if self._drop is None else self._drop[group, rows].unsqueeze(-1)
 
-    def kept_bits(self, group: slice, rows: slice) -> Int[Tensor, "group rows 1"] | None:
+    def valid_bits(self, group: slice, rows: slice) -> Int[Tensor, "group rows 1"] | None:
         """A bit mask per token: all bits set if it counts, none otherwise (see :func:`clear_`)."""
-        return None if self._kept_bits is None else self._kept_bits[group, rows]
+        return None if self._valid_bits is None else self._valid_bits[group, rows]
 
     @cached_property
     def _norm_sums(self) -> NormSums:
         return norm_sums(self)
 
     @cached_property
-    def _kept_bits(self) -> Tensor | None:
+    def _valid_bits(self) -> Tensor | None:
         # As int64, False - 1 = -1 has all bits set and True - 1 = 0 has none.
         return None if self._drop is None else self._drop.long().sub_(1).unsqueeze(-1)
 
@@ -335,7 +335,7 @@ class Tokens(Joinable):
         """The same as :meth:`piece` in the units of ``x``."""
         x = self._x[group, rows]
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else fitting(room, x)
-        return clear_(X.copy_(x), self.kept_bits(group, rows))
+        return clear_(X.copy_(x), self.valid_bits(group, rows))
 
 
 Reader = Callable[[], Iterable[tuple[slice, Tensor]]]
@@ -369,7 +369,7 @@ class TokenPiece:
     X: Float[Tensor, "group rows dim"]
     spare: Float[Tensor, "group rows dim"]
     mean: Mean
-    kept_bits: Int[Tensor, "group rows 1"] | None
+    valid_bits: Int[Tensor, "group rows 1"] | None
     is_large: bool
 
     @property
@@ -379,24 +379,24 @@ class TokenPiece:
 
     def centre_(self) -> Tensor:
         """Turn X into CX, in place."""
-        return centre_(self.X, self.mean, self.kept_bits)
+        return centre_(self.X, self.mean, self.valid_bits)
 
 
-def centre_(X: Tensor, mean: Mean, kept_bits: Tensor | None) -> Tensor:
+def centre_(X: Tensor, mean: Mean, valid_bits: Tensor | None) -> Tensor:
     """Turn X into CX, in place; dropped tokens stay zero."""
     X.sub_(mean.value)
     if mean.tail is not None:
         X.sub_(mean.tail)
-    return clear_(X, kept_bits)
+    return clear_(X, valid_bits)
 
 
-def clear_(X: Tensor, kept_bits: Tensor | None) -> Tensor:
+def clear_(X: Tensor, valid_bits: Tensor | None) -> Tensor:
     """Set dropped tokens to zero, in place, even if they are NaN.
 
     The bitwise AND is several times as fast as ``masked_fill_`` on a CPU.
     """
-    if kept_bits is not None:
-        X.view(torch.int64).bitwise_and_(kept_bits)
+    if valid_bits is not None:
+        X.view(torch.int64).bitwise_and_(valid_bits)
     return X
 
 
@@ -417,7 +417,7 @@ def walk(tokens: Tokens) -> Iterator[TokenPiece]:
         read = _reader(tokens, group, strips, room)
         mean = _mean(tokens, group, read, spare, n[group])
         for rows, X in read():
-            yield TokenPiece(group, rows, X, fitting(spare, X), mean, tokens.kept_bits(group, rows), tokens.are_large)
+            yield TokenPiece(group, rows, X, fitting(spare, X), mean, tokens.valid_bits(group, rows), tokens.are_large)
 
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
@@ -452,7 +452,7 @@ def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) 
         return Mean(mean, None)
     # The mean of X - mean is the rounding error of the mean: a second pass recovers the digits lost in the first.
     deviations = (
-        clear_(torch.sub(X, mean, out=fitting(spare, X)), tokens.kept_bits(group, rows)).sum(-2, keepdim=True)
+        clear_(torch.sub(X, mean, out=fitting(spare, X)), tokens.valid_bits(group, rows)).sum(-2, keepdim=True)
         for rows, X in read()
     )
     return Mean(mean, _total(deviations).div_(n))
@@ -757,7 +757,7 @@ def _leave_threads_idle(tokens: Tokens) -> bool:
     """Whether there are threads for the other spectrum too: then X and CX are solved at the same time."""
     on_cpu = tokens.device.type == "cpu"
     divided = spectrum.are_divided(2 * tokens.sequences, _side(tokens))
-    return on_cpu and _are_kept(tokens) and divided and tokens.sequences < available_threads()
+    return on_cpu and _is_cached(tokens) and divided and tokens.sequences < available_threads()
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
@@ -794,13 +794,13 @@ def _finite(tokens: Tokens, block: GramBlock) -> GramBlock:
     return block
 
 
-def _are_kept(tokens: Tokens) -> bool:
+def _is_cached(tokens: Tokens) -> bool:
     most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
     return tokens.sequences * _side(tokens) ** 2 <= most
 
 
 def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
-    return [GramBlock(slice(0, tokens.sequences), *tokens.kept_grams)] if _are_kept(tokens) else gram_blocks(tokens)
+    return [GramBlock(slice(0, tokens.sequences), *tokens.cached_grams)] if _is_cached(tokens) else gram_blocks(tokens)
 
 
 def _side(tokens: Tokens) -> int:
@@ -895,7 +895,7 @@ def _several(blocks: Iterable[GramBlock]) -> Iterator[GramBlock]:
 def _of_grams(tokens: Tokens, block: GramBlock) -> list[Tensor]:
     """From the Gram matrices of CX; again from unit vectors for sequences that need it."""
     group = block.group
-    known = None if tokens.dropped(group, slice(None)) is None else tokens.kept[group]
+    known = None if tokens.dropped(group, slice(None)) is None else tokens.valid[group]
     fields, sure = centred_pair_statistics(*_products(tokens, block), known)
     found = list(fields)
     for i in (~sure).nonzero().flatten().tolist():
@@ -935,6 +935,6 @@ def _weigh(
     squares = torch.mul(X, X, out=fitting(spare, X))
     energy.copy_((squares @ weight.unsqueeze(-1)).squeeze(-1))
     mean = Mean(tokens.mean[group].unsqueeze(-2)[..., channels], None)
-    C = centre_(X[..., channels], mean, tokens.kept_bits(group, rows))
+    C = centre_(X[..., channels], mean, tokens.valid_bits(group, rows))
     C.mul_((1.0 - weight[:, channels]).sqrt_().unsqueeze(-2))
     products.baddbmm_(C, C.mT, alpha=-1.0)

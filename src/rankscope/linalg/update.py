@@ -91,9 +91,9 @@ class Update(Joinable):
         return self._before.count
 
     @property
-    def kept(self) -> Bool[Tensor, "sequences tokens"]:
+    def valid(self) -> Bool[Tensor, "sequences tokens"]:
         """Which tokens count."""
-        return self._before.kept
+        return self._before.valid
 
     @property
     def finite(self) -> Bool[Tensor, " sequences"]:
@@ -107,7 +107,7 @@ class Update(Joinable):
 
     def mean(self, values: Float[Tensor, "sequences tokens"]) -> Float[Tensor, " sequences"]:
         """Mean over the tokens that count and have a value (are not NaN); NaN if an entry is not finite."""
-        counts = self.kept & ~values.isnan()
+        counts = self.valid & ~values.isnan()
         mean = values.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)
         return mean.masked_fill(~self.finite, math.nan)
 
@@ -118,7 +118,7 @@ class Update(Joinable):
         """
         if values.shape[-1] == 0:
             return values.sum(-1) * math.nan
-        ordered = values.masked_fill(~self.kept, math.nan).sort(-1).values  # NaN last
+        ordered = values.masked_fill(~self.valid, math.nan).sort(-1).values  # NaN last
         known = (~ordered.isnan()).sum(-1, keepdim=True)
         middle = torch.cat([(known - 1).clamp_min(0) // 2, known // 2], -1).clamp_max(values.shape[-1] - 1)
         return ordered.gather(-1, middle).mean(-1).masked_fill(~self.finite, math.nan)

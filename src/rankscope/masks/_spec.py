@@ -29,16 +29,16 @@ class Parameter:
         name: name in the predicate's signature.
         meaning: one line for the documentation and the command line.
         kind: ``int`` or ``str``.
-        least: smallest value of an ``int``.
-        most: largest value of an ``int``.
+        minimum: smallest value of an ``int``.
+        maximum: largest value of an ``int``.
         default: default value; None if it is required.
     """
 
     name: str
     meaning: str
     kind: type[int] | type[str] = int
-    least: int = 0
-    most: int = LARGEST
+    minimum: int = 0
+    maximum: int = LARGEST
     default: Value | None = None
 
     def __str__(self) -> str:
@@ -49,9 +49,11 @@ class Parameter:
         if self.kind is str and isinstance(value, str):
             return value
         if self.kind is int and isinstance(value, int) and not isinstance(value, bool):
-            if self.least <= value <= self.most:
+            if self.minimum <= value <= self.maximum:
                 return value
-            raise InputError(f"{mask}({self.name}={_short(value)}): {self.name} goes from {self.least} to {self.most}.")
+            raise InputError(
+                f"{mask}({self.name}={_short(value)}): {self.name} goes from {self.minimum} to {self.maximum}."
+            )
         wanted = "a whole number" if self.kind is int else "a string"
         raise InputError(f"{mask}: {self.name} ({self.meaning}) is {wanted}, not {_short(value)}.")
 

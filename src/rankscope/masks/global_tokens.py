@@ -15,7 +15,7 @@ def _edges(tokens: int, count: int) -> Progressions:
 
 
 @mask(
-    parameters=(Parameter("count", "tokens at the start that see all and are seen by all", least=1),),
+    parameters=(Parameter("count", "tokens at the start that see all and are seen by all", minimum=1),),
     edges=_edges,
     example="global_tokens(2)",
     is_causal=False,

@@ -39,7 +39,7 @@ class _Draws:
 
 @mask(
     parameters=(
-        Parameter("degree", "keys drawn for each query, besides itself", most=MOST_DRAWS),
+        Parameter("degree", "keys drawn for each query, besides itself", maximum=MOST_DRAWS),
         Parameter("seed", "another seed, another graph", default=0),
     ),
     edges=_Draws,

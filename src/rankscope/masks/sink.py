@@ -14,7 +14,7 @@ def _edges(tokens: int, count: int) -> Progressions:
 
 
 @mask(
-    parameters=(Parameter("count", "keys at the start that every query sees", least=1),),
+    parameters=(Parameter("count", "keys at the start that every query sees", minimum=1),),
     edges=_edges,
     example="sink(2)",
     is_causal=False,

@@ -33,5 +33,5 @@ def attention_entropy(attention: AttentionView) -> Tensor:
     """
     sums, size = attention.sums, attention.support_size
     entropy = (sums.mass.log() - sums.p_log_p / sums.mass) / size.log()
-    counts = attention.kept & (size >= 2) & ~(sums.mass == 0)
+    counts = attention.valid & (size >= 2) & ~(sums.mass == 0)
     return entropy.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)

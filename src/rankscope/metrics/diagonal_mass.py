@@ -29,5 +29,5 @@ def diagonal_mass(attention: AttentionView) -> Tensor:
         >>> diagonal_mass(torch.eye(4).expand(1, 4, 4)).item()
         1.0
     """
-    counts = attention.kept & attention.sees_itself & (attention.support_size >= 2)
+    counts = attention.valid & attention.sees_itself & (attention.support_size >= 2)
     return attention.own_mass.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)

@@ -33,6 +33,6 @@ def router_entropy(routing: Routing) -> Tensor:
         1.0
     """
     entropy = routing.entropies / math.log(routing.experts)
-    counts = routing.kept & ~entropy.isnan()
+    counts = routing.valid & ~entropy.isnan()
     mean = entropy.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)
     return mean.masked_fill(~routing.finite, math.nan)

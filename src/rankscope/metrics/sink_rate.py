@@ -29,5 +29,5 @@ def first_token_sink_rate(attention: AttentionView) -> Tensor:
         >>> first_token_sink_rate(torch.full((1, 4, 4), 0.25)).item()
         0.25
     """
-    counts = attention.kept & attention.sees_first & (attention.support_size >= 2)
+    counts = attention.valid & attention.sees_first & (attention.support_size >= 2)
     return attention.first_mass.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)

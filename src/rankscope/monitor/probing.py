@@ -160,7 +160,7 @@ class ProbeBattery:
         with full_precision(_a_tensor_of(seen)):
             self._reader(ref, seen)
             if self._compares and ref.site == SITE and isinstance(seen, Tensor):
-                pooled = Pooling("mean").pooled(seen, self._reader.kept(seen))
+                pooled = Pooling("mean").pooled(seen, self._reader.valid(seen))
                 self._reader.later([pooled], self._pooled.setdefault((ref.stack, ref.layer), []).append)
 
     def values(self) -> tuple[LayerValue, ...]:

@@ -148,7 +148,7 @@ class InputsReader:
         is_entry = ref.site == ENTRY_SITE and ref.layer == 0 and self._baseline
         if not (ref.site == SITE or is_entry) or not isinstance(seen, Tensor):
             return
-        keep = self._reader.kept(seen)
+        keep = self._reader.valid(seen)
         # A class token is the same in all inputs when it enters: the mean of the tokens then tells how inputs differ.
         poolings = dict.fromkeys((*self._poolings, Pooling("mean"))) if is_entry else self._poolings
         for pooling in poolings:
@@ -198,11 +198,11 @@ class InputsReader:
         for place in places:
             stack, layer, pooling = place
             if self._classes is not None and layer != BEFORE and self._places[place].is_exact:
-                gap = class_gap(self._places[place].kept(), self._classes)
+                gap = class_gap(self._places[place].sample(), self._classes)
                 self._apart.setdefault(pooling.site, {}).setdefault(stack or "", {})[str(layer)] = gap
             specs, site = (self._specs, pooling.site) if layer != BEFORE else (self._baseline, pooling.entry_site)
             vectors = self._places.pop(place)
-            reading = evaluate(specs, Tokens(vectors.kept()), self._floors[place])
+            reading = evaluate(specs, Tokens(vectors.sample()), self._floors[place])
             statuses = reading.statuses.numpy().copy()
             if not vectors.is_exact:
                 statuses[statuses == _CODE[Status.OK]] = _CODE[Status.ESTIMATE]

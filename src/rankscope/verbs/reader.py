@@ -152,7 +152,7 @@ class SiteReader:
         assert self._batch is not None
         return self._batch.first_sequence
 
-    def kept(self, x: Tensor) -> Tensor | None:
+    def valid(self, x: Tensor) -> Tensor | None:
         """Which tokens of a stream are measured; None for all."""
         return self._keep(x.shape[0], x.shape[1], x.device)
 
@@ -206,7 +206,7 @@ class SiteReader:
 
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
-        view = Tokens(x, self.kept(x), spectra=self._spectra)
+        view = Tokens(x, self.valid(x), spectra=self._spectra)
         self.not_estimated |= {spec.name for spec in specs if is_left_out(spec, view)}
         specs = [spec for spec in specs if not is_left_out(spec, view)]
         self._write(ref, specs, view, self._floor(x.dtype, x.device), head_axis=False)
@@ -224,7 +224,7 @@ class SiteReader:
     def _read_several(self, ref: SiteRef, specs: list[MetricSpec], seen: tuple[Tensor, ...]) -> None:
         """A site that shows several tensors, each ``batch tokens ...``."""
         first = seen[0]
-        keep = self.kept(first)
+        keep = self.valid(first)
         try:
             make: Callable[..., View] = SIDES[side_shown(ref.site)].view
             if ref.site == "block.update":
@@ -244,7 +244,7 @@ class SiteReader:
         specs = [spec for spec in specs if spec.name in STREAM_METRICS]
         if specs:
             reading = evaluate(specs, Tokens(x.flatten(0, 1)), self._floor(x.dtype, x.device))
-            mean = mean_over_tokens(reading, x.shape[0], self.kept(x))
+            mean = mean_over_tokens(reading, x.shape[0], self.valid(x))
             self.later((mean.values, mean.statuses), self._rows(ref, specs, head_axis=False))
 
     def _read_state(self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch heads rows columns"]) -> None:
@@ -387,7 +387,7 @@ class SiteReader:
         lengths, first = self._lengths.setdefault(stack, {}), self.first_sequence
         if first in lengths:
             return
-        keep = self.kept(x)
+        keep = self.valid(x)
         lengths |= dict.fromkeys(range(first, first + x.shape[0]), x.shape[1])
         if keep is not None:
             self.later([keep.sum(-1)], lambda counts: lengths.update(enumerate(counts.tolist(), first)))

@@ -233,8 +233,8 @@ def options_in_plans(verb: Verb) -> type[VerbUse]:
         if not option.in_plans:
             continue
         kind: Any = Literal[option.choices] if option.choices else Name if option.kind is str else option.kind
-        if option.least is not None:
-            kind = Annotated[kind, Field(ge=option.least, le=10**7)]
+        if option.minimum is not None:
+            kind = Annotated[kind, Field(ge=option.minimum, le=10**7)]
         if option.several:
             kind = tuple[kind, ...]
         fields[option.name] = (kind | None if option.default is None else kind, option.default)

@@ -20,19 +20,19 @@ OWN = (
     Option(
         name="loss",
         metavar="FILE.py:NAME",
-        also=("builtins.object",),
+        accepts=("builtins.object",),
         help="Loss, a function of output and labels, or 'own' for the model's own.",
     ),
     Option(
         name="labels",
         metavar="FILE.py:NAME",
-        also=("builtins.object",),
+        accepts=("builtins.object",),
         help="Targets of the loss, or the class of each sequence; also a .pt or .npz file.",
     ),
     Option(
         name="optimizer",
         metavar="FILE.py:NAME",
-        also=("builtins.object",),
+        accepts=("builtins.object",),
         help="The optimizer, or a function of the model that makes it.",
     ),
     Option(
@@ -60,7 +60,7 @@ DOCTOR = verb(
             *options.SURGERY,
             *options.LOADING,
         ),
-        outputs=(PAGE, options.JSON, options.QUIET.but(help="Print only the answer and the checks that failed.")),
+        outputs=(PAGE, options.JSON, options.QUIET.replace(help="Print only the answer and the checks that failed.")),
         examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),
         explain=_explained,
         order=90,

@@ -36,7 +36,7 @@ EXACT = verb(
             options.MODEL,
             # Sequences run one at a time, so there is no --batch.
             *(option for option in options.INPUTS if option is not options.BATCH and option is not options.SEQUENCES),
-            options.SEQUENCES.but(default=4),
+            options.SEQUENCES.replace(default=4),
             *OWN,
             *options.SURGERY,
             *options.LOADING,

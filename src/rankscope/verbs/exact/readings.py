@@ -221,7 +221,7 @@ def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:
     def observe(ref: SiteRef, x: Observed) -> None:
         assert isinstance(x, Tensor)
         counted.note(ref, x)
-        tokens = Tokens(x, counted.kept(x))
+        tokens = Tokens(x, counted.valid(x))
         value, relative = float(residual(tokens)[0]), float(tokens.relative_deviation[0])
         status = Status.FLOOR if relative <= float_floor(x.dtype) else Status.OK
         status = status if math.isfinite(value) else Status.NOT_FINITE

@@ -11,7 +11,7 @@ from rankscope.options import Option
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport("measure")
-SEQUENCES = options.SEQUENCES.but(default=None, help="Number of sequences; 8 of a text, all of --states.")
+SEQUENCES = options.SEQUENCES.replace(default=None, help="Number of sequences; 8 of a text, all of --states.")
 
 OWN = (
     options.METRICS,
@@ -64,7 +64,7 @@ JUDGE = (
     *(option for option in OWN if option.name not in ("sites", "attention_algorithm")),
     STATES[1],
     Option(name="layout", help="Order of the axes."),
-    Option(name="computed_in", also=("torch.dtype",), help="The format the model ran in."),
+    Option(name="computed_in", accepts=("torch.dtype",), help="The format the model ran in."),
 )
 """What ``judge`` takes in Python; ``--layout`` and ``--dtype`` are the last two on the command line."""
 
@@ -83,14 +83,16 @@ MEASURE = verb(
         answer="Measures a set of metrics after each block and gives a verdict with its evidence.",
         call=_call,
         options=(
-            options.MODEL.but(is_required=False),
+            options.MODEL.replace(is_required=False),
             *(option if option is not options.SEQUENCES else SEQUENCES for option in options.INPUTS),
             *OWN,
             *STATES,
-            options.DTYPE.but(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
+            options.DTYPE.replace(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
             options.DEVICE,
             options.BLOCKS,
-            options.LAYOUT.but(help=f"{options.LAYOUT.help} With --states: the axes of an array, 'tokens layers dim'."),
+            options.LAYOUT.replace(
+                help=f"{options.LAYOUT.help} With --states: the axes of an array, 'tokens layers dim'."
+            ),
             *options.SURGERY,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
             options.FAIL_IF,

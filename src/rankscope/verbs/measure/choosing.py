@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rankscope.errors import InputError
-from rankscope.linalg.numbered_vectors import MOST_KEPT
+from rankscope.linalg.numbered_vectors import LARGEST_STORED
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Spectra, Tokens
 from rankscope.metrics import (
@@ -196,7 +196,7 @@ def about_comparison(prepared: Prepared, choice: BatteryChoice, dim: int | None,
     }
     if seed is not None and dim is not None:
         # A larger cloud would only repeat what this one says, except for ranks beyond the width.
-        size = min(prepared.sequences, MOST_KEPT)
+        size = min(prepared.sequences, LARGEST_STORED)
         facts["null"] = gaussian_null(choice.of_inputs, {(size, dim)}, seed=seed)
     return facts
 

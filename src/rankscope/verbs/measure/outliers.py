@@ -122,7 +122,7 @@ class OutlierReader:
         self._last[ref.stack] = max(ref.layer, self._last.get(ref.stack, 0))
         if x.shape[1] == 0:
             return
-        keep = self._reader.kept(x)
+        keep = self._reader.valid(x)
         size = x.detach().abs()
         if keep is not None:
             size = size.masked_fill(~keep.unsqueeze(-1), 0.0)

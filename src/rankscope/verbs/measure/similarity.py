@@ -46,7 +46,7 @@ class SimilarityReader:
         self._stacks |= seen["stacks"]
 
     def _take(self, ref: SiteRef, x: Tensor) -> None:
-        keep = self._reader.kept(x)
+        keep = self._reader.valid(x)
         counted = list(range(x.shape[1])) if keep is None else keep[0].nonzero().flatten().tolist()
         positions = [counted[place] for place in shown_positions(len(counted))]
         stack = self._stacks.setdefault(

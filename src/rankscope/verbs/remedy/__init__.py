@@ -45,8 +45,8 @@ REMEDY = verb(
         options=(
             options.MODEL,
             *options.TEXTS,
-            options.SEQUENCES.but(default=4),
-            options.TOKENS.but(default=64),
+            options.SEQUENCES.replace(default=4),
+            options.TOKENS.replace(default=64),
             options.BATCH,
             options.TOKENS_POLICY,
             options.SEED,

@@ -13,11 +13,11 @@ SELFTEST = verb(
         answer="Recomputes a table of known values and compares every digit; with --device, also every verb on it.",
         makes_runs=False,
         options=(
-            options.DEVICE.but(
+            options.DEVICE.replace(
                 noun=None, help="Also compare every verb on this device with the processor, e.g. cuda or mps."
             ),
         ),
-        outputs=(options.JSON, options.QUIET.but(help="Print nothing; the exit code gives the result.")),
+        outputs=(options.JSON, options.QUIET.replace(help="Print nothing; the exit code gives the result.")),
         examples=("selftest",),
         order=95,
     )

@@ -28,9 +28,9 @@ BOUND = verb(
             options.MODEL,
             *options.TEXTS,
             # The theorems concern all tokens that attention reads, so there is no tokens_policy.
-            options.SEQUENCES.but(default=2),
-            options.TOKENS.but(default=64),
-            options.BATCH.but(default=4),
+            options.SEQUENCES.replace(default=2),
+            options.TOKENS.replace(default=64),
+            options.BATCH.replace(default=4),
             options.SEED,
             *OWN,
             *options.SURGERY,

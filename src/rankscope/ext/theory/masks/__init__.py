@@ -33,10 +33,12 @@ GRAPH = verb(
                 in_python=False,
                 help="Mask names, expressions such as 'causal | sink(1)', or graph files.",
             ),
-            options.TOKENS.but(noun=None, default=None, least=2, help="Sequence length; a graph file has its own."),
-            options.SEED.but(noun=None, help="Seed for the random tokens."),
+            options.TOKENS.replace(
+                noun=None, default=None, minimum=2, help="Sequence length; a graph file has its own."
+            ),
+            options.SEED.replace(noun=None, help="Seed for the random tokens."),
         ),
-        outputs=(options.FIGURE, options.JSON, options.QUIET.but(help="Print one sentence per mask.")),
+        outputs=(options.FIGURE, options.JSON, options.QUIET.replace(help="Print one sentence per mask.")),
         examples=(
             "graph causal 'causal_window(4) | sink(1)' --tokens 32",
             "graph 'window(3)' --tokens 64 --json",

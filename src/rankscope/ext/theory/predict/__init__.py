@@ -10,9 +10,9 @@ from rankscope.options import Option
 from rankscope.verbs._spec import Verb, verb
 
 DESIGN = (
-    Option(name="depth", kind=int, least=1, in_python=False, help="Number of blocks."),
-    Option(name="width", kind=int, least=1, in_python=False, help="Width of the residual stream."),
-    Option(name="heads", kind=int, least=1, in_python=False, help="Number of attention heads."),
+    Option(name="depth", kind=int, minimum=1, in_python=False, help="Number of blocks."),
+    Option(name="width", kind=int, minimum=1, in_python=False, help="Width of the residual stream."),
+    Option(name="heads", kind=int, minimum=1, in_python=False, help="Number of attention heads."),
     Option(name="mask", metavar="EXPRESSION", in_python=False, help="Attention mask, e.g. 'causal'."),
     Option(name="norm", in_python=False, help="Norm: layernorm, rmsnorm or none."),
     Option(name="norm_place", in_python=False, help="Place of the norm: pre, post or none."),
@@ -52,16 +52,16 @@ PREDICT = verb(
                 help="Preset (see `ls presets`), config.json or folder.",
             ),
             *DESIGN,
-            options.TOKENS.but(noun=None, default=None, least=2, help="Context length; all tokens are sampled."),
-            Option(name="seeds", kind=int, default=3, least=1, help="Number of initialisations to sample."),
+            options.TOKENS.replace(noun=None, default=None, minimum=2, help="Context length; all tokens are sampled."),
+            Option(name="seeds", kind=int, default=3, minimum=1, help="Number of initialisations to sample."),
             Option(
                 name="most_blocks",
                 kind=int,
-                least=1,
+                minimum=1,
                 in_plans=True,
                 help="Number of blocks after which to stop if tokens do not agree.",
             ),
-            options.SEED.but(noun=None),
+            options.SEED.replace(noun=None),
         ),
         columns={"curve": "string"},
         examples=(
