@@ -28,7 +28,7 @@ def assert_keeps_rank() -> Callable[..., Run]:
         __tracebackhide__ = True
         conditions = [parse_condition(words) for words in ([fail_if] if isinstance(fail_if, str) else fail_if)]
         run: Run = measure(model, inputs, **how)  # type: ignore[arg-type]
-        held = [words for condition in conditions if (words := condition.held_in(run.table)) is not None]
+        held = [words for condition in conditions if (words := condition.where_met(run.table)) is not None]
         grave = [state.code for state in State if state.is_grave]  # collapsed, or not distinguishable from it
         if held or (not conditions and run.code in grave):
             pytest.fail("\n".join([*held, run.verdict, *run.next_steps]), pytrace=False)

@@ -117,7 +117,7 @@ def test_a_pass_waits_for_the_device_once(
 def test_blocks_whose_activations_are_too_large_to_wait(
     device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "HELD_ENTRIES", 0)
+    monkeypatch.setattr(pending, "WAITING_ENTRIES", 0)
     per_block, once = PassCounts(device, monkeypatch).added(BATTERIES["default"])
     assert total(per_block, "sync:", [SPECTRA]) <= 2, per_block  # the check of each spectrum
     # The copy at the end, and the check of each spectrum of the embedding and of the last norm.

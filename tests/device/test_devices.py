@@ -10,7 +10,7 @@ import rankscope as rs
 from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import as_float64, full_precision, has_float64, lowered_products
 from rankscope.linalg.tokens import Tokens
-from rankscope.models.loading.devices import held_on, parse_device, seed_generators
+from rankscope.models.loading.devices import moved_to, parse_device, seed_generators
 from rankscope.monitor.isolation import same_random_state
 from tests.device.simulated import SimulatedDevice
 from tests.flat_calls import flat
@@ -71,7 +71,7 @@ def test_a_model_held_elsewhere_returns(device: SimulatedDevice) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("sim")
     model.append(model[0])  # a shared module, and with it tied weights
     originals = list(model.parameters())
-    with held_on(model, CPU):
+    with moved_to(model, CPU):
         assert {p.device for p in model.parameters()} | {b.device for b in model.buffers()} == {CPU}
         assert model[2].weight is model[0].weight
     assert all(one is other for one, other in zip(model.parameters(), originals, strict=True))
@@ -155,7 +155,7 @@ def test_the_selftest_on_a_device(device: SimulatedDevice, monkeypatch: pytest.M
     monkeypatch.setattr(parity, "verbs_in_order", lambda: [VERBS["measure"]])
     # Block by block, so that the products are those of the processor. In a batch of blocks they are rounded otherwise,
     # and repeated tokens have singular values of exactly zero, which a Gram matrix shows as 1e-8 of the largest.
-    monkeypatch.setattr("rankscope.verbs.pending.HELD_ENTRIES", 0)
+    monkeypatch.setattr("rankscope.verbs.pending.WAITING_ENTRIES", 0)
     result = rs.selftest(device="sim")
     assert result.passed, str(result)
     (entry,) = result.verbs

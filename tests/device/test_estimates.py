@@ -19,7 +19,7 @@ def test_ranks_of_a_sample_are_those_of_the_processor(
     device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
     blocks = [torch.randn(1, 1100, 24, generator=torch.Generator().manual_seed(block)) for block in range(5)]
-    monkeypatch.setattr("rankscope.verbs.pending.HELD_ENTRIES", waiting * blocks[0].numel())
+    monkeypatch.setattr("rankscope.verbs.pending.WAITING_ENTRIES", waiting * blocks[0].numel())
     floor = float_floor(torch.float32)
     pending, found = PendingReadings(), []
     for block in blocks:

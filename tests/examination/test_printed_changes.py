@@ -86,7 +86,7 @@ def test_a_softmax_is_quoted_as_it_is_written_or_not_at_all(method: str, edits: 
     place = mode.calls[0].place
     assert place is not None
     assert place.name == f"Styles.{method}"
-    assert source.over_axis(place, -1) == edits
+    assert source.fitting(source.over_axis, place, -1) == edits
 
 
 def test_only_sums_of_the_known_form_are_rewritten() -> None:

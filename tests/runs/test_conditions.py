@@ -30,14 +30,14 @@ TABLE = profile({"relative_residual": [0.9, 1e-4, 0.5], "stable_rank": [5.0, 4.0
     ],
 )
 def test_when_a_condition_holds(words: str, where: str | None) -> None:
-    held = parse_condition(words).held_in(TABLE)
+    held = parse_condition(words).where_met(TABLE)
     assert held is None if where is None else held is not None and where in held
 
 
 def test_stacks_are_looked_at_one_by_one() -> None:
     writer = profile({"relative_residual": [0.9, 0.9]}, stack="encoder")
     profile({"relative_residual": [0.9, 0.01]}, stack="decoder", writer=writer)
-    held = parse_condition("last relative_residual@block.out < 0.1").held_in(writer.table())
+    held = parse_condition("last relative_residual@block.out < 0.1").where_met(writer.table())
     assert held is not None
     assert "decoder block 1" in held
 
@@ -45,13 +45,13 @@ def test_stacks_are_looked_at_one_by_one() -> None:
 def test_a_check_that_cannot_be_made_does_not_pass() -> None:
     nothing = profile({"relative_residual": [float("nan")] * 2}).table()
     with pytest.raises(InputError, match="cannot be judged"):
-        parse_condition("relative_residual@block.out < 1").held_in(nothing)
+        parse_condition("relative_residual@block.out < 1").where_met(nothing)
     with pytest.raises(InputError, match="cannot be judged"):
-        parse_condition("relative_residual@block.out@99 < 1").held_in(TABLE)
+        parse_condition("relative_residual@block.out@99 < 1").where_met(TABLE)
     with pytest.raises(UnknownNameError, match="relative_residual"):
-        parse_condition("relativ_residual@block.out < 1").held_in(TABLE)
+        parse_condition("relativ_residual@block.out < 1").where_met(TABLE)
     with pytest.raises(UnknownNameError, match="site"):
-        parse_condition("stable_rank@mlp.out < 1").held_in(TABLE)
+        parse_condition("stable_rank@mlp.out < 1").where_met(TABLE)
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,8 @@ def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:
 
 
 def test_shape_of_an_ordinary_model_in_words() -> None:
-    check = doctor(GPT("pre"), own_ids())["shape"]
-    assert check.status == "pass"
-    assert check.detail.endswith("channels, as the input, the attention and the blocks' own maps have it")
+    axes = next(claim for claim in doctor(GPT("pre"), own_ids()).claims if claim.about == "axes")
+    assert axes.proven_by == "the input, the attention, the blocks' own maps"
 
 
 class Joint(nn.Module):

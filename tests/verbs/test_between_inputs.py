@@ -324,8 +324,8 @@ def test_tables_compare_report_and_conditions_know_it(tmp_path: Path) -> None:
     from rankscope.runs.conditions import parse_condition
 
     condition = parse_condition("relative_residual@inputs.mean <= 0.03")
-    assert condition.held_in(other.table)
-    assert not condition.held_in(one.table)
+    assert condition.where_met(other.table)
+    assert not condition.where_met(one.table)
     assert "inputs.mean" in [axes.get_title("right") for axes in one.plot().axes], "a panel for inputs"
 
 

@@ -15,7 +15,7 @@ from rankscope._version import __version__
 from rankscope.cli import comparing, environment, listing, reporting
 from rankscope.cli.commands import COMMANDS, Command
 from rankscope.cli.examples import epilog, question
-from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintable, flush_output, told
+from rankscope.cli.failing import EXIT_NO_READER, drop_output, escape_unprintable, flush_output, message_of
 from rankscope.cli.interrupting import ending_on_request, exit_code, interrupt_behind, is_untold
 from rankscope.cli.panels import GroupedCommands, PanelledCommand
 from rankscope.cli.processes import one_voice
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (stopped := interrupt_behind(error)) is not None:
             _remark("Interrupted. Nothing was saved.")
             sys.exit(exit_code(stopped))
-        sentence = told(error)
+        sentence = message_of(error)
         if debug:
             raise
         if sentence is None:
@@ -171,9 +171,9 @@ def _run(words: Sequence[str]) -> None:
         sys.exit(exit_code(left))
 
 
-def _remark(told: str, style: str = "") -> None:
+def _remark(sentence: str, style: str = "") -> None:
     from rich.text import Text
 
     from rankscope.cli.streams import remarks_console
 
-    remarks_console().print(Text(told, style=style))
+    remarks_console().print(Text(sentence, style=style))

@@ -17,7 +17,7 @@ SIGNS = ("can't allocate memory", "cannot allocate memory", "failed to map segme
 """Parts of the messages with which torch, the dynamic loader and the C++ runtime report that memory ran out."""
 
 
-def told(error: BaseException) -> str | None:
+def message_of(error: BaseException) -> str | None:
     """The message for an error of the machine; None for a bug."""
     seen: BaseException | None = error
     while seen is not None:

@@ -136,7 +136,7 @@ def fail_where(run: Run, conditions: Sequence[Condition]) -> None:
     Raises:
         InputError: a condition cannot be evaluated, because its metric was not measured or is undefined.
     """
-    held = [words for condition in conditions if (words := condition.held_in(run.table)) is not None]
+    held = [words for condition in conditions if (words := condition.where_met(run.table)) is not None]
     for words in held:
         remarks_console().print(f"failed: {words}", markup=False)
     if held:

@@ -158,9 +158,9 @@ class Deviation(Tensor):
         )
 
     def recentred(self, keep: Tensor | None = None) -> Deviation:
-        """The same value with the mean of the kept rows as base, and no terms if those rows are equal.
+        """The same value with the mean of the rows that count as base, and no terms if those rows are equal.
 
-        Deviations below one get unit norm over the kept rows and a log-scale; larger ones have scale 1.
+        Deviations below one get unit norm over the rows that count and a log-scale; larger ones have scale 1.
         If the base differs between rows, its differences become part of the term, and plain float64 is the limit.
         """
         base, terms = self._centred(keep)
@@ -177,7 +177,7 @@ class Deviation(Tensor):
         return Deviation(base, gathered(out), self.shape)
 
     def log_residual(self, keep: Tensor | None = None) -> float:
-        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity if rows are equal."""
+        r"""Natural logarithm of :math:`\|C X\|_F` over the rows that count. Exact; minus infinity if rows are equal."""
         terms = self.recentred(keep).terms
         if not terms:
             return -math.inf
@@ -185,7 +185,7 @@ class Deviation(Tensor):
         return _log_norm(_kept(values.expand(self.shape), keep)) + scale
 
     def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
-        """Mean of the kept rows, and the deviations from it: terms and the logarithms of their norms."""
+        """Mean of the rows that count, and the deviations from it: terms and the logarithms of their norms."""
         base, terms = one_row(self.base), by_scale(self.terms)
         # Rows of the base differ: there is nothing common to split off, so everything becomes one term of scale 1.
         if any(size != 1 for size in base.shape[:-1]):
@@ -218,7 +218,7 @@ class Deviation(Tensor):
         return Deviation(self.base, [Term(s + log_factor, v) for s, v in self.terms], self.shape)
 
     def log_norm(self, keep: Tensor | None = None) -> float:
-        r"""Natural logarithm of :math:`\|X\|_F` over the kept rows; minus infinity at zero."""
+        r"""Natural logarithm of :math:`\|X\|_F` over the rows that count; minus infinity at zero."""
         return _log_norm(_kept(self.to_plain(), keep))
 
     def to_plain(self) -> Tensor:
@@ -275,9 +275,9 @@ def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean of the kept rows, and all rows minus it.
+    """Mean of the rows that count, and all rows minus it.
 
-    The first kept row is subtracted before averaging: the floating-point mean of seven equal numbers need not be that
+    The first of them is subtracted before averaging: the floating-point mean of seven equal numbers need not be that
     number, but the mean of seven zeros is zero.
     """
     one_row = (1,) * (values.dim() - 1) + (values.shape[-1],)

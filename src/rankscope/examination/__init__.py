@@ -6,6 +6,6 @@
 
 from rankscope.examination.examine import Diagnosis, examine, find
 from rankscope.examination.passes import Examination
-from rankscope.examination.spec import ROWS, Finding, RowSpec, row
+from rankscope.examination.spec import ROWS, Finding, RowSpec, finding, row
 
-__all__ = ["ROWS", "Diagnosis", "Examination", "Finding", "RowSpec", "examine", "find", "row"]
+__all__ = ["ROWS", "Diagnosis", "Examination", "Finding", "RowSpec", "examine", "find", "finding", "row"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankscope.errors import RankscopeError, UnsupportedOperationError
 from rankscope.examination.experiments import changes, dependencies, loss, modes, operations, parameters, weights
 from rankscope.examination.outcomes import FAILS
-from rankscope.examination.passes import Examination, Loss
+from rankscope.examination.passes import Examination
 from rankscope.examination.spec import ROWS, Finding
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
@@ -29,7 +30,7 @@ class Diagnosis:
     """What was found.
 
     Attributes:
-        findings: what is found of the inputs, faults that are shown, those that are possible, then what is no fault.
+        findings: faults that are shown, those that are possible, then what is no fault.
         not_examined: rows that could not be asked, and why.
         forward_passes: of the examination and its experiments, without finding the structure.
         backward_passes: likewise.
@@ -46,13 +47,9 @@ def examine(
     batch: Batch,
     *,
     view: ModelView | None = None,
-    loss: Loss | None = None,
-    labels: Tensor | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
     blocks: str | None = None,
     stream: Stream | None = None,
-    edits: bool = True,
-    build: Callable[[], nn.Module] | None = None,
+    **given: Any,
 ) -> Examination:
     """Prepare an examination; passes run when a row asks for them, and are shared.
 
@@ -60,13 +57,9 @@ def examine(
         model: the model, which is not changed.
         batch: what it runs on; some sequences are enough.
         view: its structure, if known.
-        loss: function of the output (and of ``labels``, if there are any).
-        labels: targets of the loss, or classes; the first axis counts sequences.
-        optimizer: the optimizer of the training.
         blocks: pattern of the blocks' names, if they are not to be found.
         stream: layout of the stream, if it is not to be found.
-        edits: whether changes may be carried out: copies trained, and edits by compiling the user's source.
-        build: function that makes the model with its own first weights.
+        given: other fields of an :class:`~rankscope.examination.Examination`, such as ``loss``.
     """
     why = ""
     if view is None:
@@ -74,7 +67,7 @@ def examine(
             view = view_of(model, batch, blocks=blocks, stream=stream)
         except FAILS as error:
             why = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
-    return Examination(model, batch, view, why, loss, labels, optimizer, edits, build=build)
+    return Examination(model, batch, view, why, **given)
 
 
 HIDES: Mapping[int, Collection[int]] = {1: (3, 4, 6, 7, 8), 2: (4, 6, 7, 8), 3: (4, 6, 7, 8)}
@@ -84,8 +77,6 @@ Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks 
 or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
 (3) can be judged; and a collapse in the stack says nothing about the loss."""
 
-_OF_INPUTS = frozenset({"few_tokens"})
-"""Rows that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
 _DIFFERS = frozenset({"not_deterministic"})
 """Faults with which two equal passes differ."""
 _COMPARES = frozenset({1, 3, 4, 6, 7, 8})
@@ -133,7 +124,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
             "values are not finite" if step and not finite else
             f"needs {', '.join(lacking)}" if lacking else
             "an earlier fault would explain it" if any(step in HIDES.get(b, range(b + 1, 10)) for b in before) else
-            "two equal passes differ" if differs and step in _COMPARES and spec.code not in _OF_INPUTS else ""
+            "two equal passes differ" if differs and step in _COMPARES else ""
         )  # fmt: skip
         if why:
             skipped[spec.code] = why
@@ -151,9 +142,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         if new.kind == "fault" and new.certainty == "shown" and new.code not in _DIFFERS:
             shown[new.code] = step
     order = {code: spec.order for code, spec in ROWS.items()}
-    findings.sort(
-        key=lambda one: (one.kind != "fault", one.code not in _OF_INPUTS, one.certainty != "shown", order[one.code])
-    )
+    findings.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code]))
     return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
 
 

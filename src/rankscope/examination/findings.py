@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rankscope._printing import brief
 
@@ -20,6 +20,16 @@ class FileEdit:
     function: str
     old: str
     new: str
+
+
+class Made(NamedTuple):
+    """A change that was carried out on a copy and helped, as a sentence and as data; empty if none was or did."""
+
+    text: str = ""
+    edits: tuple[FileEdit, ...] = ()
+
+
+NOT_MADE = Made()
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
-from rankscope.examination.experiments.scan import Scan, TrainingScan
-from rankscope.examination.findings import FileEdit
+from rankscope.examination.experiments.scan import Dropouts, Scan
+from rankscope.examination.findings import NOT_MADE, FileEdit, Made
 from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
-from rankscope.examination.source import Edit, SourcePlace, said, tried
+from rankscope.examination.source import Edit, SourcePlace, fitting, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
 from rankscope.models.inputs import Batch
 from rankscope.models.inputs.axes import main_tensors
@@ -81,13 +81,13 @@ class Backward:
     """A pass with gradients.
 
     Attributes:
-        seen: dropout, batch statistics, and the modules that ran.
+        dropped: the innermost module and the share, for each call that drops.
         apart: how much the outputs of different inputs differ.
         gradients: of each parameter that requires one, of the loss or of a random projection of all outputs.
         last_functions: the name of the last function of autograd that made each tensor, apart from shaping.
     """
 
-    seen: TrainingScan
+    dropped: list[tuple[str, float]]
     apart: float | None
     gradients: Mapping[str, Tensor | None]
     last_functions: tuple[str, ...]
@@ -304,19 +304,18 @@ class Examination:
         self,
         fault: str,
         place: SourcePlace | None,
-        changes: Sequence[Edit],
+        edit: Callable[..., list[Edit]],
+        *given: Any,
         better: Callable[[Examination], bool] | None = None,
-    ) -> tuple[str, tuple[FileEdit, ...]]:
-        """An edit of the source as a sentence and as data, if the model runs with it and a fault is no longer seen.
+    ) -> Made:
+        """An edit of the source, if the model runs with it and a fault is no longer seen.
 
         Args:
             fault: name of the experiment that saw it.
             place: where the edit is made.
-            changes: the edit; nothing for none.
+            edit: the edit, as a function of the place.
+            given: what else it is a function of.
             better: what to ask instead of the experiment.
-
-        Returns:
-            Empty ones if it does not fit, does not run or does not help.
         """
 
         def helps() -> bool:
@@ -327,9 +326,10 @@ class Examination:
             finally:
                 self.forward_passes, self.backward_passes = again.forward_passes, again.backward_passes
 
+        changes = fitting(edit, place, *given)
         if not self.edits or place is None or not changes or not tried(place, changes, helps):
-            return "", ()
-        return said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes)
+            return NOT_MADE
+        return Made(said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes))
 
     @cached_property
     def fresh(self) -> Mapping[str, Tensor]:
@@ -424,7 +424,6 @@ class Examination:
         training: bool = True,
         drops: bool = True,
         gradients: bool = True,
-        entering: bool = False,
         of_outputs: bool = False,
         replaced: Mapping[str, Tensor] | None = None,
     ) -> Backward:
@@ -437,21 +436,16 @@ class Examination:
             training: whether in training mode.
             drops: False to drop nothing.
             gradients: False for the pass alone.
-            entering: let what the modules outside the blocks return require a gradient, such as embeddings.
             of_outputs: whether of a random projection of all outputs, in place of the loss.
             replaced: other parameters.
         """
-        seen = TrainingScan(self.model, drops=drops)
+        seen = Dropouts(self.model, drops=drops)
         parameters = {name: (replaced or {}).get(name, one) for name, one in self.model.named_parameters()}
         learns = {name for name, one in self.model.named_parameters() if one.requires_grad}
         own = {name: nn.Parameter(one.detach(), requires_grad=name in learns) for name, one in parameters.items()}
         self.forward_passes += 1
         self.backward_passes += gradients
         with ExitStack() as opened:
-            within = {part for _, block in self.blocks for part in block.modules()} if entering else set()
-            for module in self.model.modules() if entering else ():
-                if module not in within and next(module.children(), None) is None:
-                    opened.callback(module.register_forward_hook(_require).remove)
             for module in [one for one in self.model.modules() if one.training is not training]:
                 module.training = training
                 opened.callback(setattr, module, "training", not training)
@@ -468,7 +462,7 @@ class Examination:
                 if total.requires_grad:
                     torch.autograd.backward(total)
         return Backward(
-            seen,
+            seen.dropped,
             None if output is None else self.inputs_apart(output.detach()),
             {name: own[name].grad for name in own if name in learns},
             _last_functions(returned) if gradients else (),
@@ -488,12 +482,6 @@ def in_evaluation(x: Examination) -> Backward:
 def of_outputs(x: Examination) -> Backward:
     """The same of all outputs: what another output depends on is not lost, only not part of this loss."""
     return in_evaluation(x) if x.loss is None else x.backward(training=False, of_outputs=True)
-
-
-def _require(module: nn.Module, args: Any, output: Any) -> None:
-    for leaf in pytree.tree_leaves(output):
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.is_leaf and torch.is_grad_enabled():
-            leaf.requires_grad_()
 
 
 def _projection(value: Any) -> Tensor:

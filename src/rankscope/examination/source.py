@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,8 +29,6 @@ from rankscope.errors import RankscopeError
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
-_EXAMPLES = f"{Path(__file__).parent / 'rows'}{os.sep}"
-"""The smallest programs of rows are read as a user's own."""
 _STDLIB = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages: an environment may see those of another one, or of the user."""
@@ -80,9 +78,9 @@ class SourcePlace:
             starts.append(starts[-1] + len(line))
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
-    def call(self, *names: str) -> ast.Call | None:
-        """The only call of one of these functions or methods on the line; None if there is not exactly one."""
-        calls = [
+    def calls(self, *names: str) -> list[ast.Call]:
+        """The calls of some functions or methods on the line."""
+        return [
             node
             for node in ast.walk(self.node)
             if isinstance(node, ast.Call)
@@ -90,14 +88,13 @@ class SourcePlace:
             and not self._is_submodule(node)
             and node.lineno <= self.line <= (node.end_lineno or node.lineno)
         ]
-        return calls[0] if len(calls) == 1 else None
 
     def _is_submodule(self, call: ast.Call) -> bool:
         """Whether ``a.softmax(b)`` may be a module: only with a number as its axis is it a method of a tensor."""
         if _called(call) != "softmax" or not isinstance(call.func, ast.Attribute) or self.is_module(call.func.value):
             return False
-        given = self.axis(call)
-        number = given.operand if isinstance(given, ast.UnaryOp) else given
+        given = self.arguments(call, "dim")
+        number = given[0].operand if given and isinstance(given[0], ast.UnaryOp) else given[0] if given else None
         return not (isinstance(number, ast.Constant) and isinstance(number.value, int))
 
     def statement(self, node: ast.AST) -> ast.stmt | None:
@@ -114,21 +111,29 @@ class SourcePlace:
             node = node.value
         return isinstance(node, ast.Name) and isinstance(self.known.get(node.id), ModuleType)
 
-    def operand(self, call: ast.Call) -> ast.expr | None:
-        """The tensor that a method is called on, or the first argument of a function."""
-        if isinstance(call.func, ast.Attribute) and not self.is_module(call.func.value):
-            return call.func.value
-        return call.args[0] if call.args else None
+    def arguments(self, call: ast.Call, name: str = "") -> list[ast.expr]:
+        """The argument of that name, or the one after the tensor; without a name, the tensor itself. At most one."""
+        own = [call.func.value] if isinstance(call.func, ast.Attribute) and not self.is_module(call.func.value) else []
+        named = [one.value for one in call.keywords if name and one.arg == name]
+        return named[:1] or [*own, *call.args][bool(name) : bool(name) + 1]
 
-    def axis(self, call: ast.Call) -> ast.expr | None:
-        """The axis that is passed to a softmax."""
-        named = [one.value for one in call.keywords if one.arg == "dim"]
-        at = 0 if isinstance(call.func, ast.Attribute) and not self.is_module(call.func.value) else 1
-        return named[0] if named else call.args[at] if len(call.args) > at else None
 
-    def module(self, wanted: ModuleType, usual: str) -> str:
-        """The name under which a module is imported; its full name if it is not."""
-        return usual if self.known.get(usual) is wanted else wanted.__name__
+class NotWrittenError(Exception):
+    """A line is written in another form than an edit needs."""
+
+
+N = TypeVar("N")
+
+
+def only(found: Sequence[N]) -> N:
+    """The only one.
+
+    Raises:
+        NotWrittenError: there is not exactly one.
+    """
+    if len(found) != 1:
+        raise NotWrittenError
+    return found[0]
 
 
 def _called(call: ast.Call) -> str:
@@ -145,17 +150,13 @@ def place_of(function: Callable[..., Any]) -> SourcePlace | None:
 def running() -> SourcePlace | None:
     """The line of the user's source that is being run, outside torch and rankscope."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return None if frame is None else _place(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
-def _is_ours(file: str) -> bool:
-    return file.startswith(_OURS) and not file.startswith(_EXAMPLES)
-
-
 def _place(file: str, line: int, known: Mapping[str, Any]) -> SourcePlace | None:
-    if _is_ours(file) or file.startswith(_STDLIB) or (_PACKAGES & set(Path(file).parts) and _EXAMPLES not in file):
+    if file.startswith((*_OURS, _STDLIB)) or _PACKAGES & set(Path(file).parts):
         return None
     source = "".join(linecache.getlines(file))
     inside = [one for one in _functions(source) if one[1] <= line <= (one[2].end_lineno or 0)]
@@ -342,22 +343,24 @@ def _names(node: ast.AST, name: str) -> bool:
     return any(_is_name(one, name) for one in ast.walk(node))
 
 
-def over_axis(place: SourcePlace | None, axis: int) -> list[Edit]:
+def fitting(edit: Callable[..., list[Edit]], place: SourcePlace | None, *given: Any) -> list[Edit]:
+    """An edit of a line; nothing if the place is not known, or is written in another form."""
+    try:
+        return [] if place is None else edit(place, *given)
+    except NotWrittenError:
+        return []
+
+
+def over_axis(place: SourcePlace, axis: int) -> list[Edit]:
     """The softmax on this line over another axis."""
-    call = None if place is None else place.call("softmax", "log_softmax")
-    given = None if place is None or call is None else place.axis(call)
-    if place is None or call is None or given is None:
-        return []
-    return [Edit(place.text(call), place.text(call, {given: str(axis)}))]
+    call = only(place.calls("softmax", "log_softmax"))
+    return [Edit(place.text(call), place.text(call, {only(place.arguments(call, "dim")): str(axis)}))]
 
 
-def without_call(place: SourcePlace | None, *names: str) -> list[Edit]:
+def without_call(place: SourcePlace, *names: str) -> list[Edit]:
     """The tensor itself instead of the call on this line; an assignment to itself is removed."""
-    call = None if place is None else place.call(*names)
-    given = None if place is None or call is None else place.operand(call)
-    if place is None or call is None or given is None:
-        return []
-    whole = place.statement(call)
+    call = only(place.calls(*names))
+    given, whole = only(place.arguments(call)), place.statement(call)
     alone = isinstance(whole, ast.Assign) and whole.value is call and len(whole.targets) == 1
     if isinstance(whole, ast.Assign) and alone and isinstance(given, ast.Name) and _is_name(whole.targets[0], given.id):
         return [Edit(place.text(whole), "")]
@@ -369,10 +372,12 @@ _SIGNS: Mapping[str, type[ast.operator]] = {
 }  # fmt: skip
 
 
-def operation(place: SourcePlace | None, name: str) -> ast.Call | ast.BinOp | None:
-    """The only call of a function, or the only sign that calls it, on a line; None if there is not exactly one."""
-    if place is None:
-        return None
+def operation(place: SourcePlace, name: str) -> ast.Call | ast.BinOp:
+    """The only call of a function, or the only sign that calls it, on a line.
+
+    Raises:
+        NotWrittenError: there is not exactly one.
+    """
     plain = name.strip("_")
     signs = {_SIGNS[one] for one in (plain, plain[1:]) if one in _SIGNS}
     found = [
@@ -382,15 +387,13 @@ def operation(place: SourcePlace | None, name: str) -> ast.Call | ast.BinOp | No
         and type(node.op) in signs
         and node.lineno <= place.line <= (node.end_lineno or node.lineno)
     ]
-    call = place.call(plain, f"{plain}_")
-    return call if call is not None and not found else found[0] if call is None and len(found) == 1 else None
+    written: list[ast.Call | ast.BinOp] = [*place.calls(plain, f"{plain}_"), *found]
+    return only(written)
 
 
-def without_operation(place: SourcePlace | None, name: str, at: int) -> list[Edit]:
+def without_operation(place: SourcePlace, name: str, at: int) -> list[Edit]:
     """One of the tensors that an operation on this line takes instead of it; nothing if it is not known as written."""
     node = operation(place, name)
-    if place is None or node is None:
-        return []
     if isinstance(node, ast.Call):
         return [] if at else without_call(place, name.strip("_"), f"{name.strip('_')}_")
     sides = [side for side in (node.left, node.right) if not _is_number(side)]
@@ -402,97 +405,70 @@ def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
-def causal(place: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:
+def causal(place: SourcePlace, masking: SourcePlace | None) -> list[Edit]:
     """A causal mask before the softmax on a line, or instead of the mask that is filled in on another."""
     here = masking or place
-    call = None if here is None else here.call("masked_fill") if masking else here.call("softmax")
-    scores = None if here is None or call is None else here.operand(call)
-    if here is None or call is None or not isinstance(scores, ast.Name):
+    call = only(here.calls("masked_fill" if masking else "softmax"))
+    scores = only(here.arguments(call))
+    if not isinstance(scores, ast.Name):
         return []
     hidden = f"torch.ones_like({scores.id}, dtype=torch.bool).triu(1)"
-    if masking is None:
-        return [Edit(here.text(call), here.text(call, {scores: f"{scores.id}.masked_fill({hidden}, -torch.inf)"}))]
-    mask = mask_of(here, call)
-    return [] if mask is None else [Edit(here.text(call), here.text(call, {mask: hidden}))]
+    new: dict[ast.AST, str] = (
+        {only(here.arguments(call, "mask")): hidden}
+        if masking
+        else {scores: f"{scores.id}.masked_fill({hidden}, -torch.inf)"}
+    )
+    return [Edit(here.text(call), here.text(call, new))]
 
 
-def mask_of(place: SourcePlace, call: ast.Call) -> ast.expr | None:
-    """The mask that is passed to ``masked_fill``."""
-    named = [one.value for one in call.keywords if one.arg == "mask"]
-    at = 0 if isinstance(call.func, ast.Attribute) and not place.is_module(call.func.value) else 1
-    return named[0] if named else call.args[at] if len(call.args) > at else None
-
-
-def masked_before(softmax: SourcePlace | None, masking: SourcePlace | None) -> list[Edit]:
+def masked_before(softmax: SourcePlace, masking: SourcePlace | None) -> list[Edit]:
     """The mask that is filled in after a softmax, filled in before it."""
-    if softmax is None or masking is None or softmax.node is not masking.node:
+    if masking is None or softmax.node is not masking.node:
         return []
-    soft, fill = softmax.call("softmax"), masking.call("masked_fill")
-    scores = None if soft is None else softmax.operand(soft)
-    mask = None if fill is None else mask_of(masking, fill)
-    if soft is None or fill is None or scores is None or mask is None:
-        return []
+    soft, fill = only(softmax.calls("softmax")), only(masking.calls("masked_fill"))
+    scores, mask = only(softmax.arguments(soft)), only(masking.arguments(fill, "mask"))
     names = {n.id for n in ast.walk(mask) if isinstance(n, ast.Name)}
     later = (n for n in ast.walk(softmax.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     if any(n.id in names and n.lineno >= soft.lineno for n in later):
         return []
     before = softmax.text(soft, {scores: f"{softmax.text(scores)}.masked_fill({softmax.text(mask)}, -torch.inf)"})
-    if masking.operand(fill) is soft:
+    if only(masking.arguments(fill)) is soft:
         return [Edit(softmax.text(fill), before)]
     return [Edit(softmax.text(soft), before), *without_call(masking, "masked_fill")]
 
 
-def kept_result(masking: SourcePlace | None) -> list[Edit]:
+def kept_result(masking: SourcePlace) -> list[Edit]:
     """``scores = scores.masked_fill(...)`` for a call whose result is dropped."""
-    call = None if masking is None else masking.call("masked_fill")
-    given = None if masking is None or call is None else masking.operand(call)
-    if masking is None or call is None or not isinstance(given, ast.Name):
-        return []
-    if not isinstance(masking.statement(call), ast.Expr):
+    call = only(masking.calls("masked_fill"))
+    given = only(masking.arguments(call))
+    if not isinstance(given, ast.Name) or not isinstance(masking.statement(call), ast.Expr):
         return []
     return [Edit(masking.text(call), f"{given.id} = {masking.text(call)}")]
 
 
-def product_of(softmax: SourcePlace | None) -> tuple[ast.expr, ast.expr] | None:
-    """The product of queries and keys before a softmax, and that with the factors that scale it."""
-    if softmax is None:
-        return None
-    products = [
+def scaled_once(softmax: SourcePlace, width: int) -> list[Edit]:
+    """The product of queries and keys before a softmax, divided once by the square root of the width of a head."""
+    products: list[ast.expr] = [
         node
         for node in ast.walk(softmax.node)
         if (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
         or (isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm", "einsum"))
     ]
-    before = [node for node in products if (node.end_lineno or 0) <= softmax.line]
-    if len(before) != 1:
-        return None
-    whole: ast.expr = before[0]
-    for node in reversed(list(ast.walk(softmax.node))):
+    product = whole = only([node for node in products if (node.end_lineno or 0) <= softmax.line])
+    for node in reversed(list(ast.walk(softmax.node))):  # the factors that scale it
         scales = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div))
         if isinstance(node, ast.BinOp) and scales and (node.left is whole or node.right is whole):
             whole = node
-    return before[0], whole
-
-
-def scaled_once(softmax: SourcePlace | None, width: int) -> list[Edit]:
-    """The product of queries and keys, divided once by the square root of the width of a head."""
-    factors = product_of(softmax)
-    if softmax is None or factors is None:
-        return []
-    product, whole = factors
     return [Edit(softmax.text(whole), f"{softmax.text(product)} / {width}**0.5")]
 
 
-def argument_in(
-    model: nn.Module, names: Sequence[str], value: str, needs: str
-) -> tuple[SourcePlace | None, list[Edit]]:
-    """Another value for a keyword argument of a call in one of the model's forwards."""
-    for kind in {type(module): None for module in model.modules()}:
-        place = place_of(kind.forward)
-        if place is None or needs not in [one.arg for one in place.node.args.args]:
-            continue
-        for node in ast.walk(place.node):
-            for one in node.keywords if isinstance(node, ast.Call) else ():
-                if one.arg in names:
-                    return place, [Edit(place.text(one), f"{one.arg}={value}")]
-    return None, []
+def reading(model: nn.Module, name: str) -> SourcePlace | None:
+    """The first forward in a model that has an argument of that name."""
+    places = (place_of(kind.forward) for kind in {type(module): None for module in model.modules()})
+    return next((one for one in places if one and name in [given.arg for given in one.node.args.args]), None)
+
+
+def with_argument(place: SourcePlace, names: Sequence[str], value: str) -> list[Edit]:
+    """Another value for a keyword argument of a call."""
+    given = [one for call in ast.walk(place.node) if isinstance(call, ast.Call) for one in call.keywords]
+    return [Edit(place.text(one), f"{one.arg}={value}") for one in given if one.arg in names][:1]

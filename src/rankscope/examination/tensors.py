@@ -18,6 +18,9 @@ _OUTPUTS = ("logits", "last_hidden_state", "prediction_logits", "logits_per_imag
 _ROUNDINGS = {torch.float64: 256, torch.float32: 256}
 """Roundings of the largest entry that count as equal; 8 in half precision."""
 
+PROBABILITY = 1e-3
+"""Distance of a sum from one up to which its terms are probabilities; float16 reaches a half of it."""
+
 
 def main_output(value: Any) -> Tensor | None:
     """The tensor that a model returns first: logits, states, or the first floating one."""
@@ -131,10 +134,15 @@ def cloned(blocks: Sequence[nn.Module]) -> list[int]:
     return numbers
 
 
+def are_probabilities(states: Tensor, axis: int = -1) -> bool:
+    """Whether numbers are not negative and sum to one along an axis."""
+    return bool((states >= 0).all()) and float((states.double().sum(axis) - 1).abs().max()) < PROBABILITY
+
+
 def spread_out(result: Tensor) -> Tensor:
     """Outputs that differ, of the kind that a model returns: probabilities, numbers between 0 and 1, or any."""
     drawn = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result)
-    if result.ndim > 1 and bool((result >= 0).all()) and float((result.double().sum(-1) - 1).abs().max()) < 1e-3:
+    if result.ndim > 1 and are_probabilities(result):
         return drawn.softmax(-1)
     if bool(((result >= 0) & (result <= 1)).all()) and bool(result.any()):
         return drawn.sigmoid()

@@ -38,7 +38,7 @@ from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.linear_maps import absence_of
 from rankscope.models.loading import LoadedModel
-from rankscope.models.loading.devices import device_of, held_on
+from rankscope.models.loading.devices import device_of, moved_to
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import Model, ModelLike, as_model
 from rankscope.models.view import ModelView
@@ -342,7 +342,7 @@ def _able(loaded: LoadedModel, support: ExecutionSupport) -> Iterator[LoadedMode
         return
     home = torch.device("cpu")
     note = f"{device} has no float64, in which {support.verb} computes: it ran on a copy of the model on the processor."
-    with held_on(loaded.model, home):
+    with moved_to(loaded.model, home):
         yield replace(loaded, device=str(home), notes=(*loaded.notes, note))
 
 

@@ -1,4 +1,4 @@
-"""How ranks synchronise: a gloo group of their own, in which each tells all others what it has, or how it failed.
+"""How ranks synchronise: a gloo group of their own, in which each sends all others what it has, or how it failed.
 
 The ranks make the same calls in the same order. Every call exchanges one message of each rank, so an error on one rank
 ends the work of all at their next call. A forward pass that contains collectives itself (FSDP, tensor parallel) starts

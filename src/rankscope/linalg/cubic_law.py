@@ -22,7 +22,7 @@ Then
     \|R' - T_\pi(R)\|_F \le \sum_h \tfrac18 \Delta_h \sqrt{\textstyle\sum_i D_{h,i}^4} =: K_2(R), \qquad
     \|T_\pi(R) - T(R)\|_F \le \sum_h \tfrac14 U_h \Delta_h \sqrt{\textstyle\sum_i D_{h,i}^2} =: K_1(R).
 
-:math:`T, T_\pi` are of third degree in R (pi aside), :math:`K_1` of fourth, :math:`K_2` of fifth: nothing is asymptotic
+:math:`T, T_\pi` are of third degree in R (pi apart), :math:`K_1` of fourth, :math:`K_2` of fifth: nothing is asymptotic
 here, and near collapse the interval :math:`\|T_\pi(R)\| \mp K_2(R)` closes like :math:`\|R\|^2`.
 
 *Proof.* Row i of :math:`P_hRW_h` is :math:`f(1)`, where :math:`f(t)` is the mean of the rows b of :math:`RW_h` under

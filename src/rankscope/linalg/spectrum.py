@@ -28,7 +28,7 @@ from rankscope.linalg.precision import is_wide
 from rankscope.linalg.threads import available_threads, over_threads
 
 # A singular value of 1e-2 of the largest keeps 12 of 16 digits in a float64 Gram matrix: the error is eps/ratio^2.
-_KEPT_IN_GRAM = 1e-2
+_RESOLVED_BY_GRAM = 1e-2
 
 
 def gram_eigenvalues(gram: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _eigenvalues_of_one(gram: Tensor) -> Tensor:
 def is_lost_in_gram(singular_values: Tensor, rank: Tensor) -> Tensor:
     """Which spectra of a stack (largest first, ``rank`` of them nonzero by shape) extend too low for a Gram matrix."""
     last = (rank.to(torch.int64) - 1).clamp_min(0).unsqueeze(-1)
-    return singular_values.gather(-1, last).squeeze(-1) < _KEPT_IN_GRAM * singular_values[..., 0]
+    return singular_values.gather(-1, last).squeeze(-1) < _RESOLVED_BY_GRAM * singular_values[..., 0]
 
 
 def least_with_six_digits(dtype: torch.dtype) -> float:

@@ -72,8 +72,8 @@ def log_product_contractions(
 ) -> Iterator[Float[Tensor, "*batch"]]:
     r"""Natural logs of the contraction of the running product :math:`H_\ell\cdots H_0`, block by block.
 
-    **Exact.** For stochastic matrices the D of each block are multiplied, with their scale kept apart, so that the
-    curve continues below the float floor. Otherwise the products themselves are formed.
+    **Exact.** For stochastic matrices the D of each block are multiplied and their scale is stored separately, so that
+    the curve continues below the float floor. Otherwise the products themselves are formed.
 
     Args:
         matrices: the mixing matrices, first block first.

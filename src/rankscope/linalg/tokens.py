@@ -692,8 +692,8 @@ def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
     return alone.any(-1) | (torch.sqrt(rest[0]) > floor * torch.sqrt(rest[1]))
 
 
-_KEPT_ENTRIES = 1 << 22
-_KEPT_DEVICE_ENTRIES = 1 << 23
+_CACHED_ENTRIES = 1 << 22
+_CACHED_DEVICE_ENTRIES = 1 << 23
 
 
 class Grams(NamedTuple):
@@ -795,7 +795,7 @@ def _finite(tokens: Tokens, block: GramBlock) -> GramBlock:
 
 
 def _is_cached(tokens: Tokens) -> bool:
-    most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
+    most = _CACHED_ENTRIES if tokens.device.type == "cpu" else _CACHED_DEVICE_ENTRIES
     return tokens.sequences * _side(tokens) ** 2 <= most
 
 

@@ -49,10 +49,10 @@ class EdgeRows:
         """The rows themselves."""
         return self
 
-    def where(self, kept: Bools) -> EdgeRows:
-        """The edges for which ``kept`` is True."""
-        before = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
-        return EdgeRows(before[self.indptr], self.indices[kept])
+    def where(self, chosen: Bools) -> EdgeRows:
+        """The edges for which ``chosen`` is True."""
+        before = np.concatenate([[0], np.cumsum(chosen, dtype=np.int64)])
+        return EdgeRows(before[self.indptr], self.indices[chosen])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Model:
     """A model, and how to run it: dtype, device, seed, where its blocks and its residual stream are, and in what parts.
 
     Every verb takes it as ``model``. A spec, a folder or a module is accepted in its place. The weights are loaded when
-    they are first needed and kept; :func:`rankscope.load` loads them at once.
+    they are first needed, and stay loaded; :func:`rankscope.load` loads them at once.
 
     Args:
         source: a module (used as it is, without wrappers such as ``torch.compile``), ``init:NAME`` or ``init:PATH``

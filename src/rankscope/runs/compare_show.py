@@ -109,7 +109,7 @@ def _chart(table: pa.Table, metric: str, site: str) -> LineChart:
         Line(name, *(rows[column].to_numpy() for column in ("layer", "difference", "low", "high")))
         for name, rows in groups
     )
-    return LineChart(metric.replace("_", " "), lines, aside=site, guides=(Guide(0.0, ""),))
+    return LineChart(metric.replace("_", " "), lines, subtitle=site, guides=(Guide(0.0, ""),))
 
 
 VIEWS.add("compare", __name__)

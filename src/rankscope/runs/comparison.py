@@ -140,7 +140,7 @@ def _compared(first: Run, second: Run, metrics: Sequence[str] | None, site: str 
     if not shared:
         raise InputError(
             "The two runs share no value: no metric was taken at the same site and block in both. "
-            f"One has {_held(first)}, the other {_held(second)}."
+            f"One has {_contents(first)}, the other {_contents(second)}."
         )
     pairs, why = _pairing(first, second, left, right)
     rows = [left.position[key] for key in shared], [right.position[key] for key in shared]
@@ -285,7 +285,7 @@ def _main_difference(table: pa.Table, row: int) -> str:
     return f"No significant difference in the {what} at block {block}: {numbers}."
 
 
-def _held(run: Run) -> str:
+def _contents(run: Run) -> str:
     return f"{', '.join(names_in(run.table, 'metric')[:4])} at {', '.join(names_in(run.table, 'site')[:4])}"
 
 

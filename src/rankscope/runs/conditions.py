@@ -56,7 +56,7 @@ class Condition:
         at = "" if self.layers is None else "@" + ",".join(str(layer) for layer in self.layers)
         return f"{self.quantifier} {self.metric}@{self.site}{at} {self.comparison} {self.value:g}"
 
-    def held_in(self, table: pa.Table) -> str | None:
+    def where_met(self, table: pa.Table) -> str | None:
         """The blocks in which the condition holds, in words; None if it does not hold.
 
         Raises:

@@ -127,19 +127,19 @@ def mean_grid(
     shape: tuple[int, int],
     at: tuple[NDArray[np.integer], NDArray[np.integer]],
     values: NDArray[np.float64],
-    kept: NDArray[np.bool_],
+    valid: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
-    """The mean of the kept values of each cell, NaN where there is none.
+    """The mean of the valid values of each cell, NaN where there is none.
 
     Args:
         shape: rows and columns of the grid.
         at: row and column of each value.
         values: the values.
-        kept: which of them count.
+        valid: which of them count.
     """
     total, count = np.zeros(shape), np.zeros(shape)
-    np.add.at(total, (at[0][kept], at[1][kept]), values[kept])
-    np.add.at(count, (at[0][kept], at[1][kept]), 1.0)
+    np.add.at(total, (at[0][valid], at[1][valid]), values[valid])
+    np.add.at(count, (at[0][valid], at[1][valid]), 1.0)
     mean: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
     return mean
 

@@ -75,7 +75,7 @@ def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
 
 
 def own_columns(table: pa.Table) -> list[str]:
-    """The additional columns of a verb that have values here; with the fixed ones they tell rows apart."""
+    """The additional columns of a verb that have values here; with the fixed ones they identify a row."""
     return [
         name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows
     ]

@@ -27,7 +27,7 @@ HEADLINE = (
 )
 MAIN_SITES = ("block.out", "attention.probs", "mlp.sum", "both.sum", "attention.sum", "block.in", "final")
 LONGEST = 36
-KEPT = 24
+SAMPLED_LAYERS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Summary:
     """Means over sequences (and heads) of one network.
 
     Args:
-        stack: name of the stack and of what else tells the network from others of the run; None if it has one.
+        stack: name of the stack and of what else distinguishes the network from others of the run; None if it has one.
         labels: label of each line: ``"in"``, the number of a block, or ``"final"``.
         metrics: names of the columns.
         sites: the site of each column.
@@ -154,5 +154,5 @@ def shown_lines(count: int) -> list[int]:
         >>> shown_lines(3), shown_lines(100)[:4], len(shown_lines(100))
         ([0, 1, 2], [0, 4, 9, 13], 24)
     """
-    kept = count if count <= LONGEST else KEPT
-    return [int(line) for line in np.linspace(0, max(count - 1, 0), kept).round()]
+    lines = count if count <= LONGEST else SAMPLED_LAYERS
+    return [int(line) for line in np.linspace(0, max(count - 1, 0), lines).round()]

@@ -17,12 +17,12 @@ from rankscope.linalg.joining import Joinable, Made, joined
 from rankscope.linalg.to_host import to_host
 from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
-HELD_ENTRIES = 1 << 23
+WAITING_ENTRIES = 1 << 23
 """Entries of the activations that wait together: as many as a walk reduces in one piece (:mod:`.linalg.tiles`)."""
-HELD_CPU_ENTRIES = 1 << 20
+WAITING_CPU_ENTRIES = 1 << 20
 """The same on a CPU: 4 MiB in float32."""
 # A view waits if at least this many like it fit.
-_FEWEST_HELD = 4
+_FEWEST_WAITING = 4
 
 Deliver = Callable[..., None]
 
@@ -75,8 +75,8 @@ class PendingReadings:
         """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
         joinable = view if isinstance(view, Joinable) and view.batch_shape else None
         on_cpu = joinable is None or joinable.home.type == "cpu"
-        most = HELD_CPU_ENTRIES if on_cpu else HELD_ENTRIES
-        small = joinable is not None and joinable.made.entries <= most // _FEWEST_HELD
+        most = WAITING_CPU_ENTRIES if on_cpu else WAITING_ENTRIES
+        small = joinable is not None and joinable.made.entries <= most // _FEWEST_WAITING
         if joinable is None or not small or (on_cpu and not joinable.keeps_bits):
             self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
             return

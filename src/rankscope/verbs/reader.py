@@ -39,20 +39,20 @@ _CODES = {status: code for code, status in enumerate(Status)}
 
 
 def mean_over_tokens(reading: MetricValues, sequences: int, keep: Tensor | None) -> MetricValues:
-    """One value per sequence from one per token: the mean over the kept tokens for which it is defined.
+    """One value per sequence from one per token: the mean over the tokens that count for which it is defined.
 
     A sequence with a token that is not finite is not finite; it is at the float floor if all its tokens are, and
     undefined if no token has a value.
     """
     values, codes = (part.reshape(len(part), sequences, -1) for part in (reading.values, reading.statuses))
-    kept = torch.ones_like(codes, dtype=torch.bool) if keep is None else keep.expand_as(codes)
-    known = kept & values.isfinite()
+    valid = torch.ones_like(codes, dtype=torch.bool) if keep is None else keep.expand_as(codes)
+    known = valid & values.isfinite()
     count = known.sum(-1)
     mean = values.where(known, 0.0).sum(-1) / count
     statuses = torch.full_like(count, _CODES[Status.OK], dtype=codes.dtype)
     statuses[((codes == _CODES[Status.FLOOR]) | ~known).all(-1)] = _CODES[Status.FLOOR]
     statuses[count == 0] = _CODES[Status.UNDEFINED]
-    broken = (kept & (codes == _CODES[Status.NOT_FINITE])).any(-1)
+    broken = (valid & (codes == _CODES[Status.NOT_FINITE])).any(-1)
     statuses[broken] = _CODES[Status.NOT_FINITE]
     return MetricValues(mean.masked_fill(broken, torch.nan), statuses)
 
@@ -312,8 +312,8 @@ class SiteReader:
                     return
         else:
             probs = call.probs()
-            kept = self._keep(probs.shape[0], probs.shape[-2], probs.device)
-            view, dtype = AttentionMatrix(probs, call.support(), kept), probs.dtype
+            valid = self._keep(probs.shape[0], probs.shape[-2], probs.device)
+            view, dtype = AttentionMatrix(probs, call.support(), valid), probs.dtype
         self._write(ref, specs, view, self._floor(dtype, view.count.device), head_axis=True)
 
     def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:

@@ -18,7 +18,7 @@ from rankscope.verdicts.battery import Battery, Flags, Floats, read_battery
 from rankscope.verdicts.classifying import classify
 from rankscope.verdicts.reading import read_stack, span_of
 from rankscope.verdicts.sentences import explained, say, short, token_sentences
-from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, KEPT_SPREAD, LEAST_INPUTS, State
+from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, LEAST_INPUTS, REMAINING_SPREAD, State
 
 MEAN, METRIC = "inputs.mean", "relative_residual"
 TOKENS_SITE = "block.out"
@@ -102,8 +102,8 @@ def _judged(
                 f"  each mean is over many tokens: independent tokens would have a relative residual of {level}; "
                 "'last' compares single tokens"
             )
-    # They enter the model alike, and keep what tells them apart.
-    states[_is_kept(battery, states, entry)] = int(State.MEAN_OFFSET)
+    # They enter the model alike, and keep what distinguishes them.
+    states[_still_spread(battery, states, entry)] = int(State.MEAN_OFFSET)
     # Inputs of one class have the same vector, and no two classes have: neural collapse.
     gaps = compared.get("classes", {}).get("apart", {}).get(site, {}).get(stack or "", {})
     apart = np.array([gaps.get(str(int(layer)), 0.0) > COLLAPSED_RESIDUAL for layer in battery.layers], np.bool_)
@@ -151,11 +151,11 @@ def _at_entry(table: pa.Table, site: str) -> float | None:
     return None
 
 
-def _is_kept(battery: Battery, states: np.ndarray, entry: float | None) -> Flags:
-    """Where inputs look alike only because they enter the model alike, and keep what tells them apart."""
+def _still_spread(battery: Battery, states: np.ndarray, entry: float | None) -> Flags:
+    """Where inputs look alike only because they enter the model alike, and keep what distinguishes them."""
     if entry is None:
         return np.zeros(states.shape, np.bool_)
-    least, spread = KEPT_SPREAD * entry, battery.spread()
+    least, spread = REMAINING_SPREAD * entry, battery.spread()
     copies = np.isin(states, (int(State.COPIES), int(State.CLUSTERS))) & (spread <= 2 * COLLAPSED_RESIDUAL)
     kept: Flags = ((states == State.COLLAPSED) | copies) & (spread > least)
     kept |= (states == State.SAME_DIRECTION) & (battery.direction() > least)

@@ -28,7 +28,7 @@ LEAST_TOKENS = 8
 IDLE_EXPERTS = 0.1
 LEAST_INPUTS = 8
 AVERAGING = 0.5
-KEPT_SPREAD = 0.1
+REMAINING_SPREAD = 0.1
 UNIFORM_ENTROPY = 0.999
 ONE_HOT_ENTROPY = 0.02
 
@@ -58,7 +58,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("few directions", "centred effective rank below", NARROW_DIMENSION,
               "tokens then lie on little more than a line"),
     Threshold("few directions", "directions that hold 99% of the differences, at most", FEW_DIRECTIONS,
-              "three numbers per token then say nearly all that tells tokens apart"),
+              "three numbers per token then say nearly all that distinguishes tokens"),
     Threshold("huge channel", "largest channel share beyond chance above", DOMINANT_SHARE,
               "the channel then outweighs all others together"),
     Threshold("huge token", "largest token share beyond chance above", DOMINANT_SHARE,
@@ -74,10 +74,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("collapsing", "fall of the residual over the second half of the blocks at least", TREND_FALL,
               "a common vector that grows by the same amount in every block halves the residual there, and no more"),
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
-              "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
+              "a thousandth of the energy is left to distinguish tokens; bfloat16 (4 eps = 0.031) does not resolve it"),
     Threshold("collapsed", "different inputs at least", LEAST_INPUTS,
               "fewer may be alike by chance; the same limit as for the directions of tokens", "inputs"),
-    Threshold("collapsed", "relative residual below that before the first block times", KEPT_SPREAD,
+    Threshold("collapsed", "relative residual below that before the first block times", REMAINING_SPREAD,
               "a hundredth of the energy that distinguished the inputs as they entered is left",
               "inputs"),
     Threshold("collapsed", "relative residual below that of independent tokens times", AVERAGING,

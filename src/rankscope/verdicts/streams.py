@@ -22,7 +22,7 @@ def streams_findings(table: pa.Table, mixing: Sequence[Mapping[str, Any]]) -> li
     """One finding for each stack whose tokens have several streams and were measured.
 
     The streams count as collapsed if, after the last block, half of the sequences or more have a relative residual over
-    streams of at most the threshold for tokens: a thousandth of the energy is then left to tell streams apart.
+    streams of at most the threshold for tokens: a thousandth of the energy is then left to distinguish streams.
     """
     findings = []
     for described in mixing:

@@ -86,7 +86,7 @@ class LineChart:
     Args:
         title: what is drawn.
         lines: in the order of the legend.
-        aside: small text at the right of the title, such as the site.
+        subtitle: small text at the right of the title, such as the site.
         guides: reference values.
         notes: text next to points.
         x_label: of the x axis.
@@ -102,7 +102,7 @@ class LineChart:
 
     title: str
     lines: tuple[Line, ...]
-    aside: str = ""
+    subtitle: str = ""
     guides: tuple[Guide, ...] = ()
     notes: tuple[Note, ...] = ()
     x_label: str = "block"

@@ -110,11 +110,15 @@ def _legend_inches(panel: Panel) -> float:
     """Width of the legend at the right of a panel; 0 if it has none."""
     if not isinstance(panel, LineChart) or panel.names != "legend":
         return 0.0
-    names = [panel.legend_title, *(line.name for line in panel.lines), *(guide.label for guide in _beside(panel))]
+    names = [
+        panel.legend_title,
+        *(line.name for line in panel.lines),
+        *(guide.label for guide in _vertical_guides(panel)),
+    ]
     return 0.45 + 0.058 * max(map(len, names)) if any(names) else 0.0
 
 
-def _beside(panel: LineChart) -> list[Guide]:
+def _vertical_guides(panel: LineChart) -> list[Guide]:
     """Guides that are named in the legend, not in the panel: vertical lines."""
     return [guide for guide in panel.guides if guide.axis == "x" and guide.kind == "level"]
 
@@ -128,7 +132,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_lines(axes: Axes, chart: LineChart) -> None:
-    _title_axes(axes, chart.title, chart.aside)
+    _title_axes(axes, chart.title, chart.subtitle)
     _plain_axes(axes)
     lines = _styled(chart.lines)
     if not any(np.isfinite(_floats(line.y)).any() for line in lines):
@@ -273,11 +277,11 @@ def floor_words(dtype: object, floor: float) -> str:
     return f"{dtype} cannot see below {number(floor)}"
 
 
-def _title_axes(axes: Axes, title: str, aside: str = "") -> None:
+def _title_axes(axes: Axes, title: str, subtitle: str = "") -> None:
     """Put a bold title on the left and small text on the right."""
     axes.set_title(title, loc="left", size=9, weight="bold", color=INK, pad=5)
-    if aside:
-        axes.set_title(aside, loc="right", size=7.5, color=FAINT, pad=5)
+    if subtitle:
+        axes.set_title(subtitle, loc="right", size=7.5, color=FAINT, pad=5)
 
 
 def _plain_axes(axes: Axes) -> None:

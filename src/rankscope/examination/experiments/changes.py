@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rankscope.examination import source
 from rankscope.examination.experiments.dependencies import LOST, begins_at_zero, raw_apart
-from rankscope.examination.findings import FileEdit
+from rankscope.examination.findings import NOT_MADE, Made
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall
 from rankscope.examination.source import Edit, SourcePlace
@@ -147,16 +147,14 @@ def made_by_training(x: Examination) -> bool:
     return _last(x, replaced=x.fresh)[-1] > 2 * LOW
 
 
-def in_blocks(
-    x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]
-) -> tuple[str, tuple[FileEdit, ...]]:
-    """An edit of the blocks' forward as a sentence, if tokens stay apart with it; empty otherwise."""
+def in_blocks(x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]) -> Made:
+    """An edit of the blocks' forward, if tokens stay apart with it."""
     named = dict(x.blocks)
     block = named[names[0]]
     place = source.place_of(type(block).forward) if x.edits else None
     if place is None or any(type(named[name]) is not type(block) for name in names):
-        return "", ()
-    return x.edited("", place, edit(place, block), lambda again: _raised(x, _last(again)[-1]))
+        return NOT_MADE
+    return x.edited("", place, edit, block, better=lambda again: _raised(x, _last(again)[-1]))
 
 
 @experiment
@@ -314,12 +312,10 @@ def layers_cloned(x: Examination) -> Outcome:
             if parameter.ndim >= 2:
                 replaced[f"{name}.{inner}" if name else inner] = shuffled(parameter, number * 1009 + len(replaced))
     after = _last(x, replaced=replaced)
-    with own_norms_first(x) as possible:
-        both = _last(x, replaced=replaced)[-1] if possible else after[-1]
     named = dict(x.model.named_parameters())
     unchanged = all(torch.equal(named[name].detach(), one) for name, one in replaced.items())
     known = x.once(curve)
-    numbers = {"count": len(same) + 1, "curve": known, "after": after, "both": both}
+    numbers = {"count": len(same) + 1, "curve": known, "after": after}
     return Outcome(True, unchanged, numbers | {"matters": after[-1] >= BETTER * known[-1]})
 
 

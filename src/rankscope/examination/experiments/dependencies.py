@@ -5,13 +5,10 @@ The pass answers several questions at once, because each row of its batch asks o
     row        what is replaced in it              if the output changes ...
     plain      nothing
     again      nothing                             ... something is random, or depends on the place in the batch
-    first      the first token                     ... at other tokens: tokens are mixed
     middle     the token in the middle             ... at earlier tokens: there is no causal mask
     order      nothing, tokens in another order    ... beyond that order: positions are seen
-    all        every token
     padded     another sequence, with padding
     padding    that one, other padding             ... at other tokens: padding is attended to
-    content    that one, other tokens
 
 The control of every answer is ``again``: what differs between two equal rows is noise.
 """
@@ -52,7 +49,7 @@ class TokenMap:
     x: Examination
     rows: dict[str, int]
     middle: int
-    order: Tensor | None
+    order: Tensor
 
     def output(self, name: str) -> Tensor | None:
         """The main output of one row, with tokens first if it has them; None if it does not count sequences."""
@@ -120,73 +117,39 @@ def token_map(x: Examination) -> TokenMap:
     content = torch.ones(x.tokens or 1, dtype=torch.bool) if real is None else real[plain].cpu()
     places = content.nonzero()[:, 0]
     middle = int(places[len(places) // 2]) if len(places) else 0
-    order = torch.randperm(x.tokens, generator=torch.Generator().manual_seed(0)) if x.tokens else None
-    compared = x.outcome("compared_token").numbers.get("ids")
+    order = torch.randperm(x.tokens or 1, generator=torch.Generator().manual_seed(0))
     found = padding_mask(x)
-    sources = {"plain": plain, "first": plain, "middle": plain, "order": plain, "all": plain}
+    sources = {"plain": plain, "middle": plain, "order": plain}
     if found is not None:
-        padded = int(found.hidden.sum(1).argmax())
-        sources |= {"padded": padded, "padding": padded, "content": padded}
+        sources |= dict.fromkeys(("padded", "padding"), plain_padded(found))
     sources["again"] = plain
     count = max(len(sources), x.sequences)
     rows = {name: place for place, name in enumerate(sources)}
     chosen = [*sources.values(), *[plain] * (count - len(sources))]
+    # Segments of tokens stay as they are; of a source and a target, the one is followed that the loss compares.
+    several = [one for one in x.mains if one.is_floating_point() or len(torch.unique(one)) > SEGMENTS] or [*x.mains]
+    compared = x.outcome("compared_token").numbers.get("ids")
+    following = [one for one in several if one is compared] or several
 
-    def repeated(name: str, value: Tensor, axis: int) -> Tensor:
-        return value.index_select(axis, torch.tensor(chosen, device=value.device))
+    def edited(name: str, value: Tensor, axis: int) -> Tensor:
+        new = value.index_select(axis, torch.tensor(chosen, device=value.device)).movedim(axis, 0)
+        if not any(value is one for one in x.mains) or new.shape[1] != x.tokens:
+            return new.movedim(0, axis)
+        # Other ids are those that occur in the batch, because they have an embedding.
+        other = other_entries(new, torch.ones(new.shape[:2], dtype=torch.bool, device=new.device))
+        new[rows["order"]] = new[rows["order"]][order.to(new.device)]
+        if any(value is one for one in following):
+            new[rows["middle"], middle] = other[rows["middle"], middle]
+        if found is not None and any(value is one for one in several):
+            where = found.hidden[sources["padded"]].to(new.device)
+            new[rows["padding"], where] = other[rows["padding"], where]
+        return new.movedim(0, axis)
 
-    batch = x.batch.mapped(repeated, sequences=count, keep=None if kept is None else kept[chosen])
-    batch = _edited(x, batch, rows, middle, order, None if found is None else found.hidden[sources["padded"]], compared)
+    batch = x.batch.mapped(edited, sequences=count, keep=None if kept is None else kept[chosen])
     x.forward_passes += 1
     inner = replace(x, batch=batch, view=None, optimizer=None)
     assert inner.base
     return TokenMap(inner, rows, middle, order)
-
-
-def _edited(
-    x: Examination, batch: Batch, rows: dict[str, int], middle: int, order: Tensor | None, hidden: Tensor | None,
-    compared: Tensor | None,
-) -> Batch:  # fmt: skip
-    """Replace in each row what its name says, in ids and vectors; segments of tokens stay as they are."""
-    mains = {id(one) for one in x.mains}
-    own = dict(x.batch.inputs) | {f"argument {n}": value for n, value in enumerate(x.batch.arguments)}
-    reading = [n for n, value in own.items() if isinstance(value, Tensor) and id(value) in mains]
-    several = [n for n in reading if own[n].is_floating_point() or len(torch.unique(own[n])) > SEGMENTS] or reading
-    following = [n for n in several if own[n] is compared] or several
-
-    def edit(name: str, value: object) -> object:
-        given = own[name]
-        if not isinstance(value, Tensor) or not isinstance(given, Tensor) or value is given or value.ndim < 2:
-            return value
-        axis = x.batch.axis_of("" if name.startswith("argument ") else name)
-        new = value.movedim(axis, 0).clone()
-        # Other ids are those that occur in the batch, because they have an embedding.
-        other = other_entries(value, torch.ones(value.shape[:2], dtype=torch.bool, device=value.device)).movedim(
-            axis, 0
-        )
-        if id(given) not in mains:
-            if not is_mask_like(name) and value.dtype is not torch.bool and value.ndim > 3:  # images
-                new[rows["all"]] = other[rows["all"]]
-            return new.movedim(0, axis)
-        tokens = new.shape[1] == x.tokens
-        if order is not None and tokens:
-            new[rows["order"]] = new[rows["order"]][order.to(new.device)]
-        if name not in several:
-            return new.movedim(0, axis)
-        new[rows["all"]] = other[rows["all"]]
-        new[rows["first"], 0] = other[rows["first"], 0]
-        if tokens and name in following:
-            new[rows["middle"], middle] = other[rows["middle"], middle]
-        if tokens and hidden is not None:
-            where = hidden.to(new.device)
-            new[rows["padding"], where] = other[rows["padding"], where]
-            where = ~where
-            where[0] = False
-            new[rows["content"], where] = other[rows["content"], where]
-        return new.movedim(0, axis)
-
-    arguments = tuple(edit(f"argument {n}", value) for n, value in enumerate(batch.arguments))
-    return replace(batch, inputs={n: edit(n, value) for n, value in batch.inputs.items()}, arguments=arguments)  # type: ignore[arg-type]
 
 
 def next_tokens_of(x: Examination) -> Tensor | None:
@@ -336,19 +299,15 @@ def padding_seen(x: Examination) -> Outcome:
     seen = known.moved("padding", "padded")
     if seen is None:
         return NOT_READ
-    here = known.rows["padded"]
     hidden = found.hidden[plain_padded(found)].to(seen.device)
     if known.has_tokens:
         seen = seen[~hidden]
-    before, after, content = (known.output(name) for name in ("padded", "padding", "content"))
+    before, after = known.output("padded"), known.output("padding")
     assert before is not None
     assert after is not None
-    assert content is not None
-    kept = None if known.has_tokens else change_between(before, content)
     if known.has_tokens:
         before, after = before[~hidden], after[~hidden]
-    numbers = {"mask": found, "size": change_between(before, after), "inverted": kept is not None and kept < 1e-6}
-    return Outcome(bool(seen.any()), known.is_noisy, numbers | {"row": here})
+    return Outcome(bool(seen.any()), known.is_noisy, {"mask": found, "size": change_between(before, after)})
 
 
 def plain_padded(found: PaddingMask) -> int:
@@ -376,7 +335,7 @@ def order_unseen(x: Examination) -> Outcome:
         return NO
     known = x.once(token_map)
     before, after = known.output("plain"), known.output("order")
-    if before is None or after is None or known.order is None or not known.has_tokens:
+    if before is None or after is None or not known.has_tokens:
         return NOT_READ
     gap = changed_entries(before[known.order.to(before.device)], after)
     return NOT_READ if gap is None else Outcome(not bool(gap.any()), known.is_noisy, {"share": share})
@@ -392,11 +351,16 @@ def tokens_alike(x: Examination) -> Outcome:
     labels = found["target"]
     if bool((labels == labels[:, :1]).all()):
         return NO
-    rows = out.movedim(axis, 0)
-    gap = changed_entries(rows[:1].expand_as(rows), rows)
-    if gap is None or bool(gap.any()):
+
+    def apart(states: Tensor) -> bool:
+        rows = states.movedim(axis, 0)
+        gap = changed_entries(rows[:1].expand_as(rows), rows)
+        return gap is None or bool(gap.any())
+
+    if apart(out):
         return NO
-    return Outcome(True, x.once(begins_at_zero), {"tokens": len(rows)})
+    drawn = x.once(with_zeros_drawn)
+    return Outcome(True, drawn is not None and apart(drawn), {"tokens": out.shape[axis]})
 
 
 LOST = 1e-3
@@ -416,13 +380,18 @@ def raw_apart(x: Examination) -> float:
     return max(distances, default=0.0)
 
 
-def begins_at_zero(x: Examination) -> bool:
-    """Whether outputs are alike because weights begin at zero, get a gradient, and so move with the first step."""
+def with_zeros_drawn(x: Examination) -> Tensor | None:
+    """The output with weights drawn that begin at zero, get a gradient, and so move with the first step."""
     zero = {name: one.detach() for name, one in x.model.named_parameters() if not bool(one.detach().any())}
     zero = {name: one for name, one in zero.items() if (g := x.gradients.get(name)) is not None and bool(g.any())}
     drawn = torch.Generator().manual_seed(0)
     replaced = {name: (0.02 * torch.randn(one.shape, generator=drawn)).to(one) for name, one in zero.items()}
-    output = x.output(replaced=replaced) if replaced else None
+    return x.output(replaced=replaced) if replaced else None
+
+
+def begins_at_zero(x: Examination) -> bool:
+    """Whether outputs are alike because of weights that begin at zero."""
+    output = x.once(with_zeros_drawn)
     return output is not None and (x.inputs_apart(output) or 0.0) > LOST * raw_apart(x)
 
 
@@ -501,24 +470,3 @@ def turned_first(x: Examination, keep: Tensor, axis: int) -> float | None:
     if one is None or other is None or one.shape != other.shape:
         return None
     return change_between(one.index_select(axis, keep), other.index_select(axis, keep))
-
-
-MOST = 0.6
-"""Share of one id from which on a text says little; the space of a text by characters is a fifth of it."""
-
-
-@experiment
-def one_id(x: Examination) -> Outcome:
-    """Whether most tokens that count are one id, in all inputs of ids; the control is a vocabulary of few ids."""
-    for shape in {value.shape for value in x.texts if value.numel() >= 16}:
-        tokens = torch.stack([value for value in x.texts if value.shape == shape], dim=-1)
-        fills = [one for value in x.texts if value.shape == shape and (one := filled_ends(value)) is not None]
-        if fills:  # what fills the ends is padding
-            tokens = tokens[~fills[0]]
-        elif x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
-            tokens = tokens[x.batch.keep.to(tokens.device)]
-        common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
-        share = float(counts.max()) / int(counts.sum())
-        if share >= MOST:
-            return Outcome(True, int(common.max()) <= 1, {"share": share, "id": int(common[counts.argmax(), 0])})
-    return NO

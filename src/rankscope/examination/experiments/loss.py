@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.dependencies import token_map
+from rankscope.examination.experiments.scan import Scan
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, in_training
-from rankscope.examination.source import SourcePlace, running
-from rankscope.examination.tensors import apart, filled_ends, spread_out
+from rankscope.examination.tensors import apart, are_probabilities, filled_ends, spread_out
 from rankscope.models.loading.devices import seed_generators
 
 ROOM = 1 << 27
@@ -35,8 +35,6 @@ AGREE = 0.95
 """Share of the labels that must be the token of the input at a distance, beyond those that are so by chance."""
 PARALLEL = 0.9999
 """Cosine from which on two gradients are taken to be of one loss; with label smoothing it is below."""
-BY_CHANCE = 1e-3
-"""Probability below which labels that are all alike are no accident of the batch."""
 
 
 class Held:
@@ -219,13 +217,17 @@ def compared_token(x: Examination) -> Outcome:
     return NOT_READ
 
 
-def _change_by_token(x: Examination) -> tuple[Tensor, int] | None:
-    """How much the output changes at each token if the one in the middle is replaced, and which that is."""
-    known = x.once(token_map)
-    before, after = known.output("plain"), known.output("middle")
-    moved = known.moved("middle")
-    if before is None or after is None or moved is None or not known.has_tokens:
-        return None
+def _by_token(x: Examination, distances: Callable[[int], bool]) -> tuple[Tensor, int]:
+    """How much the output changes at each token if the one in the middle is replaced, and which that is.
+
+    Raises:
+        LookupError: this was not read, or outputs are not compared with tokens at such a distance.
+    """
+    compared, known = x.outcome("compared_token"), x.once(token_map)
+    before, after, moved = known.output("plain"), known.output("middle"), known.moved("middle")
+    wanted = compared.shown and distances(compared["distance"])
+    if not wanted or before is None or after is None or moved is None or not known.has_tokens:
+        raise LookupError("outputs are not compared with such tokens")
     return (after.double() - before.double()).abs().flatten(1).mean(1) * moved, known.middle
 
 
@@ -235,29 +237,17 @@ def copies_input(x: Examination) -> Outcome:
 
     Outputs that read their input through a bottleneck, as autoencoders do, depend on all tokens alike.
     """
-    compared = x.outcome("compared_token")
-    if not compared.shown or compared["distance"] != 0:
-        return NOT_READ
-    change = _change_by_token(x)
-    if change is None:
-        return NOT_READ
-    by_token, middle = change
-    others = torch.cat([by_token[:middle], by_token[middle + 1 :]])
-    return Outcome(True, not float(by_token[middle]) > 2 * float(others.mean()), {"share": compared["share"]})
+    change, middle = _by_token(x, lambda distance: distance == 0)
+    others = torch.cat([change[:middle], change[middle + 1 :]])
+    return Outcome(True, not float(change[middle]) > 2 * float(others.mean()), x.outcome("compared_token").numbers)
 
 
 @experiment
 def skips_a_token(x: Examination) -> Outcome:
     """Whether each output is compared with another token than the next; the control is a model that is not causal."""
-    compared = x.outcome("compared_token")
-    if not compared.shown or compared["distance"] in (0, 1):
-        return NOT_READ
-    change = _change_by_token(x)
-    if change is None:
-        return NOT_READ
-    by_token, middle = change
-    sees_later = bool(by_token[:middle].any()) or not bool(by_token[middle + 1 :].any())
-    return Outcome(True, sees_later, {"distance": compared["distance"], "share": compared["share"]})
+    change, middle = _by_token(x, lambda distance: distance not in (0, 1))
+    sees_later = bool(change[:middle].any()) or not bool(change[middle + 1 :].any())
+    return Outcome(True, sees_later, x.outcome("compared_token").numbers)
 
 
 @experiment
@@ -316,11 +306,10 @@ def wrong_is_better(x: Examination) -> Outcome:
     axis = classes_axis(known.output, labels)
     if axis is None or not x.outcome("alignment").shown:
         return NOT_READ
-    count = known.output.shape[axis]
+    count, probabilities = known.output.shape[axis], are_probabilities(x.result, axis)
 
     def answer(classes: Tensor) -> Tensor:
         one_hot = F.one_hot(classes.clamp_min(0), count).movedim(-1, axis).to(known.output)
-        probabilities = bool((x.result >= 0).all()) and float((x.result.double().sum(axis) - 1).abs().max()) < 1e-3  # type: ignore[union-attr, operator]
         return one_hot * 0.96 + 0.02 / count if probabilities else 8 * one_hot
 
     right, wrong = known.value(answer(labels)), known.value(answer((labels + 1) % count))
@@ -357,6 +346,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "TanhBackward0": ("tanh", torch.tanh),
     "ReluBackward0": ("relu", F.softplus),
     "SoftplusBackward0": ("softplus", F.softplus),
+    "SoftmaxBackward0": ("softmax", lambda free: free.softmax(-1)),
 }
 
 
@@ -415,18 +405,6 @@ def broadcast(x: Examination) -> Outcome:
 
 
 @experiment
-def labels_alike(x: Examination) -> Outcome:
-    """Whether all labels are one class; the control is whether that is likely by chance, in a small batch."""
-    labels = x.labels
-    if labels is None or labels.ndim != 1 or classes_axis(held(x).output, labels) is None:
-        return NOT_READ
-    classes = held(x).output.shape[-1]
-    by_chance = float(classes) ** (1 - len(labels)) > BY_CHANCE
-    alike = bool((labels == labels[0]).all())
-    return Outcome(alike, by_chance, {"count": len(labels), "label": int(labels[0]), "classes": classes})
-
-
-@experiment
 def one_answer_is_best(x: Examination) -> Outcome:
     """Whether one constant output for all inputs has the smallest loss; the control are labels that are all equal.
 
@@ -471,26 +449,6 @@ def _compares(known: Held, axis: int) -> bool:
 
 
 @experiment
-def softmax_again(x: Examination) -> Outcome:
-    """Whether outputs are probabilities and the loss takes a softmax of them.
-
-    The control: the loss changes if a number is added to them, so that it takes none.
-    """
-    out, labels = x.result, x.labels
-    if out is None or labels is None or out.ndim < 2 or out.shape[-1] < 2:
-        return NOT_READ
-    if labels.is_floating_point() or labels.shape != out.shape[:-1]:
-        return NOT_READ
-    if bool((out < 0).any()) or float((out.double().sum(-1) - 1).abs().max()) > 1e-3:
-        return NO
-    known = held(x)
-    now, shifted = known.value(out), known.value(out + 3.0)
-    best = F.one_hot(labels.clamp_min(0), out.shape[-1]).to(out)
-    numbers = {"least": known.value(best), "free": known.value(best * 50)}
-    return Outcome(True, abs(now - shifted) > 1e-4 * abs(now), numbers)
-
-
-@experiment
 def softmax_across(x: Examination) -> Outcome:
     """Whether the loss is a cross-entropy whose softmax runs over sequences or tokens.
 
@@ -503,7 +461,7 @@ def softmax_across(x: Examination) -> Outcome:
         return NOT_READ
     if out.shape[-1] < 2 or not 0 <= int(labels.max()) < out.shape[-1]:
         return NOT_READ
-    calls = _LossSoftmaxes()
+    calls = Scan(None)
     with calls:
         own = known.gradient()
 
@@ -522,22 +480,7 @@ def softmax_across(x: Examination) -> Outcome:
     raised = out.clone()
     raised[(0,) * (out.ndim - 1)] += 3.0
     change = abs(known.value(raised) - known.value(out))  # nothing, under a softmax over the classes
-    places = {one[2] for one in calls.calls if one[0][-1] == out.shape[-1] and one[1] % len(one[0]) < len(one[0]) - 1}
+    places = {one.place for one in calls.calls if one.shape[-1] == out.shape[-1] and one.axis < len(one.shape) - 1}
     over_batch = out.ndim == 2 or (bool(wrong) and out.ndim + wrong[0] == x.sequence_axis(out))
     numbers = {"change": change, "place": places.pop() if len(places) == 1 else None, "over batch": over_batch}
     return Outcome(True, pairs or change < 1e-4 or is_over(out, labels, own, -1), numbers)
-
-
-class _LossSoftmaxes(torch.overrides.TorchFunctionMode):
-    """Notes the shape, the axis and the place of each softmax and log-softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[tuple[int, ...], int, SourcePlace | None]] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        if func.__name__ in ("softmax", "log_softmax") and isinstance(out, torch.Tensor):
-            axis = kwargs["dim"] if kwargs and "dim" in kwargs else args[1] if len(args) > 1 else -1
-            self.calls.append((tuple(out.shape), axis, running()))
-        return out

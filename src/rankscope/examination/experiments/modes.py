@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
+from rankscope.examination.experiments.dependencies import LOST, raw_apart
 from rankscope.examination.experiments.operations import first_that_differs
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall, in_training
-from rankscope.models.inputs.record import is_mask_like
 
 DROPPED = 0.9
 """Share of the entries from which on dropout drops nearly everything; published models drop half at most."""
@@ -30,7 +28,7 @@ def passes_differ(x: Examination) -> Outcome:
 def dropout_hides_inputs(x: Examination) -> Outcome:
     """Whether nearly everything is dropped in training mode; the control: outputs are alike without dropout too."""
     trained = x.once(in_training)
-    high = [(where, p) for where, p in trained.seen.dropped if p >= DROPPED]
+    high = [(where, p) for where, p in trained.dropped if p >= DROPPED]
     if not high or trained.apart is None:
         return NO
     after = x.backward(drops=False, gradients=False).apart
@@ -52,7 +50,8 @@ def not_finite(x: Examination) -> Outcome:
         return NO
     harmless = not bool(torch.isnan(x.result).any()) and all(p.dtype != torch.float16 for p in x.model.parameters())
     share = float(torch.isfinite(x.result).double().mean())
-    return Outcome(True, harmless, {"call": broken, "share": share})
+    weights = [n for n, p in broken.module.named_parameters(broken.name or "") if not bool(torch.isfinite(p).all())]
+    return Outcome(True, harmless, {"call": broken, "share": share, "weights": weights})
 
 
 def _breaks(call: ModuleCall) -> bool:
@@ -64,30 +63,20 @@ def _breaks(call: ModuleCall) -> bool:
 
 @experiment
 def finite_in_float32(x: Examination) -> Outcome:
-    """Whether the same pass is finite in float32; the control is whether it is finite in float16."""
-    halves = {n: p.detach().float() for n, p in x.model.named_parameters() if p.dtype == torch.float16}
+    """Whether the same pass is finite in float32; the control is whether it is finite in float16.
+
+    Infinity inside a module may end in finite numbers, as the squares of a norm do. The control of that is an output
+    that differs for different inputs all the same.
+    """
     broken = x.outcome("not_finite")
+    if broken.seen is False and x.scan.overflow is not None and x.result is not None:
+        apart = x.inputs_apart(x.result)
+        return Outcome(True, apart is None or apart > LOST * raw_apart(x), {"inside": x.scan.overflow, "apart": apart})
+    halves = {n: p.detach().float() for n, p in x.model.named_parameters() if p.dtype == torch.float16}
     if not broken.shown or not halves:
         return NO
     wide = x.batch.mapped(lambda _, value, axis: value.float() if value.dtype == torch.float16 else value)
     whole = x.output(wide, replaced=halves)
     again = x.output()
     finite, control = (one is not None and bool(torch.isfinite(one).all()) for one in (whole, again))
-    return Outcome(finite, control and broken["share"] < 1.0, broken.numbers)
-
-
-@experiment
-def finite_without_mask(x: Examination) -> Outcome:
-    """Whether the same pass is finite with a mask that hides nothing; the control is whether it is with the mask."""
-    broken = x.outcome("not_finite")
-    if not broken.shown:
-        return NO
-    for name, value in x.batch.inputs.items():
-        if not is_mask_like(name) or not isinstance(value, torch.Tensor):
-            continue
-        for fill in (1, 0):
-            whole = replace(x.batch, inputs={**x.batch.inputs, name: torch.full_like(value, fill)})
-            after = x.output(whole)
-            if after is not None and bool(torch.isfinite(after).all()):
-                return Outcome(True, broken["share"] == 1.0, {**broken.numbers, "name": name, "fill": fill})
-    return NO
+    return Outcome(finite, control and broken["share"] < 1.0, {"inside": None, **broken.numbers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,9 +191,9 @@ def without(at: int) -> Callable[[Callable[..., Any], Any, Any], Any]:
 
 def named(x: Examination, step: FollowedStep) -> str:
     """The operation as it is written, with the function in which it is; or the module, or its name."""
-    node = source.operation(step.place, step.name)
-    if node is not None and step.place is not None:
-        return f"`{step.place.text(node)}` in `{step.place.name}`"
+    if step.place is not None:
+        with suppress(source.NotWrittenError):
+            return f"`{step.place.text(source.operation(step.place, step.name))}` in `{step.place.name}`"
     module = x.model.get_submodule(step.module) if step.module else None
     if module is not None and next(module.children(), None) is None:
         return f"{step.module} ({type(module).__name__})"

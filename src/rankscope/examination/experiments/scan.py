@@ -33,6 +33,7 @@ _LARGEST = 1 << 24
 """Entries up to which the places of a tensor's numbers are followed."""
 OFF_ONE = 1e-2
 """Distance of a sum of weights from one above which they do not sum to one; half precision reaches a third of it."""
+_LOGS = frozenset({F.log_softmax, torch.log_softmax, Tensor.log_softmax})
 _FILLS = (Tensor.masked_fill, torch.masked_fill, Tensor.masked_fill_)
 _SHAPING = frozenset(
     {
@@ -85,13 +86,13 @@ class Scan(TorchFunctionMode):
     """Notes softmax calls and where they are written, and follows weights and places of numbers.
 
     Attributes:
-        calls: every softmax.
+        calls: every softmax, and every logarithm of one.
         again: those whose argument a softmax made.
-        corners: queries and keys of attention with ``is_causal`` that has more keys than queries.
         fills: the shape of each mask that is filled in, and where that is written.
         filled_after: the same for masks that are filled into what a softmax made.
         returned: the softmax that made what the model returns.
         mixed: heads that were mixed with tokens.
+        overflow: the first operation in float16 that made infinity of numbers, as it is called, and where.
     """
 
     def __init__(self, tokens: int | None) -> None:
@@ -99,12 +100,12 @@ class Scan(TorchFunctionMode):
         self._tokens = tokens
         self.calls: list[SoftmaxCall] = []
         self.again: list[SoftmaxCall] = []
-        self.corners: list[tuple[int, int, SourcePlace | None]] = []
         self.fills: list[tuple[tuple[int, ...], SourcePlace | None]] = []
         self.filled_after: list[SourcePlace | None] = []
         self.weightings: list[Weighting] = []
         self.returned: SoftmaxCall | None = None
         self.mixed: list[MixedHeads] = []
+        self.overflow: tuple[str, SourcePlace | None] | None = None
         self._known: list[tuple[Tensor, Tensor, SoftmaxCall]] = []
         # Tensors with the place of each of their numbers: the row of a linear map, or the query of attention.
         self._rows: list[tuple[Tensor, Tensor]] = []
@@ -119,14 +120,19 @@ class Scan(TorchFunctionMode):
             known_inputs = [(place, one) for one in self._known for place, t in enumerate(given) if t is one[0]]
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
+            if self.overflow is None and isinstance(out, Tensor) and out.dtype is torch.float16 and func not in _FILLS:
+                was_finite = given and all(bool(torch.isfinite(one).all()) for one in given)
+                if was_finite and bool(torch.isposinf(out).any()):
+                    self.overflow = func.__name__, source.running()
             if self._tokens is not None:
                 self._follow(func, args, kwargs, given, out)
-            if func in SOFTMAXES and isinstance(out, Tensor):
+            if func in SOFTMAXES | _LOGS and isinstance(out, Tensor):
                 axis = kwargs["dim"] if "dim" in kwargs else args[1]
                 call = SoftmaxCall(axis % out.ndim, tuple(out.shape), source.running())
                 self.calls.append(call)
-                self.again += [call] if known_inputs else []
-                self._known.append((out, out.detach().clone(), call))
+                if func in SOFTMAXES:
+                    self.again += [call] if known_inputs else []
+                    self._known.append((out, out.detach().clone(), call))
             elif known_inputs and isinstance(out, Tensor):
                 place, (weights, made, call) = known_inputs[0]
                 if func in PRODUCTS:
@@ -134,9 +140,6 @@ class Scan(TorchFunctionMode):
                         self._weigh(func, args, place, weights, made, call)
                 elif out.shape == made.shape and out.is_floating_point():
                     self._known.append((out, made, call))
-            if func is F.scaled_dot_product_attention and kwargs.get("is_causal"):
-                queries, keys = given[0].shape[-2], given[1].shape[-2]
-                self.corners += [(queries, keys, source.running())] if 1 < queries < keys else []
             if func in _FILLS and len(given) > 1:
                 written = source.running()
                 self.fills.append((tuple(given[1].shape), written))
@@ -295,8 +298,8 @@ _DROPOUTS: frozenset[Callable[..., Any]] = frozenset(
 """Functions that drop entries; modules call them too."""
 
 
-class TrainingScan(ModuleFollower):
-    """Sees dropout and batch statistics in a pass, by whatever module or function they are computed.
+class Dropouts(ModuleFollower):
+    """Sees what drops in a pass, by whatever module or function.
 
     Args:
         model: the model.
@@ -304,35 +307,20 @@ class TrainingScan(ModuleFollower):
 
     Attributes:
         dropped: the innermost module and the share, for each call that drops.
-        statistics: for each call of a batch norm that should update its statistics, the innermost module and whether
-            they moved.
-        ran: names of the modules that were called.
     """
 
     def __init__(self, model: nn.Module, *, drops: bool) -> None:
         super().__init__(model)
         self._drops = drops
         self.dropped: list[tuple[str, float]] = []
-        self.statistics: dict[str, bool] = {}
-        self.ran: set[str | None] = set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        self.ran |= set(self.inside)
-        where = (self.inside[-1] if self.inside else None) or ""
         if func in _DROPOUTS:
             named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
             if named.get("training", named.get("train", True)):
+                where = (self.inside[-1] if self.inside else None) or ""
                 self.dropped.append((where, float(named.get("p", 0.5))))
                 if not self._drops:
                     return named["input"]
-        if func is not F.batch_norm:
-            return func(*args, **kwargs)
-        named = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
-        named |= kwargs
-        mean = named.get("running_mean")
-        before = mean.clone() if isinstance(mean, Tensor) and named.get("training") else None
-        out = func(*args, **kwargs)
-        if before is not None and isinstance(mean, Tensor):
-            self.statistics[where] = self.statistics.get(where, False) or not torch.equal(before, mean)
-        return out
+        return func(*args, **kwargs)

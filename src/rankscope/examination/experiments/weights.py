@@ -57,13 +57,3 @@ def _tokens_in(x: Examination, shape: tuple[int, ...]) -> int | None:
     if x.tokens == x.sequences and x.batch.axis in places and len(places) > 1:
         places.remove(x.batch.axis)
     return places[0]
-
-
-@experiment
-def causal_corner(x: Examination) -> Outcome:
-    """Whether a causal mask of fewer queries than keys hides the last keys from all; the control is as many of both."""
-    corners = x.scan.corners
-    if not corners:
-        return NO
-    queries, keys, place = corners[0]
-    return Outcome(True, queries == keys, {"queries": queries, "keys": keys, "place": place})

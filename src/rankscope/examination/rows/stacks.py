@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
-import torch
-from torch import Tensor, nn
-
 from rankscope.examination import source
 from rankscope.examination.experiments.changes import in_blocks
 from rankscope.examination.experiments.weights import attention_softmax
-from rankscope.examination.findings import FileEdit
+from rankscope.examination.findings import Made
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
-from rankscope.examination.rows.programs import Classifier, Decoder, Layer, Program, classes, decoder, ids, stack
-from rankscope.examination.spec import Finding, row
+from rankscope.examination.rows.programs import CLASSIFIER, DECODER, ENCODER, Script
+from rankscope.examination.spec import Finding, finding, row
 
 PADDING = frozenset({"padding_attended", "padding_alone_seen"})
 """Padded tokens are left out of the relative residual, so that it means the same if others see them."""
@@ -26,322 +21,237 @@ def _pattern(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-class _Bare(Layer):
-    """A block without skip connections."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attention(self.norm1(x))
-        out: Tensor = self.mlp(self.norm2(x))
-        return out
-
-
 @row(
-    reads=("skips_missing",),
+    "skips_missing",
     order=30,
     despite=PADDING,
-    bad=lambda: stack([_Bare(causal=False) for _ in range(6)]),
-    good=lambda: stack([Layer(causal=False) for _ in range(6)]),
+    good=ENCODER.but("range(2)", "range(6)"),
+    fault=("x = x + self.attention", "x = self.attention", "return x + self.mlp", "return self.mlp"),
 )
 def no_skips(x: Examination, missing: Outcome) -> Finding:
     """Blocks without skip connections."""
-    bare, after = missing["names"], missing["after"]
+    bare, after, before = missing["names"], missing["after"], missing["curve"]
     kind = type(dict(x.blocks)[bare[0]])
-    change, edits = in_blocks(x, bare, source.with_skips)
-    return Finding(
-        "no_skips",
+    return finding(
         f"{len(bare)} of {len(x.blocks)} blocks ({_pattern(bare)}) "
         + (
             "lack a skip connection: what enters them is not in what leaves them, and tokens become alike."
             if missing["some"]
             else "have no skip connection: what leaves them is only what they compute, and tokens become alike."
         ),
-        change
-        or f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
-        tried=bool(change),
-        measured=RESIDUAL,
-        before=missing["curve"][-1],
-        after=after[-1],
-        intervention="with skips added",
+        f"In the forward of {kind.__name__}: return x + f(x) instead of f(x), around attention and around the MLP",
+        in_blocks(x, bare, source.with_skips),
+        evidence=(RESIDUAL, before[-1], after[-1], "with skips added"),
         where=_pattern(bare),
-        curves=(tuple(missing["curve"]), tuple(after)),
-        edits=edits,
+        curves=(tuple(before), tuple(after)),
     )
 
 
 @row(
-    reads=("skips_weak",),
+    "skips_weak",
     order=31,
     needs={"structure"},
     despite=PADDING,
-    bad=lambda: stack([Layer(gain=0.2, causal=False) for _ in range(8)]),
-    good=lambda: stack([Layer(causal=False) for _ in range(8)]),
+    good=ENCODER.but("range(2)", "range(8)"),
+    fault=("x = x + self.attention", "x = 0.2 * x + self.attention", "return x + self", "return 0.2 * x + self"),
 )
 def weak_skips(x: Examination, weak: Outcome) -> Finding:
     """Skips with a gain below one half."""
-    gain, count, after = weak["gain"], weak["count"], weak["after"]
-    change, edits = in_blocks(x, [name for name, _ in x.blocks], lambda place, _: source.with_whole_skips(place))
-    return Finding(
-        "weak_skips",
+    gain, count, before, after = weak["gain"], weak["count"], weak["curve"], weak["after"]
+    return finding(
         f"The skips carry {gain:.2g} of the stream in {weak['weak']} of {count} blocks: after {count} blocks "
         f"{abs(gain) ** (2 * count):.1g} of it is left, and tokens become alike.",
-        change or f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
-        tried=bool(change),
-        measured=RESIDUAL,
-        before=weak["curve"][-1],
-        after=after[-1],
-        intervention="with gain 1",
-        curves=(tuple(weak["curve"]), tuple(after)),
-        edits=edits,
+        f"Add the stream with gain 1 (x + f(x) instead of {gain:.2g} * x + f(x)); scale the branch f instead",
+        in_blocks(x, [name for name, _ in x.blocks], lambda place, _: source.with_whole_skips(place)),
+        evidence=(RESIDUAL, before[-1], after[-1], "with gain 1"),
+        curves=(tuple(before), tuple(after)),
     )
 
 
-def _layers(depth: int, copied: bool, post: bool = False) -> list[nn.Module]:
-    first = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=not post)
-    made = [copy.deepcopy(first) for _ in range(depth)]
-    for one in made if not copied else ():
-        for module in one.modules():
-            if isinstance(module, nn.MultiheadAttention):
-                module._reset_parameters()
-            elif isinstance(module, nn.Linear):
-                module.reset_parameters()
-    return list(made)
+def _layers(made: str) -> Script:
+    """Layers of torch in the place of one's own."""
+    return ENCODER.but(
+        "from torch import nn\n", "from torch import nn\nfrom copy import deepcopy\n",
+        "class Attention(nn.Module)",
+        "def layer(norm_first):\n    return nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, "
+        "norm_first=norm_first)\n\n\nclass Attention(nn.Module)",
+        "nn.ModuleList(Layer() for _ in range(2))", f"nn.ModuleList({made})",
+    )  # fmt: skip
 
 
 @row(
-    reads=("layers_cloned",),
+    "layers_cloned",
     order=31,
     despite=PADDING,
-    bad=lambda: stack(_layers(24, copied=True, post=True)),
-    good=lambda: stack(_layers(3, copied=False)),
+    good=_layers("layer(False) for _ in range(24)"),
+    fault=("layer(False) for _ in range(24)", "map(deepcopy, [layer(False)] * 24)"),
 )
 def cloned_layers(x: Examination, cloned: Outcome) -> Finding:
     """Layers that begin with the same weights."""
-    before, after, both = cloned["curve"][-1], cloned["after"][-1], cloned["both"]
-    name = type(x.blocks[0][1]).__name__
+    before, after = cloned["curve"], cloned["after"]
+    name, intervention = type(x.blocks[0][1]).__name__, "with an initialisation of its own for each layer"
     if not cloned["matters"]:
-        return Finding(
-            "cloned_layers",
+        return finding(
             f"{cloned['count']} layers begin with the same weights, as nn.TransformerEncoder makes them; at this depth "
             "it makes little difference.",
             kind="harmless",
-            measured=RESIDUAL,
-            before=before,
-            after=after,
-            intervention="with an initialisation of its own for each layer",
+            evidence=(RESIDUAL, before[-1], after[-1], intervention),
         )
-    change = "Give each layer an initialisation of its own before training: call reset_parameters() of its modules"
-    if both > 1.5 * after:
-        change += f". Also pass `norm_first=True` to `nn.{name}`, which raises it further, to {both:.2g}"
-    return Finding(
-        "cloned_layers",
+    return finding(
         f"{cloned['count']} of {len(x.blocks)} layers ({name}) begin with exactly the same weights: they are copies of "
         "one layer (nn.TransformerEncoder and copy.deepcopy make them so).",
-        change,
-        measured=RESIDUAL,
-        before=before,
-        after=after,
-        intervention="with an initialisation of its own for each layer",
+        "Give each layer an initialisation of its own before training: call reset_parameters() of its modules",
+        evidence=(RESIDUAL, before[-1], after[-1], intervention),
         where=x.blocks[0][0].rpartition(".")[0],
-        curves=(tuple(cloned["curve"]), tuple(cloned["after"])),
+        curves=(tuple(before), tuple(after)),
     )
 
 
 @row(
-    reads=("norms_after_sums",),
+    "norms_after_sums",
     order=32,
     needs={"structure"},
     despite=PADDING,
-    bad=lambda: stack(_layers(48, copied=False, post=True)),
-    good=lambda: stack(_layers(48, copied=False)),
+    good=_layers("layer(True) for _ in range(48)"),
+    fault=("layer(True)", "layer(False)"),
 )
 def deep_post_norm(x: Examination, after_sums: Outcome) -> Finding:
     """A stack too deep for norms after its sums."""
     assert x.stack is not None
-    after = after_sums["after"]
-    edits: tuple[FileEdit, ...] = ()
-    kind = type(x.blocks[0][1]).__name__
-    change, tried = f"Pass `norm_first=True` to `nn.{kind}`", True
+    before, after, kind = after_sums["curve"], after_sums["after"], type(x.blocks[0][1]).__name__
+    made, why = Made(f"Pass `norm_first=True` to `nn.{kind}`"), ""
+    hint, last = (
+        f"In {kind}: x = x + f(norm(x)) instead of x = norm(x + f(x))",
+        " (pre-norm), with one norm after the last block",
+    )
     if not after_sums["own"]:
-        change, edits = in_blocks(x, [name for name, _ in x.blocks], source.with_norms_first)
-        tried = bool(change)
-        change = change or f"In {kind}: x = x + f(norm(x)) instead of x = norm(x + f(x))"
-        change += " (pre-norm), with one norm after the last block"
-    return Finding(
-        "deep_post_norm",
+        made, why = in_blocks(x, [name for name, _ in x.blocks], source.with_norms_first), last
+    return finding(
         f"{x.stack.depth} post-norm blocks: each halves the signal from the blocks before it.",
-        change,
-        tried=tried,
-        measured=RESIDUAL,
-        before=after_sums["curve"][-1],
-        after=after[-1],
-        intervention="with the norms before the branches",
-        curves=(tuple(after_sums["curve"]), tuple(after)),
-        edits=edits,
+        hint + last,
+        made,
+        why=why,
+        evidence=(RESIDUAL, before[-1], after[-1], "with the norms before the branches"),
+        curves=(tuple(before), tuple(after)),
     )
 
 
-class _Added(nn.Module):
-    """A block that adds a map of what it takes, with or without a norm before it."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.map = norm, nn.Linear(32, 32)
-        nn.init.normal_(self.map.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.map(self.norm(x))
-        return out
-
-
 @row(
-    reads=("stream_grows",),
+    "stream_grows",
     order=34,
-    bad=lambda: stack([_Added(nn.Identity()) for _ in range(8)]),
-    good=lambda: stack([_Added(nn.LayerNorm(32)) for _ in range(8)]),
-)
+    good=ENCODER.but(
+        "range(2)", "range(8)",
+        "= Model()\n", "= Model()\nfor layer in model.layers:\n    nn.init.normal_(layer.mlp[2].weight)\n",
+    ),
+    fault=("return x + self.mlp(self.norm2(x))", "return x + self.mlp(x)"),
+)  # fmt: skip
 def exploding_stream(x: Examination, grows: Outcome) -> Finding:
     """A stream that grows by a factor per block."""
     growth, sizes, after = grows["growth"], grows["sizes"], grows["after"]
-    return Finding(
-        "exploding_stream",
+    return finding(
         f"The stream grows by a factor of {growth ** (1 / (len(sizes) - 1)):.2g} per block: the branches add more than "
         "there is, and nothing normalises what they read.",
         "Initialise the last matrix of each branch smaller, by 1 / sqrt(2 * depth), or put a norm before each branch",
-        measured="size of the stream after the last block, over that after the first",
-        before=growth,
-        after=after[-1],
-        intervention="with these matrices scaled down",
+        evidence=(
+            "size of the stream after the last block, over that after the first",
+            growth,
+            after[-1],
+            "with these matrices scaled down",
+        ),
         curves=(tuple(sizes), tuple(after)),
     )
 
 
-def _scaled(x: Examination, experiment: str, width: int) -> tuple[str, tuple[FileEdit, ...]]:
+def _scaled(x: Examination, experiment: str, width: int) -> Made:
     softmax = attention_softmax(x)
-    return x.edited(experiment, softmax, source.scaled_once(softmax, width))
+    return x.edited(experiment, softmax, source.scaled_once, width)
 
 
-def _sharp(fault: str, size: float) -> Program:
-    """A decoder whose queries and keys are larger than usual."""
-    program = decoder(fault)
-    model = program.model
-    assert isinstance(model, Decoder)
-    with torch.no_grad():
-        for layer in model.layers:
-            layer.attention.qkv.weight.mul_(size)  # type: ignore[union-attr, operator]
-    return program
+_LARGER = "= Model()\nfor layer in model.layers:\n    layer.attention.qkv.weight.data *= {}\n"
 
 
 @row(
-    reads=("attention_one_hot",),
+    "attention_one_hot",
     order=35,
     needs={"structure"},
-    bad=lambda: _sharp("sharp", 4.0),
-    good=lambda: _sharp("", 1.0),
+    good=DECODER.but("= Model()\n", _LARGER.format(4)),
+    fault=("k.transpose(-1, -2) / 8**0.5", "k.transpose(-1, -2) * 8**0.75"),
 )
 def saturated_attention(x: Examination, one_hot: Outcome) -> Finding:
     """Attention that is one-hot in most heads."""
     width, largest = one_hot["width"], one_hot["largest"]
+    measured = {"measured": ENTROPY, "before": one_hot["before"], "after": one_hot["after"]}
     if width is not None:
-        change, edits = _scaled(x, "attention_one_hot", width)
-        return Finding(
-            "saturated_attention",
+        return finding(
             f"The scores of attention are not divided by sqrt(width of a head): they reach {largest:.0f}, and the "
             "softmax picks one key.",
-            change or f"Divide the product of queries and keys by the square root of {width}",
-            tried=bool(change),
-            measured=ENTROPY,
-            before=one_hot["before"],
-            after=one_hot["after"],
+            f"Divide the product of queries and keys by the square root of {width}",
+            _scaled(x, "attention_one_hot", width),
             intervention=f"with scores divided by sqrt({width})",
-            edits=edits,
+            **measured,
         )
-    return Finding(
-        "saturated_attention",
+    return finding(
         f"Attention picks a single key in nearly every row: scores reach {largest:.0f}. Its gradient vanishes, and "
         "small changes of the weights flip it.",
         "Normalise queries and keys before their product (qk-norm)",
-        measured=ENTROPY,
-        before=one_hot["before"],
-        after=one_hot["after"],
         intervention=f"with scores divided by {max(largest / 4, 1.0):.3g}",
+        **measured,
     )
 
 
-@row(reads=("attention_flat",), order=36, needs={"structure"}, bad=lambda: _sharp("flat", 0.4), good=decoder)
+@row(
+    "attention_flat",
+    order=36,
+    needs={"structure"},
+    good=DECODER.but("= Model()\n", _LARGER.format(0.3)),
+    fault=("8**0.5", "8**2.0"),
+)
 def doubled_scale(x: Examination, flat: Outcome) -> Finding:
     """Attention that is uniform whatever queries and keys say."""
     width, power = flat["width"], flat["power"]
     words = {1.5: "1 / width**2", 1.0: "1 / width**1.5", 0.5: "1 / width"}[power]
-    change, edits = _scaled(x, "attention_flat", width)
-    return Finding(
-        "doubled_scale",
+    return finding(
         f"Attention is uniform to {flat['before']:.1g}: the scores are too small by a factor of about "
         f"{width**power:.0f}, as with a scale of {words} instead of 1 / sqrt(width) for heads {width} wide.",
-        change
-        or f"Scale the scores once, by 1 / sqrt({width}) (F.scaled_dot_product_attention and nn.MultiheadAttention "
-        "scale by themselves)",
-        tried=bool(change),
-        measured="standard deviation of the scores of a row",
-        before=flat["before"],
-        after=flat["after"],
-        intervention=f"with scores multiplied by {width**power:.0f}",
-        edits=edits,
+        f"Scale the scores once, by 1 / sqrt({width}) (F.scaled_dot_product_attention and nn.MultiheadAttention scale "
+        "by themselves)",
+        _scaled(x, "attention_flat", width),
+        evidence=(
+            "standard deviation of the scores of a row",
+            flat["before"],
+            flat["after"],
+            f"with scores multiplied by {width**power:.0f}",
+        ),
     )
 
 
-class _Broadcast(nn.Module):
-    """A series that is added to every channel alike, or projected."""
-
-    def __init__(self, projected: bool) -> None:
-        super().__init__()
-        self.enter, self.place = nn.Linear(1, 32), nn.Parameter(torch.randn(12, 32))
-        self.layers, self.head = nn.ModuleList(Layer(causal=False) for _ in range(3)), nn.Linear(32, 3)
-        self.projected = projected
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = (self.enter(x) if self.projected else x) + self.place
-        for layer in self.layers:
-            x = layer(x)
-        out: Tensor = self.head(x.mean(1))
-        return out
-
-
-def _series(projected: bool) -> Program:
-    """Series of numbers with a class each."""
-    return Program(_Broadcast(projected), torch.randn(12, 12, 1), classes())
-
-
 @row(
-    reads=("one_direction",), order=10, needs={"structure"}, bad=lambda: _series(False), good=lambda: _series(True)
+    "one_direction",
+    order=10,
+    needs={"structure"},
+    good=ENCODER.but(
+        "nn.Embedding(20, 32)", "nn.Linear(1, 32)",
+        "text = torch.randint(1, 20, (12, 12))", "text = torch.randn(12, 12, 1)",
+    ),
+    fault=("self.embed(ids) + self.place", "ids + self.place"),
 )  # fmt: skip
 def input_in_one_direction(x: Examination, direction: Outcome) -> Finding:
     """An input that is added to every channel alike, which norms remove."""
-    return Finding(
-        "input_in_one_direction",
+    return finding(
         "The input adds the same number to every channel (it is broadcast over the width), and LayerNorm subtracts "
         "exactly that: the blocks see the positions and hardly the input.",
         "Project the input to the width of the model with nn.Linear, before positions are added",
-        measured="share of the difference between inputs that a LayerNorm removes",
-        before=direction["share"] ** 2,
+        evidence=("share of the difference between inputs that a LayerNorm removes", direction["share"] ** 2),
     )
 
 
-class _Dead(Classifier):
-    def __init__(self, bias: float) -> None:
-        super().__init__()
-        self.act = nn.ReLU()
-        nn.init.constant_(self.mix.bias, bias)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.head(self.act(self.mix(self.embed(ids))).mean(1))
-        return out
-
-
 @row(
-    reads=("lost_in_part",),
+    "lost_in_part",
     order=40,
-    bad=lambda: Program(_Dead(-50.0), ids(), classes()),
-    good=lambda: Program(_Dead(0.0), ids(), classes()),
+    good=CLASSIFIER.but(
+        "x = x + self.mix(x).tanh()", "x = self.act(self.mix(x))", "= Model()\n", "= Model()\nmodel.act = nn.ReLU()\n"
+    ),
+    fault=("optimizer =", "nn.init.constant_(model.mix.bias, -50.0)\noptimizer ="),
 )
 def lost_in_module(x: Examination, lost: Outcome) -> Finding:
     """A module behind which all inputs are alike."""
@@ -352,14 +262,15 @@ def lost_in_module(x: Examination, lost: Outcome) -> Finding:
         if dead and call.given is not None
         else "its output is the same for every input"
     )
-    return Finding(
-        "lost_in_module",
+    return finding(
         f"The input is lost in {call.name} ({type(call.module).__name__}): {how}. The weights of {suspect.name} are "
         "the reason.",
         f"Look at how the weights and the bias of {suspect.name} came to be what they are",
-        measured="how much the outputs of different inputs differ, relative to their size",
-        before=lost["before"],
-        after=lost["after"],
-        intervention=f"with new weights for {suspect.name}",
+        evidence=(
+            "how much the outputs of different inputs differ, relative to their size",
+            lost["before"],
+            lost["after"],
+            f"with new weights for {suspect.name}",
+        ),
         where=suspect.name or "",
     )

@@ -1,7 +1,7 @@
 """A model on the meta device: its modules, buffers and configuration, and where the bytes of each parameter are.
 
-Everything outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
-empty until :mod:`rankscope.ext.offload.weights` fills them, one at a time.
+Everything outside the blocks is read once and stays in memory (of the token table only the rows that are used); the
+blocks stay empty until :mod:`rankscope.ext.offload.weights` fills them, one at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.no_requests import no_requests
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.shard_files import BESIDE, TOKENIZER_FILES
+from rankscope.models.loading.shard_files import TOKENIZER_EXTRAS, TOKENIZER_FILES
 from rankscope.models.loading.tokenizer import tokenizer_in
 from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
@@ -117,7 +117,7 @@ def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None)
     folder = model_folder(spec)
     tensors = stored_tensors(folder)
     require_transformers("Reading a model block by block", at_least=(5, 18))
-    with folder.copied(("config.json", *TOKENIZER_FILES, *BESIDE)) as small, quiet_transformers():
+    with folder.copied(("config.json", *TOKENIZER_FILES, *TOKENIZER_EXTRAS)) as small, quiet_transformers():
         config = config_from_json(small / "config.json", None)
         held = sum(entry.nbytes for entry in tensors.values())
         with no_requests(folder.name):

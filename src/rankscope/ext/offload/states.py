@@ -29,7 +29,7 @@ class StateStore:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._held: dict[Key, Any] = {}
+        self._states: dict[Key, Any] = {}
         self._coming: dict[Key, Any] = {}
         self._generation = 0
 
@@ -37,7 +37,7 @@ class StateStore:
         """The state from which a block starts; ``again`` if it will be needed once more."""
         if self._folder is None:
             # Popped as it is used, so that old and new states of all batches do not add up more than necessary.
-            return self._held[key] if again else self._held.pop(key)
+            return self._states[key] if again else self._states.pop(key)
         return read_state(self._path(self._generation - 1, key))
 
     def put(self, key: Key, state: Any) -> None:
@@ -49,7 +49,7 @@ class StateStore:
 
     def advance(self) -> None:
         """The block is finished: the next one starts from its outputs, and those before it are removed."""
-        self._held, self._coming = self._coming, {}
+        self._states, self._coming = self._coming, {}
         self._generation += 1
         if self._folder is not None:
             kept = f"state-{self._generation - 1:05d}-"

@@ -38,7 +38,7 @@ def through(network: FrozenNetwork, *picks: Pick) -> Tensor:
     closed = False
     for position, step in enumerate(network.steps):
         if position in at:
-            _keep_only(sums, step, at[position])
+            _restrict_to(sums, step, at[position])
             closed = True
         elif closed:
             sums.carry(step)
@@ -68,7 +68,7 @@ def carried(x: Tensor, steps: Sequence[FrozenStep]) -> Tensor:
     return x
 
 
-def _keep_only(sums: LengthSums, step: FrozenStep, pick: Pick) -> None:
+def _restrict_to(sums: LengthSums, step: FrozenStep, pick: Pick) -> None:
     sums.sums = {"embedding": step.attended_shifted(sums.by_length, pick.head)}
     sums.reached += 1
 

@@ -73,7 +73,7 @@ def attention_step(
     raise UnsupportedConfigError(
         f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
         f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
-        "family description does not tell; this block cannot be decomposed."
+        "family description does not contain; this block cannot be decomposed."
     )
 
 

@@ -324,7 +324,7 @@ def _words(entry: Any) -> str:
     steps = [str(step) for step in entry["loc"]]
     at = ".".join(step for number, step in enumerate(steps) if number != 2 or steps[0] != "verbs")
     if unknown_key:
-        known = _keys_beside(entry["loc"])
+        known = _sibling_keys(entry["loc"])
         return f"{at} is not a key of a plan ({_hint(steps[-1], sorted(known), 'known here')})"
     if entry["type"] == "union_tag_invalid":
         return f"{at}: {_no_verb(str(entry['ctx']['tag']))}"
@@ -341,7 +341,7 @@ def _hint(word: str, known: Collection[str], listed: str) -> str:
     return f"did you mean {near[0]!r}?" if near else f"{listed}: {', '.join(known)}"
 
 
-def _keys_beside(place: tuple[Any, ...]) -> list[str]:
+def _sibling_keys(place: tuple[Any, ...]) -> list[str]:
     """The keys that are valid at the place of an unknown key."""
     kinds: dict[str, type[Part]] = {
         "inputs": PlanInputs,

@@ -8,7 +8,7 @@
     failures/NAME.parquet   the tasks of a chunk that failed, and why
 
 A chunk is a few tasks that are neighbours in the plan. The name of its file is the hash of the keys of its tasks, so a
-chunk that runs twice overwrites its own file with equal rows, and one listing of names tells what is finished. A file
+chunk that runs twice overwrites its own file with equal rows, and one listing of names shows what is finished. A file
 is written in one step, by the process that computed it: nothing is locked, and no other process has to know.
 
 The facts about a task (verdict, provenance, cost) are JSON in the column ``record``, filled in its first row.
@@ -80,7 +80,7 @@ class Results:
         return cls(place_of(given, "folder", EXPECTED))
 
     def begin(self, tasks: Sequence[Task], chunk: int | None) -> list[Chunk]:
-        """Cut the tasks into chunks and store what they are; the chunk length of the first start is kept.
+        """Cut the tasks into chunks and store what they are; the chunk length of the first start applies.
 
         Raises:
             InputError: another chunk length was asked for.
@@ -116,7 +116,7 @@ class Results:
     def waiting(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """The chunks that are left.
 
-        One listing tells it, unless tasks are spread over other files: those of a plan that was since extended, or of a
+        One listing shows it, unless tasks are spread over other files: those of a plan that was since extended, or of a
         chunk in which some tasks failed. These files are opened for their keys, and what is left is cut anew.
         """
         rows, failed = self.listed(ROWS), self.listed(FAILURES)

@@ -43,7 +43,7 @@ def sweep(
         plan: a YAML file, or the same content as a mapping.
         folder: folder of the data set, created if necessary, or an address (``s3://bucket/name``, ``gs://``, ``az://``).
         chunk: tasks whose rows share a file. A kill costs the chunks at work. By default 1, or as many as are needed
-            for at most 10,000 files; the number of the first start is kept.
+            for at most 10,000 files; the number of the first start applies.
         serial: run one task after the other in this process, without Ray.
         address: address of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
         workers: number of cores of a cluster started here; None for all.

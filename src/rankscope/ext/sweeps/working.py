@@ -208,7 +208,7 @@ def failure_of(task: Task, error: BaseException, seconds: float | None = None) -
 def rows_of(task: Task, table: pa.Table, record: Mapping[str, Any]) -> pa.Table:
     """The rows of a finished task as they are stored: with the task's columns, and its record in the first row.
 
-    A task without rows has one without a metric, which tells that it is done.
+    A task without rows has one without a metric, which marks it as done.
     """
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     for name, column in columns.items():

@@ -48,7 +48,7 @@ _Place = tuple[int, int, int]
 _ROUNDINGS = 16
 """Number of roundings of the largest entry by which a tensor may differ although nothing that it depends on does."""
 _TRACES = 256
-"""The same, for a model that is said not to depend on its inputs; in half precision it would be the whole entry."""
+"""The same, for a model that is declared not to depend on its inputs; in half precision it would be the whole entry."""
 _ROOM = 1 << 26
 """Bytes of computed values to compare; the first blocks of a large model show as much as all of them."""
 
@@ -153,7 +153,7 @@ def sequence_axis(
         _explain(model, cut, [axis for axis, finding in findings.items() if finding.error is not None])
         fails = all(finding.error is not None for finding in findings.values())
         if entire is not None and fails and not _makes_nested(findings):
-            with aside(model):
+            with as_written(model):
                 entire().run(model)
         raise _undecided(findings)
     known[key] = proven[0] if proven else first
@@ -211,19 +211,19 @@ def _undecided(findings: Mapping[int, _Finding]) -> InputError:
     if all(errors) and _makes_nested(findings):
         return InputError(
             "The model makes nested tensors, in which tokens have no axis: "
-            f"{_said(errors[0])}. Pass sequences of one length to a model that takes plain tensors, with a padding "
+            f"{_wording(errors[0])}. Pass sequences of one length to a model that takes plain tensors, with a padding "
             "mask if they have to be padded."
         )
     if all(errors):
         return InputError(
             f"The model fails on two sequences, along either of the first two axes: "
-            f"{_said(errors[0])} (first axis); {_said(errors[1])} (second axis). Pass inputs of shape (batch, tokens), "
-            "(batch, tokens, dim), or with the first two axes swapped, on which model(inputs) runs."
+            f"{_wording(errors[0])} (first axis); {_wording(errors[1])} (second axis). Pass inputs of shape "
+            "(batch, tokens), (batch, tokens, dim), or with the first two axes swapped, on which model(inputs) runs."
         )
     failed = next((error for error in errors if error is not None), None)
     if failed is not None and not isinstance(failed, InputError):
         where = _words(list(findings)[errors.index(failed)])
-        declare = f"(Along {where}, the model fails on two sequences: {_said(failed)}.) {declare}"
+        declare = f"(Along {where}, the model fails on two sequences: {_wording(failed)}.) {declare}"
     varies = next((finding.varies for finding in findings.values() if finding.varies), "")
     if varies:
         declare = f"(Which modules run depends on the entries: {varies} runs for some only.) {declare}"
@@ -252,7 +252,7 @@ def _explain(model: nn.Module, cut: Cut, axes: list[int]) -> None:
     """Raise an error with the numbers that do not fit, if that is why the model cannot be run along these axes."""
     for axis in axes:
         why: InputError | None = None
-        with suppress(Exception), aside(model):  # what the model itself raises is in the message that follows
+        with suppress(Exception), as_written(model):  # what the model itself raises is in the message that follows
             try:
                 cut(axis).run(model)
             except InputError as error:
@@ -261,7 +261,7 @@ def _explain(model: nn.Module, cut: Cut, axes: list[int]) -> None:
             raise why
 
 
-def _said(error: Exception | None) -> str:
+def _wording(error: Exception | None) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -319,7 +319,7 @@ def _passes(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
         _replaced(batch, 1, lambda tokens: ~alone(tokens)),
         _replaced(batch, 0, lambda tokens: torch.ones(tokens, dtype=torch.bool)),
     )
-    with aside(model):
+    with as_written(model):
         made = [] if needs_all_ranks(model) else [make(model, batch) for make in _OBSERVERS]
         observers = [observer for observer in made if observer is not None]
         passes: list[dict[_Place, Tensor]] = []
@@ -341,7 +341,7 @@ def _halves(model: nn.Module, batch: Batch) -> list[dict[_Place, Tensor]]:
         return torch.randperm(tokens, generator=torch.Generator().manual_seed(tokens)) % 2 == 0
 
     parts = (half, lambda tokens: ~half(tokens))
-    with aside(model):
+    with as_written(model):
         return [_computed(model, _replaced(batch, 1, part)) for part in parts]
 
 
@@ -466,7 +466,7 @@ def _differs(before: Tensor, after: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def aside(model: nn.Module) -> Iterator[None]:
+def as_written(model: nn.Module) -> Iterator[None]:
     """Run a model as written, in evaluation mode and without gradients, without torch's fused encoder layer.
 
     The fused layer turns padded batches into nested tensors, which have no token axis. Mode, random state, FSDP2's

@@ -214,7 +214,7 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int, axis: int = 0) ->
         # A mask between tokens counts no sequences.
         counted = {name: at for name, at in counted.items() if not is_pattern(name, tensors[name], sequences)}
         if axis == 1:
-            counted = {name: _axis_beside(name, tensors[name], sequences, at) for name, at in counted.items()}
+            counted = {name: _axis_of_further(name, tensors[name], sequences, at) for name, at in counted.items()}
     sizes = {name: tensors[name].shape[at] for name, at in counted.items()}
     if not sizes:
         raise InputError(
@@ -234,7 +234,7 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int, axis: int = 0) ->
     return tuple(_taken(whole, counted, start, min(batch, count - start)) for start in range(0, count, batch))
 
 
-def _axis_beside(name: str, value: torch.Tensor, sequences: int, axis: int) -> int:
+def _axis_of_further(name: str, value: torch.Tensor, sequences: int, axis: int) -> int:
     """Along which axis a tensor counts sequences, for ids of shape (tokens, batch): masks often are (batch, tokens).
 
     Raises:
@@ -270,7 +270,7 @@ def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple
 def _sequence_axis(loaded: LoadedModel, given: Any, plan: InputPlan) -> int:
     """Along which axis the inputs count sequences, by experiment.
 
-    Models of transformers document ``(batch, tokens)``; the checks of the stream hold them to it. A model that is not
+    Models of transformers document ``(batch, tokens)``; the checks of the stream enforce it. A model that is not
     in memory cannot be tried.
     """
     named = {"": given} if isinstance(given, torch.Tensor) else given

@@ -79,7 +79,7 @@ class Inputs:
             object.__setattr__(self, name, value)
 
     def plan(self, *, sequences: int = 8, tokens: int = 128, batch: int = 8, seed: int = 0) -> InputPlan:
-        """What to prepare, with the defaults of a verb where nothing was said.
+        """What to prepare, with the defaults of a verb where nothing was given.
 
         Raises:
             InputError: more tokens are asked for than could be counted.

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from rankscope.errors import InputError
 from rankscope.linalg.precision import as_float64
-from rankscope.models.inputs.axes import aside, other_entries
+from rankscope.models.inputs.axes import as_written, other_entries
 from rankscope.models.inputs.record import Batch, Padding, is_mask_like
 
 TRANSFORMERS_MASK = "attention_mask"
@@ -222,7 +222,7 @@ def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[Pa
         raise _not_read(part, name, "the model is not in memory, so how it reads the argument cannot be tried")
     if any(not _at_one_end(reading.content) for reading in possible):
         raise _not_read(part, name, "the tokens it marks are not at one end of each sequence, as padding is")
-    with aside(model):
+    with as_written(model):
         plain = _last_states(model, part, None)
         fitting = []
         for reading in possible:

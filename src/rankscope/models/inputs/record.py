@@ -85,7 +85,7 @@ class InputPlan:
     tokenizer: Any = field(default=None, compare=False)
     padding: Padding = field(default=None, compare=False)
     usual: int = 8
-    """Sequences to make up when nobody said how many."""
+    """Sequences to make up if no number is given."""
     axes: Axes | None = None
     labels: Any = field(default=None, compare=False)
 

@@ -64,7 +64,7 @@ def are_on(parameters: Iterable[Tensor], device: torch.device) -> bool:
 
 
 @contextmanager
-def held_on(model: nn.Module, device: torch.device) -> Iterator[None]:
+def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Hold copies of the model's weights and buffers on ``device`` inside the block; the originals return after it.
 
     The entries of the modules are exchanged, not the data of the parameters, so an optimizer keeps its parameters.

@@ -22,7 +22,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "sentencepiece.bpe.model",
 )
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+TOKENIZER_EXTRAS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _PLAIN_NAME = re.compile(r"[^/\\?#%\0]{1,200}\.safetensors")
 
 

@@ -11,7 +11,7 @@ from rankscope.errors import InputError, LoadError
 from rankscope.models.hf import require_transformers
 from rankscope.models.loading.foreign import in_a_line, refusing
 from rankscope.models.loading.no_requests import no_requests
-from rankscope.models.loading.shard_files import BESIDE, LARGEST_FILE, TOKENIZER_FILES
+from rankscope.models.loading.shard_files import LARGEST_FILE, TOKENIZER_EXTRAS, TOKENIZER_FILES
 from rankscope.runs.plain_json import parse_json
 
 # Arguments of a tokenizer's class that name other files to read; transformers takes them from these files unchecked.
@@ -30,7 +30,7 @@ def refuse_dangerous_tokenizer(folder: Path) -> None:
         LoadError: a file is a pipe or a device, is huge, or names files elsewhere.
         ValueError: one is merely damaged, so it is unknown what it requests.
     """
-    for name in (*TOKENIZER_FILES, *BESIDE):
+    for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS):
         path = folder / name
         if path.exists() and not path.is_file():
             raise LoadError(f"{path} is not a regular file. Fetch the model again.")

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from rankscope.errors import LoadError
 from rankscope.models.loading.foreign import in_a_line, refusing
-from rankscope.models.loading.shard_files import BESIDE, INDEX, TOKENIZER_FILES, named_in_index, refuse_large
+from rankscope.models.loading.shard_files import (
+    INDEX,
+    TOKENIZER_EXTRAS,
+    TOKENIZER_FILES,
+    named_in_index,
+    refuse_large,
+)
 from rankscope.models.weight_files.remote import CONNECTIONS, hub_listing, readable_errors
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -42,7 +48,11 @@ def hub_snapshot(name: str, revision: str | None, *, weights: bool, allow_pickle
         missing = f"the hub gives no list of its files ({in_a_line(error)[:150]}), and the cache has no {name}"
         with refusing(LoadError, missing, ""):
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    small = [one for one in ("config.json", *TOKENIZER_FILES, *BESIDE, *([INDEX] if weights else [])) if one in sizes]
+    small = [
+        one
+        for one in ("config.json", *TOKENIZER_FILES, *TOKENIZER_EXTRAS, *([INDEX] if weights else []))
+        if one in sizes
+    ]
     if not small:
         raise LoadError(f"{name} has no config.json, so it is not a model.")
     for one in small:

@@ -33,7 +33,7 @@ class Fact:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The range as two numbers; NaN if it is said in other words."""
+        """The range as two numbers; NaN if it is given in words."""
         said = re.fullmatch(r"(-?[\d.∞]+) to ([\d.∞]+)", self.range)
         low, high = (math.nan, math.nan) if said is None else (float(end.replace("∞", "inf")) for end in said.groups())
         return low, high

@@ -86,7 +86,7 @@ def judge_ablation(
 ) -> Verdict:
     """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic.
 
-    Every network is judged by the same rules as a run of ``measure``. NaN and infinity are said before anything else,
+    Every network is judged by the same rules as a run of ``measure``. NaN and infinity are reported first,
     and a network that has no finite value left is not judged. The verdict has the code of the whole model, if that is
     one of the networks. ``pure`` is what the network without skips, MLPs and norms consists of.
     """

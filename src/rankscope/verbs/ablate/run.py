@@ -68,7 +68,7 @@ def ablate(
 
     Returns:
         Rows as in ``measure``, with the further columns ``variant``, ``mask`` and ``weights``. What a model cannot
-        undergo is left out and said in the notes.
+        undergo is left out, and the notes say so.
 
     Example:
         >>> from rankscope import Inputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -29,11 +28,10 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import without_fastpath
-from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.claims import claims_of
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
+from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import (
     notes_on_hidden_attention,
@@ -49,8 +47,6 @@ from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
 from rankscope.verbs.doctor.reaching import batch_for, builder_of, loss_for, named_value, optimizer_for
-from rankscope.verbs.measure.choosing import metrics_named, sites_for
-from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
 
@@ -124,7 +120,7 @@ def doctor(
             if not cut.changes_nothing:
                 opened.enter_context(operating(loaded.model, cut.operation, view=view))
             small = batch.taken(0, 2) if batch.sequences > 2 else batch
-            checks = (*_structure(view), *_examine(loaded, view, small), *check_heads(loaded, view))
+            checks = (*_other_paths(view), *_examine(loaded, view, small), *check_heads(loaded, view))
     if unclear:
         checks = (*checks, Check("inputs", "fail", f"measure refuses them: {unclear}"))
     report = DoctorReport(
@@ -185,58 +181,29 @@ def _facts(stack: Stack) -> StackFacts:
     )
 
 
-def _structure(view: ModelView) -> list[Check]:
-    checks = []
+def _other_paths(view: ModelView) -> Iterator[Check]:
+    """Skips around several blocks, and paths around blocks that cannot be removed; all else is among the claims."""
     for stack in view.stacks:
-        facts = _facts(stack)
-        prefix = f"{stack.name}: " if stack.name else ""
-        checks.append(Check("blocks", "pass", f"{prefix}{stack.depth} blocks at {facts.blocks}{_calls(stack)}"))
-        kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
-        each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
-        checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
         if stack.long_skips:
             where = "; ".join(skip.where for skip in stack.long_skips[:4])
-            checks.append(Check("long skips", "pass", f"{prefix}a gain on the skips scales them too: {where}"))
-        uncut = [carry for carry in stack.carries if carry.calls_begun is None]
-        if uncut:
-            where = "; ".join(carry.where for carry in uncut[:4])
-            checks.append(
-                Check(
-                    "uncut skips",
-                    "refused",
-                    f"{prefix}gains on skips are refused: the stream also passes through {where}",
-                )
-            )
-    return checks
-
-
-def _calls(stack: Stack) -> str:
-    """How the numbers of modules, calls and blocks differ, if they do."""
-    modules, calls = len({call.module_name for call in stack.calls}), len(stack.calls)
-    shared = f", {_counted(modules, 'module')} called {calls} times" if modules < calls else ""
-    held = f", {_counted(stack.depth, 'block')} in {_counted(calls, 'module call')}" if calls < stack.depth else ""
-    return shared + held
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
+            yield Check("long skips", "pass", f"a gain on the skips scales them too: {where}")
+        if uncut := [carry.where for carry in stack.carries if carry.calls_begun is None]:
+            passes = f"the stream also passes through {'; '.join(uncut[:4])}"
+            yield Check("uncut skips", "refused", f"gains on skips are refused: {passes}")
 
 
 class _Witness:
-    """Records which sites fired, the sums of attention rows, and values that are not finite."""
+    """Records the sums of attention rows, and values that are not finite."""
 
     def __init__(self) -> None:
-        self.fired: Counter[str] = Counter()
         self.not_finite: SiteRef | None = None
         self.row_sums: list[tuple[float, float]] = []
         self.mismatch = 0.0
         self.eps = torch.finfo(torch.float64).eps
-        self.shapes: dict[str | None, torch.Size] = {}
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         if isinstance(seen, Unreadable):
             return
-        self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
             probs = seen.probs()
             # Many models compute their softmax in float32, whatever their own dtype.
@@ -246,8 +213,6 @@ class _Witness:
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
         tensors = seen if isinstance(seen, tuple) else (seen,)
-        if ref.site in ("block.in", "block.out"):
-            self.shapes.setdefault(ref.stack, tensors[0].shape)
         self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
         # An update shows the stream and a branch that have sites of their own.
         is_pair = isinstance(seen, tuple)
@@ -256,80 +221,22 @@ class _Witness:
 
 
 def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
-    model, witness = loaded.model, _Witness()
-    hooks_before = _count_hooks(model)
+    witness = _Witness()
     with without_fastpath():
-        bare = tensors_in(batch.run(model), depth=4)
-    reader = _TrialReading(batch)
-
-    def see(ref: SiteRef, seen: Observed) -> None:
-        witness(ref, seen)
-        reader(ref, seen)
-
+        bare = tensors_in(batch.run(loaded.model), depth=4)
     try:
-        with trace(view, SiteSelection.parse(SITES), see):
-            traced = tensors_in(batch.run(model), depth=4)
+        with trace(view, SiteSelection.parse(SITES), witness):
+            traced = tensors_in(batch.run(loaded.model), depth=4)
     except SiteError as error:
         return [Check("sites", "fail", str(error))]
-    measured = reader.check()
     same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
     parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
-    left = _count_hooks(model) - hooks_before
-    fired = ", ".join(f"{site} {witness.fired[site]}" for site in SITES if witness.fired[site])
     return [
         Check("parity", "pass" if same else "fail", parity),
-        Check("sites", "pass", f"fired as expected: {fired}"),
-        Check("hooks", "fail" if left else "pass", f"{left} left on the model" if left else "none left on the model"),
-        *(_shape(stack, witness) for stack in view.stacks),
         *(Check("second stream", "info", note) for note in notes_on_second_streams(view)),
-        measured,
         _finite(witness),
         _attention(witness, view, loaded),
     ]
-
-
-def _shape(stack: Stack, witness: _Witness) -> Check:
-    """The shape read as sequences, tokens and channels, and what confirms it."""
-    sequences, tokens, channels = witness.shapes[stack.name]
-    prefix = f"{stack.name}: " if stack.name else ""
-    sizes = f"{_counted(sequences, 'sequence')} x {_counted(tokens, 'token')} x {_counted(channels, 'channel')}"
-    if not stack.agrees_with:
-        return Check("shape", "info", f"{prefix}{sizes}; nothing was found that confirms or contradicts it")
-    *most, last = stack.agrees_with
-    reasons = f"{', '.join(most)} and {last}" if most else last
-    verb = "have" if most or last.endswith("maps") else "has"
-    return Check("shape", "pass", f"{prefix}{sizes}, as {reasons} {verb} it")
-
-
-class _TrialReading:
-    """Whether the metrics of ``measure`` can be computed, not only the sites observed."""
-
-    def __init__(self, batch: Batch) -> None:
-        specs = metrics_named(None)
-        self._sites = sites_for(specs, None, DEFAULT_SITES)
-        self._writer = RowWriter()
-        self._reader = SiteReader(specs, "content", self._writer)
-        self._reader.start(batch)
-        self._failed = ""
-
-    def __call__(self, ref: SiteRef, seen: Observed) -> None:
-        if self._failed or ref not in self._sites:
-            return
-        try:
-            self._reader(ref, seen)
-        except RankscopeError as error:
-            self._failed = str(error)
-
-    def check(self) -> Check:
-        """The check, after the pass."""
-        try:
-            rows = 0 if self._failed else self._writer.table().num_rows
-        except RankscopeError as error:
-            self._failed = str(error)
-        if self._failed:
-            return Check("measure", "fail", self._failed)
-        detail = "; ".join((f"the default metrics of measure gave {rows} rows", *self._reader.notes()))
-        return Check("measure", "pass", detail)
 
 
 def _finite(witness: _Witness) -> Check:
@@ -378,10 +285,6 @@ def _difference(bare: list[Tensor], traced: list[Tensor]) -> str:
         if a.shape == b.shape
     )
     return f"outputs differ by up to {worst:.3g}: the model is not deterministic, or tracing changed it"
-
-
-def _count_hooks(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
 def check_heads(loaded: LoadedModel, view: ModelView) -> list[Check]:

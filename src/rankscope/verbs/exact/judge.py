@@ -124,7 +124,7 @@ LEVEL = 0.05
 def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None = None) -> Verdict:
     """One sentence per stack: its state, order and residual, and the first block that each dtype cannot resolve.
 
-    NaN and infinity in exact arithmetic are said before anything else.
+    NaN and infinity in exact arithmetic are reported before anything else.
     """
     sentences: list[str] = []
     evidence: list[dict[str, Any]] = []

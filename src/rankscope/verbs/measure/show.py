@@ -139,7 +139,7 @@ def depth_chart(run: Run, metric: str, site: str) -> LineChart:
     log = _is_log(lines)
     return LineChart(
         title=metric.replace("_", " "),
-        aside=site,
+        subtitle=site,
         lines=tuple(curve_line(name, line) for name, line in lines),
         guides=guides(run, metric, site),
         log=log,

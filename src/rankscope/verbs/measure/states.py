@@ -193,7 +193,7 @@ def _one(
 ) -> StateSet:
     """Look at the arrays of one file or dictionary: which are layers, of which sites, and with which axes."""
     arrays = load()
-    ids, mask = _beside(name, arrays)
+    ids, mask = _ids_and_mask(name, arrays)
     states = {key: array for key, array in arrays.items() if key not in (*IDS, MASK)}
     if not states:
         raise InputError(f"{name} holds no hidden states; got {', '.join(arrays) or 'nothing'}.")
@@ -258,7 +258,7 @@ def _one(
     )
 
 
-def _beside(name: str, arrays: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+def _ids_and_mask(name: str, arrays: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
     """Token ids and mask."""
     given = [key for key in IDS if key in arrays]
     if len(given) > 1:
@@ -376,7 +376,7 @@ def _sites_of_names(names: Sequence[str], where: str) -> dict[str, SiteRef]:
         raise InputError(
             f"{where}: {odd[0]!r:.80} is not the name of a layer{like}. Name the arrays after their sites "
             "('block.in@0', 'block.out@0', ...) or number them ('layers.0', 'layers.1', ...); token_ids and "
-            "attention_mask may be beside them."
+            "attention_mask may be there too."
         )
     numbers = {name: int(_LAST_NUMBER.findall(name)[0]) for name in names}
     if len(set(numbers.values())) < len(numbers):

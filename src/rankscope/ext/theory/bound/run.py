@@ -154,7 +154,7 @@ def concluded(
         notes=notes,
         extra={
             "code": verdict.code,
-            "sentences": {name: _said(found) for name, found in first.items()},
+            "sentences": {name: _sentence(found) for name, found in first.items()},
             "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
             "applies": applies,
             "failed_hypotheses": failed,
@@ -183,7 +183,7 @@ def _violations(evaluation: Evaluation, part: Measured) -> list[Violation]:
     ]
 
 
-def _said(found: Mapping[str | None, Evaluation]) -> str:
+def _sentence(found: Mapping[str | None, Evaluation]) -> str:
     """The sentence of a theorem on the first sequence, one per stack if there are several."""
     if len(found) == 1:
         return next(iter(found.values())).sentence

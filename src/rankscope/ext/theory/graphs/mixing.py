@@ -1,7 +1,7 @@
 r"""Random tokens under a mask with uniform attention: how their differences decay, layer by layer.
 
-:math:`X_t = P_0^tX_0`, without weights: the mask alone. The common part is kept apart from the differences, stored
-as a direction and a log-scale, so that the curve continues below the float floor.
+:math:`X_t = P_0^tX_0`, without weights: the mask alone. The common part and the differences are stored separately,
+these as a direction and a log-scale, so that the curve continues below the float floor.
 """
 
 from __future__ import annotations

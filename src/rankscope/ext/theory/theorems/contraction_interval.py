@@ -47,7 +47,7 @@ def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) ->
         log_rounding=sum(b.log_rounding for b in bounds),
     )
     return Evaluation(
-        "contraction_interval", "residual after attention over before", bounds, depth, (), _said(bounds, layers)
+        "contraction_interval", "residual after attention over before", bounds, depth, (), _sentence(bounds, layers)
     )
 
 
@@ -65,7 +65,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     )
 
 
-def _said(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
+def _sentence(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
     known = [b for b in bounds if not b.at_floor]
     if not known:
         return "The residual after attention is rounding in every layer: nothing can be compared."
