@@ -236,11 +236,11 @@ def test_a_bug_is_found_and_its_twin_is_clean(name: str) -> None:
     assert shown(twin) == [], [(one.code, one.sentence) for one in twin.findings]
 
 
-def test_every_finding_has_numbers_and_a_change() -> None:
+def test_a_finding_has_a_change_and_the_numbers_that_were_measured() -> None:
     found = diagnosed(language("off by one")()).findings[0]
     assert found.change
-    assert found.before == 2.0  # one per block
-    assert "2 as it is, 0" in found.evidence
+    assert (found.before, found.after) == (2.0, None)  # one per block; none were expected
+    assert found.evidence == "earlier tokens whose output changes when a token is replaced: 2."
 
 
 def test_two_causes_at_once_are_both_found() -> None:

@@ -15,7 +15,7 @@ import rankscope.examination
 from rankscope.errors import UnknownNameError
 from rankscope.examination import ROWS, RowSpec, examine, find
 from rankscope.examination.outcomes import EXPERIMENTS, Outcome
-from rankscope.examination.rows.programs import ENCODER, Program
+from rankscope.examination.rows.programs import CLASSIFIER, DECODER, ENCODER, Program
 from rankscope.models.inputs import Inputs
 from rankscope.models.model import as_model
 from rankscope.verbs.doctor.checks import DoctorReport
@@ -84,6 +84,33 @@ def test_a_row_is_explained_with_its_programs() -> None:
         assert words in text, words
     with pytest.raises(UnknownNameError, match="no row named 'causal_masks'"):
         explained("causal_masks")
+
+
+@pytest.mark.parametrize("part", ["not in the text", "self.mix"])
+def test_a_part_of_a_program_that_is_not_there_once_is_not_replaced(part: str) -> None:
+    with pytest.raises(ValueError, match="in the program, and not once"):
+        CLASSIFIER.but(part, "")
+
+
+def test_squares_that_overflow_inside_a_norm_are_found_where_they_do() -> None:
+    """All that is seen outside are zeros: the mean of the squares is infinite, and the norm divides by it."""
+    forward = "    def forward(self, x):\n        return x / (x.half() ** 2).mean(-1, True) ** 0.5\n\n\n"
+    norm = f"class Norm(nn.Module):\n{forward}"
+    large = "= Model()\nmodel.embed.weight.data *= {}\n"
+    for size, codes in ((1.0, []), (1e3, ["float16_overflow"])):
+        script = DECODER.but(
+            "class Model(", f"{norm}class Model(", "nn.LayerNorm(32), nn.Linear(32, 20)", "Norm(), nn.Linear(32, 20)",
+            "self.place[: ids.shape[1]]", "0.0", "= Model()\n", large.format(size),
+        )  # fmt: skip
+        torch.manual_seed(0)
+        report = asked(script())
+        assert report.to_json()["codes"] == codes
+        assert all("pow in `Norm.forward`" in one.sentence for one in report.faults)
+
+
+def test_a_head_of_zeros_answers_all_tokens_alike_and_is_healthy() -> None:
+    torch.manual_seed(0)
+    assert asked(DECODER.but("= Model()\n", "= Model()\nnn.init.zeros_(model.head.weight)\n")()).faults == ()
 
 
 class Ignoring(nn.Module):

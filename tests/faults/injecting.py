@@ -16,7 +16,7 @@ def signal_in_batch(number: int, which: str) -> None:
     from rankscope.stream.tracer import Tracer
 
     passes = [0]
-    enter = Tracer._begin_pass
+    enter = Tracer.begin_pass
 
     def begin(self: Tracer, *args: Any) -> None:
         enter(self, *args)
@@ -24,7 +24,7 @@ def signal_in_batch(number: int, which: str) -> None:
         if passes[0] == number:
             os.kill(os.getpid(), getattr(signal, which))
 
-    Tracer._begin_pass = begin  # type: ignore[method-assign]
+    Tracer.begin_pass = begin  # type: ignore[method-assign]
 
 
 def signal_in_task(number: int, which: str) -> None:

@@ -33,8 +33,6 @@ def test_classes_have_the_cross_entropies_of_the_answers_and_of_their_mean() -> 
     found = losses_of(F.cross_entropy(x, y))
     assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
     assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
-    divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    assert found["answers_apart"] == pytest.approx(divergence, rel=1e-12)
 
 
 def test_yes_and_no_have_those_of_each_answer() -> None:
@@ -42,7 +40,6 @@ def test_yes_and_no_have_those_of_each_answer() -> None:
     found = losses_of(F.binary_cross_entropy_with_logits(x, y))
     assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
     assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
-    assert found["answers_apart"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
 
 
 def test_shares_of_yes_have_the_same() -> None:
@@ -50,7 +47,6 @@ def test_shares_of_yes_have_the_same() -> None:
     found = losses_of(F.binary_cross_entropy(x, y))
     assert found["answers_loss"] == pytest.approx(math.log(4 / 3), rel=1e-12)
     assert found["mean_answer_loss"] == pytest.approx(math.log(2.0), rel=1e-12)
-    assert found["answers_apart"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-12)
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
@@ -59,7 +55,6 @@ def test_numbers_have_mean_squares_whatever_robust_loss_is_trained(loss: object)
     found = losses_of(loss(x, y))  # type: ignore[operator]
     assert found["answers_loss"] == pytest.approx((0.25 + 0.25 + 0.0 + 1.0) / 4, rel=1e-12)
     assert found["mean_answer_loss"] == pytest.approx((0.25 + 2.25 + 0.0 + 1.0) / 4, rel=1e-12)
-    assert found["answers_apart"] == pytest.approx(0.5, rel=1e-12)
 
 
 def test_ignored_labels_do_not_count() -> None:

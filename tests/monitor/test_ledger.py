@@ -190,7 +190,7 @@ def test_what_leaves_weights_as_they_are_is_no_event(act: Act, options: dict[str
         (partly_loaded, {}, "h.1.mlp", 30),
         (noisy, {"rate": 3e-4}, "(block 1)", 22),
         (shrinking, {"rate": 3e-4}, "h.0.mlp.c_fc.weight (block 0)", 22),
-        (swapped_storage, {}, "wte.weight (embedding)", 30),
+        (swapped_storage, {}, "wte.weight", 30),
     ],
 )  # fmt: skip
 def test_what_something_else_writes_is_an_event_with_its_size(
@@ -240,6 +240,15 @@ def test_rates_settings_and_switches_are_events_with_both_numbers() -> None:
     assert found["optimizer_settings"].sentence == "Step 7: weight_decay 100 instead of 0.01 (x 10,000)."
     assert "12 of 28 parameters frozen" in found["requires_grad"].sentence
     assert found["requires_grad"].evidence["declared"] == 1.0
+
+
+def test_a_negative_rate_is_no_plan_of_anybody() -> None:
+    def change(model: Any, optimizer: Any, step: int) -> None:
+        optimizer.param_groups[0]["lr"] = -1e-3 if step >= 5 else 1e-3
+
+    found = [one for one in alarms_raised(plain(), change, steps=8) if one.name == "learning_rate"]
+    assert found[-1].sentence == "Step 5: learning rate -0.001 instead of 0.001 (x -1): steps go uphill."
+    assert found[-1].evidence["declared"] == 0.0
 
 
 def test_the_rates_of_a_schedule_are_declared() -> None:

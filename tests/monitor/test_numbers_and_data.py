@@ -32,24 +32,6 @@ class OverflowingLinear(nn.Module):
         return (self.factor * self.inner(x)).half().float()
 
 
-def test_sequences_are_cut_only_if_they_had_one_length_and_their_batches_did_not_grow() -> None:
-    def cuts(*shapes: tuple[int, int]) -> list[float]:
-        watch = BatchWatch()
-        return [watch.facts(torch.randint(50, shape))["batch_cut"] for shape in shapes]
-
-    assert cuts(*8 * [(4, 24)], *5 * [(4, 6)]) == [*11 * [1.0], 4.0, 4.0]
-    assert cuts(*8 * [(4, 24)], *5 * [(4, 6)], (4, 24), (4, 6))[-2:] == [1.0, 1.0], "the earlier length is back"
-    for healthy in (
-        [(4, length) for length in (6, 12, 24) for _ in range(9)],  # a curriculum
-        [(96 // length, length) for length in (24, 6) for _ in range(9)],  # as many tokens in a batch
-        [(4, 24 - 12 * (step % 2)) for step in range(40)],  # two kinds of text in turn
-        [(4, 40 - step) for step in range(30)],  # sorted by length
-        [(4, 24)] * 7 + [(4, 6)] * 8,  # too few to be the usual length
-        [(4, 24)] * 9 + [(4, 6), (4, 5), (4, 6), (4, 4), (4, 6)],  # padded to the longest of a batch
-    ):
-        assert set(cuts(*healthy)) == {1.0}
-
-
 def test_first_bad_weight_is_named_at_once_with_the_last_good_step() -> None:
     model = bert()
     gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
@@ -118,9 +100,7 @@ def test_facts_of_a_batch_are_counts() -> None:
     ids = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 0], [8, 9, 0, 0]])
     mask = (ids != 0).long()
     found = facts_of({"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([[-100, -100, 7, 1]])})
-    of_content = {
-        "batch_copies": 0.5, "batch_common": 2 / 8, "batch_stuck": 0.0, "batch_length": 4.0, "batch_cut": 1.0
-    }  # fmt: skip
+    of_content = {"batch_copies": 0.5, "batch_common": 2 / 8, "batch_stuck": 0.0}
     assert found == {**of_content, "batch_padding": pytest.approx(4 / 12), "batch_ignored": 0.5}
     # padding differs, content does not
     longer = torch.tensor([[5, 6, 1, 1], [5, 6, 2, 2]])

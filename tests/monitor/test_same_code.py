@@ -75,6 +75,15 @@ def test_code_that_changes_is_found_at_its_first_operation_with_file_and_line(ch
     assert words.endswith("(step 5)")
 
 
+def test_a_number_that_code_sets_on_a_module_is_told_once_and_one_that_changes_all_along_is_not() -> None:
+    def annealed(model: Any, step: int) -> None:
+        model.transformer.drop.p = 0.1 * step
+
+    found = departures(gpt2(dropout=0.0), once(lambda model: setattr(model.transformer.drop, "p", 0.9)))
+    assert found == [(CHANGED, "transformer.drop.p was set to 0.9, and was 0")]
+    assert departures(gpt2(dropout=0.0), annealed) == []
+
+
 def noisy(model: Any, step: int) -> None:
     """Draws in evaluation mode too, from the start."""
     if step == 0:

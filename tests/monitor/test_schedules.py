@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.errors import InputError
-from rankscope.monitor.schedules import Jumps, Linear, Logarithmic, Schedule, WallTime, as_schedule, dense_start
+from rankscope.monitor.schedules import Jumps, Linear, Schedule, WallTime, as_schedule, dense_start
 
 
 def steps_read(schedule: Schedule, steps: list[int], seconds_per_step: float = 1.0, cost: float = 0.0) -> list[int]:
@@ -24,13 +24,6 @@ def steps_read(schedule: Schedule, steps: list[int], seconds_per_step: float = 1
 def test_linear_reads_the_first_step_and_then_one_in_so_many() -> None:
     assert steps_read(Linear(4), list(range(10))) == [0, 4, 8]
     assert steps_read(Linear(4), list(range(3, 14))) == [3, 4, 8, 12]
-
-
-def test_logarithmic_gaps_grow() -> None:
-    read = steps_read(Logarithmic(1.5), list(range(1000)))
-    assert read[:4] == [0, 1, 2, 3]
-    assert all(later >= 1.5 * earlier for earlier, later in pairwise(read[3:]))
-    assert len(read) < 22
 
 
 @given(
@@ -95,7 +88,7 @@ def test_wall_time_is_used_and_adapts_to_the_cost() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(5, Linear(5)), ("log", Logarithmic()), ("1%", WallTime(0.01)), ("0.5 %", WallTime(0.005))],
+    [(5, Linear(5)), ("1%", WallTime(0.01)), ("0.5 %", WallTime(0.005))],
 )
 def test_words_for_schedules(given: str | int, expected: Schedule) -> None:
     assert as_schedule(given) == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.monitor.alarms.gradient_underflow import LOST
+from rankscope.monitor.alarms.facts import LOST
 from rankscope.monitor.underflow import lost_to_underflow
 from tests.monitor.trainings import alarms_raised, gpt2
 

@@ -13,10 +13,8 @@ import rankscope
 from rankscope.errors import ResultError
 from rankscope.monitor.readings import (
     FAULTS,
-    LAYERS,
     LAYERS_READ,
     LOSS,
-    RANKS_READ,
     SOON,
     Alarm,
     LayerValue,
@@ -69,8 +67,11 @@ def test_a_collapse_is_the_headline() -> None:
 
 def test_the_origin_says_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
     missed = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"still_weights": "?", "padding_only": "?"}}
-    scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
-    origin = training_chapter(Record({"ranks": 2, "status": missed}, (Reading(0, scalars, ()),), 0)).origin
+    ranks = {"rank 0": (12.0, "ok"), "rank 1": (11.0, "1 of 12 layers not read")}
+    rows = tuple(
+        LayerValue(LAYERS_READ, name, None, None, read, read, 12.0, status) for name, (read, status) in ranks.items()
+    )
+    origin = training_chapter(Record({"ranks": 2, "status": missed}, (Reading(0, {}, rows),), 0)).origin
     assert origin[-3:] == [
         ("blocks read", "11 of 12 on 1 of 2 ranks"),
         ("not read", "attention entropy (fused)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope.surgery.mode import normed
+from rankscope.surgery.surgeon import normed
 
 LENGTH = {"rms": 5**0.5, "scale": 1.0}
 

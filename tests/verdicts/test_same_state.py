@@ -168,7 +168,7 @@ def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     assert judge_ablation(table, facts["floor_relative"], lengths=facts["lengths"], dim=facts["dim"]).code == label
     exact = judge_exact(exact_rows(stack), {"float32": float_floor(torch.float32)}).code
     assert exact == ("collapsed" if label == "floor" else label) or label in RESIDUALS_DO_NOT_SEE
-    raised = any(severity(values, undefined) >= 1 for values, undefined in gauge_layers(table))
+    raised = any(collapsed(values, undefined) for values, undefined in gauge_layers(table))
     assert raised == (label in {"collapsed", "floor", "vanished"}) or name in GAUGE_SEES_MEANS
 
 
@@ -198,10 +198,9 @@ def reading_of(reading: object) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [value.numpy() for value in values], [status.numpy() for status in statuses]
 
 
-def severity(values: dict[str, float], undefined: frozenset[str]) -> float:
-    """Of the gauge's alarm about collapsed tokens, without a start to compare with."""
-    judgement = ALARMS["token_collapse"].rule(LayerState(values, undefined=undefined))
-    return 0.0 if judgement is None else judgement.severity
+def collapsed(values: dict[str, float], undefined: frozenset[str]) -> bool:
+    """Whether the gauge's alarm about collapsed tokens says so, without a start to compare with."""
+    return ALARMS["token_collapse"].rule(LayerState(values, undefined=undefined)) is not None
 
 
 def gauge_layers(table: pa.Table) -> Iterator[tuple[dict[str, float], frozenset[str]]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,11 @@ from rankscope.exact_arithmetic.registry import refuse
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView
+from rankscope.stream.block_call import ActiveBlock
 from rankscope.stream.frames import first_tensor, with_another
-from rankscope.stream.mode import ActiveBlock, Perform, SiteMode
+from rankscope.stream.mode import Hooks, Perform, StreamMode
 from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import Observed, Tracer
 from rankscope.stream.viewing import undisturbed
 
 ExactObserver = Callable[[int, SiteRef, Deviation, "Tensor | None"], None]
@@ -74,9 +76,9 @@ def deviating(
 
     For one forward pass of one sequence. The pass, and with it the ``with`` block, ends after the model's last block.
     """
-    follower = _Deviator(view, keep, observe, sites, log_shrink)
+    deviation = _Deviation(view, keep, observe, sites, log_shrink)
     try:
-        with WideArithmetic(), follower.active():
+        with WideArithmetic(), StreamMode(view, deviation).active():
             yield
     except _LastBlockDone:
         pass
@@ -89,8 +91,8 @@ def single_sequences(batch: Batch) -> Iterator[Batch]:
         yield batch.taken(row, 1)
 
 
-class _Deviator(SiteMode):
-    """Converts the stream to a deviation at the entry of each block, and shows it."""
+class _Deviation(Tracer):
+    """Makes the stream a deviation at the entry of each block, and shows it."""
 
     def __init__(
         self,
@@ -100,24 +102,16 @@ class _Deviator(SiteMode):
         sites: SiteSelection,
         log_shrink: float,
     ) -> None:
-        super().__init__(view, sites)
+        super().__init__(sites, self._checked)
         self._log_shrink = log_shrink
         self._keep = keep
-        self._observe = observe
+        self._pass_on = observe
         self._calls_left = sum(len(stack.calls) for stack in view.stacks)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Also replace the arguments of blocks, before any other hook sees them."""
-        modules = self.view.modules()
-        names = {call.module_name for stack in self.view.stacks for call in stack.calls}
-        # Prepended: the hooks of the stream mode must already see the deviation as the block's input.
-        with ExitStack() as stack:
-            for name in names:
-                handle = modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
-                stack.callback(handle.remove)
-            stack.enter_context(super().active())
-            yield
+    def hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
+        """Replace the arguments of blocks, before any other hook sees them."""
+        for name in {call.module_name for stack in self.mode.view.stacks for call in stack.calls}:
+            yield modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
 
     def _deviate(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -142,28 +136,22 @@ class _Deviator(SiteMode):
             return None
         return torch.nn.functional.pad(self._keep, (0, rows - self._keep.numel()), value=False)
 
-    def show(self, ref: SiteRef, x: Tensor) -> None:
+    def _checked(self, ref: SiteRef, x: Observed) -> None:
         """Pass the stream on to the observer, with the tokens that count."""
         if not isinstance(x, Deviation):
             refuse(f"what happens before {ref}", "the stream comes back as a plain tensor, its deviation lost")
-        self._observe(ref, x, self._fitting(x))
+        self._pass_on(ref, x, self._fitting(x))
 
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Show the branch and the sum, which must have a common part to rely on."""
+        out = super().add(call, label, stream, branch, perform)
+        if isinstance(out, Deviation):
+            out.check_exact(self._fitting(out))
+        return out
 
-        def checked() -> Tensor:
-            out: Tensor = perform()
-            if isinstance(out, Deviation):
-                out.check_exact(self._fitting(out))
-            return out
-
-        return super().on_add(call, label, stream, branch, checked)
-
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """Show the stream as it leaves a block, and stop after the last block."""
-        self._show(call, "block.out", out if call.last_sum is None else call.last_sum)
+        super().leave(call, module, output, left)
         self._calls_left -= 1
         if self._calls_left == 0:
             raise _LastBlockDone

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.linalg.precision import widest
+from rankscope.monitor.readings import ENOUGH
+from rankscope.verdicts.states import LEAST_INPUTS
 
 CLASSES, TRUTH, SHARES, NUMBERS = "classes", "yes or no", "yes or no, as shares", "numbers"
 CRITERIA = {
@@ -33,12 +35,12 @@ NEAR = 256
 """Operations next to the loss among which these are looked for; a model that returns its loss has many more."""
 EVERY = 4
 """Calls of ``keep`` of which one is kept, after the first ones."""
-ROWS, LEAST_ROWS = 64, 8
-"""Answers that are compared, and the fewest that can be."""
+ROWS = 64
+"""Answers that are compared."""
 ENTRIES = 2**20
 """Numbers that are kept of one batch at most: of a large vocabulary, fewer answers."""
-WINDOW, LEAST = 16, 8
-"""Readings whose losses are added up, and the fewest that are judged."""
+WINDOW = 16
+"""Readings whose losses are added up; half of them have to be there."""
 USE, SURE_USE = 0.01, 0.03
 """Share of the loss of one answer for all by which the answers have to be better over the window, or over a quarter of
 it, to count as depending on the inputs."""
@@ -57,7 +59,7 @@ class Answers:
         self._calls = 0
         self._kept: dict[tuple[Any, ...], deque[tuple[Tensor, ...]]] = {}
         self._losses: deque[float] = deque(maxlen=32)
-        self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._since, self._level, self._rate = 0, math.nan, math.nan
         self._is_new = False
         self._labels: Tensor | None = None
@@ -75,7 +77,7 @@ class Answers:
     def sample(self, loss: Tensor) -> Samples:
         """What :meth:`keep` would keep; for a loss of which only ``backward`` shows whether it is that of the model."""
         self._calls += 1
-        if torch.compiler.is_compiling() or (self._calls > LEAST and self._calls % EVERY):
+        if torch.compiler.is_compiling() or (self._calls > ENOUGH and self._calls % EVERY):
             return {}
         found = {}
         for place, node in enumerate(criteria(loss)):
@@ -120,34 +122,32 @@ class Answers:
         - ``answers_loss``: the loss of the answers over the last readings; for numbers, the mean square of the errors.
         - ``mean_answer_loss``: the same if the mean of the answers were given for all inputs.
         - ``answers_crossed``: 1 if answers and targets were broadcast against each other, as (N, 1) and (N).
-        - ``answers_apart``: how far the answers are from their mean, in the unit of the loss: the mean divergence of
-          Kullback and Leibler, or for numbers the variance.
         """
         if not self._kept:
             return {}
         losses = [_losses(key[1], kept) for key, kept in self._kept.items()]
         known = [one for one in losses if one is not None]
         if known:
-            own, mean, apart = map(math.fsum, zip(*known, strict=True))
-            self._window.append((own, mean, apart))
+            own, mean = map(math.fsum, zip(*known, strict=True))
+            self._window.append((own, mean))
         level = sum(self._losses) / len(self._losses) if self._losses else math.nan
         rises, self._rate = rate > self._rate, rate
         falls = not level > self._level - FALLS * abs(self._level)
-        if len(self._window) < LEAST or self._uses() or rises or falls:
+        if len(self._window) < ENOUGH or self._uses() or rises or falls:
             self._since, self._level = step, level
         found = {
             "answers_alike": float(step - self._since),
             "answers_crossed": float(any(key[-1] for key in self._kept)),
         }
-        if len(self._window) >= LEAST:
+        if len(self._window) >= ENOUGH:
             means = (math.fsum(values) / len(self._window) for values in zip(*self._window, strict=True))
-            found |= dict(zip(("answers_loss", "mean_answer_loss", "answers_apart"), means, strict=True))
+            found |= dict(zip(("answers_loss", "mean_answer_loss"), means, strict=True))
         return found
 
     def _uses(self) -> bool:
         """Whether the answers are better than their mean."""
         for number, least in ((len(self._window), USE), (WINDOW // 4, SURE_USE)):
-            own, mean, _ = map(math.fsum, zip(*list(self._window)[-number:], strict=True))
+            own, mean = map(math.fsum, zip(*list(self._window)[-number:], strict=True))
             if not own > (1.0 - least) * mean:
                 return True
         return False
@@ -225,7 +225,7 @@ def _sampled(node: Any) -> tuple[Tensor, ...] | None:
     counts = targets != (ignored - 2**64 if ignored >= 2**63 else ignored)
     # Those that count first, from all over the batch: multiples of the golden ratio are spread evenly.
     spread = torch.arange(len(targets), device=targets.device, dtype=torch.float32) * 0.6180339887 % 1.0
-    number = min(len(targets), max(LEAST_ROWS, min(ROWS, ENTRIES // answers.shape[1])))
+    number = min(len(targets), max(LEAST_INPUTS, min(ROWS, ENTRIES // answers.shape[1])))
     chosen = (counts.float() + spread).topk(number).indices
     return answers[chosen], targets[chosen], counts[chosen]
 
@@ -239,18 +239,17 @@ def _is_crossed(node: Any) -> bool:
     return any(own == 0 < target for own, target in repeated) and any(target == 0 < own for own, target in repeated)
 
 
-def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, float] | None:
-    """The loss of the answers, their mean for all, and their distance; None if too few, or equal targets."""
+def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float] | None:
+    """The loss of the answers, and of their mean for all; None if too few, or equal targets."""
     answers, targets, *counts = (torch.cat(parts) for parts in zip(*kept, strict=True))
     if counts:
         answers, targets = answers[counts[0]], targets[counts[0]]
     answers = answers.to(widest(answers.device))
-    if len(answers) < LEAST_ROWS or bool((targets == targets[:1]).all()):
+    if len(answers) < LEAST_INPUTS or bool((targets == targets[:1]).all()):
         return None
     if kind == CLASSES:
         mean = torch.logsumexp(answers, 0, keepdim=True) - math.log(len(answers))
         own, one = (F.nll_loss(given, targets) for given in (answers, mean.expand_as(answers)))
-        apart = F.kl_div(mean.expand_as(answers), answers, reduction="batchmean", log_target=True)
     elif kind in (TRUTH, SHARES):
         targets = targets.to(answers.dtype)
         shares, of = (
@@ -260,9 +259,7 @@ def _losses(kind: str, kept: deque[tuple[Tensor, ...]]) -> tuple[float, float, f
         )
         mean = shares.mean(0, keepdim=True).expand_as(shares)
         own, one = of(answers, targets), F.binary_cross_entropy(mean, targets)
-        apart = F.binary_cross_entropy(mean, shares) - of(answers, shares)
     else:
         own, one = ((given - targets).square().mean() for given in (answers, answers.mean(0, keepdim=True)))
-        apart = answers.var(0, correction=0).mean()
-    found = float(own), float(one), float(apart)
+    found = float(own), float(one)
     return found if all(map(math.isfinite, found)) and found[1] > 0.0 else None

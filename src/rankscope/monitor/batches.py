@@ -9,13 +9,11 @@ from torch import Tensor
 
 from rankscope.models.inputs import Batch, distinct_in
 from rankscope.models.inputs.padding import TRANSFORMERS_MASK
-from rankscope.monitor.readings import Alarm, noted
+from rankscope.monitor.readings import ENOUGH, Alarm, noted
 
 IGNORED = -100
 """The label that losses leave out."""
 LABELS = "labels"
-VARIED = 8
-"""Batches that differ from the one before, after which one that does not is a fault; some runs have a single batch."""
 ONE_CLASS = 0.9
 """Share of a batch that one label has, if the batch counts as one of a single class."""
 FEATURE = 0.999
@@ -24,10 +22,6 @@ CONSTANT = 0.05
 """Standard deviation of that feature relative to its mean."""
 LEAST_CLASSED = 4
 """Sequences of a batch that have a class each."""
-SHORTER = 4
-"""Batches in a row whose sequences have the same shorter length."""
-MOST_COMPARED = 4
-"""Sequences that are compared with those of the last batch."""
 
 BatchData = Mapping[str, object] | Tensor | Sequence[object]
 
@@ -44,7 +38,6 @@ class BatchWatch:
         self._padding = padding if padding is not None and "=" in padding else f"{TRANSFORMERS_MASK}=0"
         self._last: Tensor | None = None
         self._different, self._same = 0, 0
-        self._shape, self._alike, self._shorter = (0, 0), 0, [0, 0]
         self._of_one_class, self._classes = 0, set[int]()
 
     def facts(self, given: BatchData, labels: Tensor | None = None) -> dict[str, float]:
@@ -60,9 +53,6 @@ class BatchWatch:
         - ``batch_common``: share of the most common token among those that are not padding.
         - ``batch_ignored``: share of labels that a loss leaves out.
         - ``batch_not_finite``: share of the entries that are NaN or infinite, for inputs that are not tokens.
-        - ``batch_length``: tokens of a sequence, with padding.
-        - ``batch_cut``: the length of earlier sequences relative to that, if at least eight batches had that length and
-          the last four have this one, with no more sequences; else 1.
         - ``batch_one_class``: how many batches in a row had sequences of a single class, if not all of the same one.
         - ``batch_feature``: the number of the feature that drowns the others and hardly varies, for inputs that are not
           tokens; -1 if there is none.
@@ -93,7 +83,6 @@ class BatchWatch:
             if value.ndim == 3 and value.shape[-1] > 1 and bool(value.any()):
                 found["batch_feature"] = float(_drowning(value.detach().double().flatten(0, -2)))
             return found
-        found["batch_length"], found["batch_cut"] = float(value.shape[-1]), self._cut(len(value), value.shape[-1])
         ids = value.detach().cpu().long()
         counts = torch.bincount(ids.flatten().clamp(min=0)).double()
         found["batch_padding"] = float((counts.max() / counts.sum()) if keep is None else (~keep).double().mean())
@@ -104,8 +93,8 @@ class BatchWatch:
 
     def events(self, step: int) -> Iterator[Alarm]:
         """Once, that every batch so far was the same: some runs learn a single batch on purpose."""
-        if self._different == 1 and self._same == VARIED:
-            words = f"the batch was the same at each of the {VARIED + 1} readings so far"
+        if self._different == 1 and self._same == ENOUGH:
+            words = f"the batch was the same at each of the {ENOUGH + 1} readings so far"
             yield noted("same_batch", step, words, "data")
 
     def _keep(self, named: Mapping[str, Tensor], value: Tensor) -> Tensor | None:
@@ -116,12 +105,12 @@ class BatchWatch:
         return mask.detach().cpu() != int(marks)
 
     def _stuck(self, value: Tensor) -> float:
-        kept = value.detach()[:MOST_COMPARED].cpu().clone()
+        kept = value.detach()[:4].cpu().clone()  # enough to tell batches apart
         is_same = self._last is not None and kept.shape == self._last.shape and torch.equal(kept, self._last)
         self._last = kept
         self._same = self._same + 1 if is_same else 0
         self._different += not is_same
-        return float(self._same if self._different > VARIED else 0)
+        return float(self._same if self._different > ENOUGH else 0)
 
     def _one_class(self, counts: Tensor) -> float:
         if counts.max() < ONE_CLASS * counts.sum():
@@ -130,16 +119,6 @@ class BatchWatch:
         self._of_one_class += 1
         self._classes.add(int(counts.argmax()))
         return float(self._of_one_class if len(self._classes) > 1 else 0)
-
-    def _cut(self, sequences: int, length: int) -> float:
-        most, usual = self._shape
-        if length == usual:
-            self._alike, self._shorter = self._alike + 1, [0, 0]
-        elif self._alike >= VARIED and length < usual and sequences <= most:
-            self._shorter = [length, self._shorter[1] + 1 if length == self._shorter[0] else 1]
-        else:
-            self._shape, self._alike, self._shorter = (sequences, length), 1, [0, 0]
-        return usual / length if self._shorter[1] >= SHORTER else 1.0
 
 
 def _drowning(rows: Tensor) -> int:

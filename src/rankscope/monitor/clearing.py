@@ -17,8 +17,8 @@ MOST_TRIED = 3
 """Smallest parameters of which one has to have a gradient that is not zero; on an accelerator every look waits."""
 EXPLAINED = 0.01
 """Share of a gradient that the new and the old one may leave unexplained; what else changes gradients leaves more."""
-SAME_DIRECTION = 0.99
-"""Cosine of the new and the old gradient from which on they cannot be told apart."""
+SAME_ANGLE = 0.99
+"""Cosine of two gradients from which on they cannot be told apart."""
 
 
 class Clearing:
@@ -94,9 +94,10 @@ class Clearing:
             else:
                 share = _carried(now, old, added)
             if len(added) == 1:  # of several, one may have been cleared before the next, as where two networks play
-                new = torch.stack(added).sum(0)
-                self.cosine = float(torch.nn.functional.cosine_similarity(new, now, dim=0))
-                self.ratio = math.copysign(float(now.norm() / new.norm()), self.cosine)
+                size, left = float(added[0].norm()), float(now.norm())
+                # Nothing has no direction: what was scaled to zero was not turned.
+                self.cosine = float(added[0] @ now) / (size * left) if size * left > 0.0 else 1.0
+                self.ratio = math.copysign(left / size, self.cosine) if size > 0.0 else 1.0
         return share
 
     def _hear(self, gradient: Tensor) -> None:
@@ -110,7 +111,7 @@ def _carried(now: Tensor, old: Tensor, added: Sequence[Tensor]) -> float:
     new = torch.stack(list(added)).sum(0)
     new, old, size = new / new.norm(), old / old.norm(), float(now.norm())
     cosine = float(old @ new)
-    if not (abs(cosine) < SAME_DIRECTION and size > 0.0):  # also what is not finite
+    if not (abs(cosine) < SAME_ANGLE and size > 0.0):  # also what is not finite
         return math.nan
     along, across = float(new @ now), float(old @ now)
     share = (across - cosine * along) / (1.0 - cosine**2)

@@ -22,12 +22,11 @@ from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.alarms import AlarmSpec, Judgement
-from rankscope.monitor.alarms.kept_gradients import CARRIED
+from rankscope.monitor.alarms import AlarmSpec, Breach
+from rankscope.monitor.alarms.facts import CARRIED, NOTHING_LEFT
 from rankscope.monitor.answers import Answers
 from rankscope.monitor.batches import BatchData, BatchWatch
-from rankscope.monitor.clearing import Clearing
-from rankscope.monitor.findings import is_shown, shown
+from rankscope.monitor.clearing import SAME_ANGLE, Clearing
 from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.loss_level import LossLevel
 from rankscope.monitor.objective import ObjectiveWatch
@@ -55,10 +54,6 @@ from rankscope.monitor.why import SYMPTOMS, Clue, Why, explained, fastest, follo
 
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
-EMPTY, NOTHING_LEFT = ("padding", "ignored"), 0.99
-"""Share of a batch that is padding or has ignored labels, at which the mean over what is left is no number."""
-SAME_ANGLE = 0.99
-"""Cosine of what backward left and what the optimizer gets, below which that is written down."""
 FOLLOWS = 32
 """Steps before the onset of a rise in which what nobody declared makes it a warning, however slow it is."""
 REMEMBERED = 512
@@ -74,7 +69,7 @@ class Gauge:
         probe: the inputs on which it is measured, fixed for the run: :class:`rankscope.Inputs`, texts, a tensor,
             keyword arguments, or None for the built-in sample text. Eight sequences are enough and the most that are
             used unless the inputs say otherwise; a slice of a validation batch is a good choice.
-        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), or a ``Schedule``.
         metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it. A
             mapping gives each a clock of its own: with ``{"relative_residual": 1, "effective_rank": 200}`` a reading
             has the effective rank only if a multiple of 200 steps was passed since it was last read.
@@ -208,7 +203,7 @@ class Gauge:
         if not self._objective_watch.follows:
             self._objective_watch.follow(self._prober.model)
         elif words := self._objective_watch.take(loss):
-            self._events.append(noted("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective"))
+            self.note("objective_changed", 1 + (self._raw or 0) + self._offset, words, "objective")
             self._loss_level.forget()
 
     @contextmanager
@@ -246,9 +241,9 @@ class Gauge:
             known = {one.code for one in self._findings or ()}
             with self._guarded():
                 found = [
-                    Clue("shown", self.last.step, "structure", shown(one), FAULTS)
+                    Clue("shown", self.last.step, "structure", _shown(one), FAULTS)
                     for one in self._prober.diagnosed()
-                    if is_shown(one) and one.code not in known
+                    if _is_shown(one) and one.code not in known
                 ]
         return self._explained(raised, found)
 
@@ -350,15 +345,9 @@ class Gauge:
             self._loss_level.take(step, value)
             self.answers.hear(value)
 
-    def switched(self, step: int, *, is_training: bool) -> None:
-        """Write down that steps are made of passes in another mode than before."""
-        mode = "training" if is_training else "evaluation"
-        self._events.append(noted("mode_switched", step, f"the model is trained in {mode} mode from here on", "code"))
-
-    def idle(self, step: int, names: Sequence[str], parameters: int) -> None:
-        """Write down that optimizers make no step."""
-        words = f"{', '.join(names)} made no step so far, and holds {parameters} parameters that require gradients"
-        self._events.append(noted("no_step", step, words, "optimizer", parameters=parameters))
+    def note(self, name: str, step: int, words: str, component: str, **evidence: float) -> None:
+        """Write down an event that was seen between two readings."""
+        self._events.append(noted(name, step, words, component, **evidence))
 
     def leave_out_probe(self, why: str) -> None:
         """Read what needs no pass of the probe, because there is none."""
@@ -531,7 +520,7 @@ class Gauge:
         is_first = self._outlets.count == 0 and self._before == 0
         if is_first:
             self._look_at_start()
-            if (number := sum(map(is_shown, self._findings or ()))) > 0:
+            if (number := sum(map(_is_shown, self._findings or ()))) > 0:
                 values = (*values, fact(FAULTS, "structure", float(number)))
         self._compare_code(step)
         self._references.take(values)
@@ -539,8 +528,8 @@ class Gauge:
         motion = fastest(Reading(step, {}, values, (), ()))
         self._motions.append((step, motion))
 
-        def explain(spec: AlarmSpec, judgement: Judgement) -> tuple[str, str]:
-            return self._told(spec, judgement, step, values)
+        def explain(spec: AlarmSpec, breach: Breach) -> tuple[str, str]:
+            return self._told(spec, breach, step, values)
 
         found = self._watch.look(step, states, explain)
         if self._prober.caveats:
@@ -554,16 +543,16 @@ class Gauge:
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
             self._finite = step
         active = self._watch.active
-        rows, status = self._status.take(step, values, self._prober.view, self._prober.battery.due)
+        rows = self._status.take(step, values, self._prober.view, self._prober.battery.due)
         self._outlets.describe(self._status.news())
-        scalars = {**layer_scalars(values, self._named), **status, "rankscope/alarms": float(len(active))}
+        scalars = {**layer_scalars(values, self._named), "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time(), notes=notes)
 
-    def _told(self, spec: AlarmSpec, judgement: Judgement, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
+    def _told(self, spec: AlarmSpec, breach: Breach, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
         """The component of an alarm, and where it was first or what it follows; no experiment is made for it."""
         if spec.name == FAULTS:
             return "structure", _faults(self._findings or ())
-        component, words = judgement.component, ""
+        component, words = breach.component, ""
         if spec.name == "not_finite":
             component, words = self._not_finite_at(step, values)
         if spec.name == "not_finite_gradients":
@@ -582,10 +571,10 @@ class Gauge:
         if unread and self._code:
             self._code = ""
             words = f"the model can no longer be read as before: {unread}"
-            self._events.append(noted("model_changed", step, words, "structure"))
+            self.note("model_changed", step, words, "structure")
         elif is_due and not unread and not self._prober.needs_all_ranks:
             if words := self._prober.compared(step):
-                self._events.append(noted("model_changed", step, words, "structure"))
+                self.note("model_changed", step, words, "structure")
             if self._prober.code.digest != self._code:
                 self._code = self._prober.code.digest
                 self._outlets.describe({"code": self._code})
@@ -605,13 +594,14 @@ class Gauge:
             self._prober.compared(step)
             if before not in ("", self._prober.code.digest):
                 words = "the operations of the model are not those of the earlier session"
-                self._events.append(noted("model_changed", step, words, "structure"))
+                self.note("model_changed", step, words, "structure")
 
     def _not_finite_at(self, step: int, values: Sequence[LayerValue]) -> tuple[str, str]:
         """The component and the place where the first number that is not finite was seen, and when all were last."""
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
-        of_batch = {row.metric: row.mean for row in values if row.metric.startswith("batch_")}
-        if "batch_not_finite" in bad or max(of_batch.get(f"batch_{name}", 0.0) for name in EMPTY) >= NOTHING_LEFT:
+        # The mean over what is left of an empty batch is no number.
+        empty = any(row.metric in ("batch_padding", "batch_ignored") and row.mean >= NOTHING_LEFT for row in values)
+        if "batch_not_finite" in bad or empty:
             return "data", "First: the batch."
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
         before = self._prober.before_update
@@ -696,9 +686,24 @@ def _earlier(folder: str | Path) -> Record | None:
         return None
 
 
+def _is_shown(finding: Finding) -> bool:
+    """Whether an experiment of ``doctor`` shows a fault."""
+    return finding.kind == "fault" and finding.certainty == "shown"
+
+
+def _shown(finding: Finding) -> str:
+    """Such a fault: what it is, what to change, its two numbers. No change is tried while a model is trained."""
+    lines = [finding.sentence]
+    if finding.change:
+        lines.append(f"{'Change' if finding.tried else 'Hint'}: {finding.change.rstrip('.')}.")
+    if finding.evidence:
+        lines.append(f"Shown by: {finding.evidence}")
+    return "\n".join(lines)
+
+
 def _faults(findings: Sequence[Finding]) -> str:
     """The faults that the doctor shows, and its changes."""
-    return "\nAlso: ".join(shown(one) for one in findings if is_shown(one))
+    return "\nAlso: ".join(_shown(one) for one in findings if _is_shown(one))
 
 
 def _since(values: Sequence[LayerValue], step: int) -> float:
@@ -709,7 +714,7 @@ def _since(values: Sequence[LayerValue], step: int) -> float:
 def _notes_of(findings: Sequence[Finding], step: int) -> Iterator[Alarm]:
     """What the doctor finds besides: faults that are possible, and facts that may be meant."""
     for one in findings:
-        if one.kind != "harmless" and not is_shown(one):
+        if one.kind != "harmless" and not _is_shown(one):
             words = one.sentence if one.kind == "note" else f"Possible: {one.sentence}"
             yield Alarm(FAULTS, "noted", step, None, None, words, {}, "structure")
 

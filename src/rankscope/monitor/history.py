@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from rankscope.monitor.readings import Heatmap, Reading
 
-COLUMNS = 256
-
 
 class History:
     """Keeps a bounded number of readings, evenly spaced: when full, every second one is dropped.
@@ -17,7 +15,7 @@ class History:
         columns: maximum number of readings.
     """
 
-    def __init__(self, columns: int = COLUMNS) -> None:
+    def __init__(self, columns: int = 64) -> None:
         self._columns = columns
         self._every = 1
         self._count = 0

@@ -24,10 +24,10 @@ from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import needs_all_ranks
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.motion import described
-from rankscope.monitor.parameters import homes_of, is_readable
+from rankscope.monitor.parameters import described, is_readable, sampled
 from rankscope.monitor.readings import Alarm, noted
 from rankscope.monitor.steps import predicted, settings_of, with_hooks
+from rankscope.monitor.why import RAISED
 
 _SAMPLED = 64
 """Entries of a parameter that are compared at every step."""
@@ -45,8 +45,6 @@ DOUBLED, TENFOLD = 2.0, 10.0
 it at every step."""
 MOST_RATES = 3
 """Changes of a rate by its schedule that are told one by one."""
-RAISED = 4.0
-"""Factor by which a rate is raised at once, without a scheduler, to be more than a warm-up."""
 SAME_STEP = 0.02
 """Share of a step that rounding may change."""
 MOST_OPTIMIZERS = 4
@@ -75,7 +73,7 @@ class _Samples:
         self._views = []
         nothing = torch.zeros(_SAMPLED, device=self._device, dtype=self._parameters[0].dtype)
         for one in self._parameters:
-            view = _sample(one)
+            view = sampled(one, _SAMPLED)
             self._views += [view] if len(view) == _SAMPLED else [view, nothing[len(view) :]]
 
     def read(self) -> Tensor:
@@ -226,8 +224,9 @@ class Ledger:
                     kind = "learning_rate" if name == "lr" else "optimizer_settings"
                     self._rates[key] = self._rates.get(key, 0) + (name == "lr" and has_schedule)
                     if kind == "learning_rate" or not math.isnan(old):
-                        gradual = name == "lr" and not 0.0 < RAISED * previous <= value
-                        sudden = (kind, name, old, value, name == "lr" and (has_schedule or gradual))
+                        # Nobody plans steps uphill, or a rate that is raised at once without a scheduler.
+                        is_planned = value >= 0.0 and (has_schedule or not 0.0 < RAISED * previous <= value)
+                        sudden = (kind, name, old, value, name == "lr" and is_planned)
                         changes[sudden] = changes.get(sudden, 0) + 1
         for (kind, name, old, value, declared), count in changes.items():
             of = f" of {count} of {len(optimizer.param_groups)} groups" if count < len(optimizer.param_groups) else ""
@@ -238,6 +237,7 @@ class Ledger:
                 times = value / old if old else math.nan
                 factor = f" (x {times:,.0f})" if times >= 10.0 else f" (x {times:.3g})" if old else ""
                 words = f"{named} {value:.3g} instead of {old:.3g}{factor}{by if name == 'lr' else ''}"
+            words = f"{words}: steps go uphill" if name == "lr" and value < 0.0 else words
             component = "rate" if name == "lr" else "objective" if name == "maximize" else "optimizer"
             facts = {"now": value, "before": old, "declared": float(declared)}
             self._events.append(noted(kind, self.step + 1, words, component, **facts))
@@ -293,28 +293,20 @@ class Ledger:
         if now.keys() != followed.keys() or any(now[name] is not one for name, one in followed.items()):
             self._groups, self._followed = [], None  # other parameters: followed from the next step on
             facts = {}
-        homes = homes_of(view, facts)
         undone = [name for name, one in facts.items() if one["restored"] >= OFTEN]
         for names in (undone if not self._restored else [], [name for name in facts if name not in undone]):
             if names:
-                self._events.append(_written(view, names, facts, homes, undone=names is undone))
+                self._events.append(_written(view, names, facts, undone=names is undone))
         self._restored = self._restored or bool(undone)
         events, self._events = self._events, []
         return tuple(sorted(events, key=lambda one: one.step))
 
 
-def _written(
-    view: ModelView,
-    names: Sequence[str],
-    facts: Mapping[str, Mapping[str, float]],
-    homes: Mapping[str, tuple[str | None, int]],
-    *,
-    undone: bool,
-) -> Alarm:
+def _written(view: ModelView, names: Sequence[str], facts: Mapping[str, Mapping[str, float]], *, undone: bool) -> Alarm:
     first = min(int(facts[name]["step"]) for name in names)
     worst = max((name for name in names if int(facts[name]["step"]) == first), key=lambda name: facts[name]["most"])
     more = f" and {len(names) - 1} other parameters" if len(names) > 1 else ""
-    words = f"something other than the optimizer wrote {described(view, worst, homes)}{more} between steps {first} and"
+    words = f"something other than the optimizer wrote {described(view, worst)}{more} between steps {first} and"
     words = f"{words} {first + 1}, by {facts[worst]['most']:.2g} of its norm"
     words = f"{words}: back to where they were, not for the first time" if undone else words
     return noted("weights_written", first + 1, words, "weights", size=facts[worst]["most"], parameters=len(names))
@@ -324,14 +316,8 @@ def _is_near(value: float, old: float, factor: float) -> bool:
     return value == old or 0.0 < old <= factor * value <= factor * factor * old
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    # An odd stride does not stay in one column.
-    return flat[:: max(1, len(flat) // _SAMPLED) | 1][:_SAMPLED]
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    return _sample(tensor).double().cpu()
+    return sampled(tensor, _SAMPLED).double().cpu()
 
 
 MOST_JUDGED, JUDGED_EVERY = 4, 16

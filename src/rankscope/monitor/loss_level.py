@@ -15,8 +15,6 @@ RISE = 0.08
 """Share of the loss before, by which it has to rise."""
 SPREADS = 2.0
 """Standard deviations of the loss of single steps, by which it has to rise."""
-NORMAL = 1.4826
-"""Standard deviation of a normal distribution over the median of its absolute values."""
 NEAR, SUDDEN = 16, 4
 """Steps before and after the onset of a rise that are told, and those between which it has to jump."""
 
@@ -80,7 +78,8 @@ class LossLevel:
         before, after = (median(losses[place : place + NEAR]) for place in (max(0, first - NEAR), first))
         # Of differences of neighbours, which a trend hardly changes.
         past = losses[:first]
-        spread = NORMAL * median(abs(later - earlier) for earlier, later in pairwise(past)) / math.sqrt(2.0)
+        # 1.4826 medians of absolute values are a standard deviation of a normal distribution.
+        spread = 1.4826 * median(abs(later - earlier) for earlier, later in pairwise(past)) / math.sqrt(2.0)
         limit = max(RISE * abs(before), SPREADS * spread)
         # At once: the losses of two networks that play against each other rise within some steps.
         jump = min(losses[first : first + SUDDEN]) - max(losses[max(0, first - SUDDEN) : first], default=before)

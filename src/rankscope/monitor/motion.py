@@ -6,19 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import is_distributed
-from rankscope.monitor.alarms.still_weights import MOVED
-from rankscope.monitor.parameters import SITE, block_row, homes_of, is_readable, tensors_of, values_of
+from rankscope.monitor.alarms.facts import MOVED
+from rankscope.monitor.parameters import SITE, block_row, homes_of, is_readable, sampled, tensors_of
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.steps import held_by
 
-_SAMPLED = 1024
-"""Entries of a parameter that are compared with those of the last reading."""
 Place = tuple[str | None, int | None]
 
 
@@ -60,7 +58,7 @@ class WeightMotion:
         if any(map(is_distributed, named.values())):
             return ()
         homes = homes_of(view, named)
-        parts = to_host([_sample(tensor) for tensor in named.values()])
+        parts = to_host([sampled(tensor).clone() for tensor in named.values()])
         now = {name: sample.double() for name, sample in zip(named, parts, strict=True)}
         before, steps = self._samples, step - self._step
         self._from_zero |= {name for name, sample in now.items() if name not in before and not bool(sample.any())}
@@ -124,30 +122,6 @@ class WeightMotion:
                 self._has_moved.add(place)
 
 
-def described(view: ModelView, name: str, homes: Mapping[str, tuple[str | None, int]]) -> str:
-    """The name of a parameter and what it is: ``"lm_head.weight (head)"``. The words are for readers, not evidence."""
-    if name in homes:
-        stack, layer = homes[name]
-        return f"{name} (block {layer}{f' of the {stack}' if stack else ''})"
-    owner = view.model.get_submodule(name.rpartition(".")[0])
-    names = [one for one, _ in view.model.named_parameters()]
-    last = max((names.index(one) for one in homes if one in names), default=-1)
-    if isinstance(owner, nn.Embedding):
-        what = "position embedding" if "pos" in name.lower() or "wpe" in name.lower() else "embedding"
-    elif "norm" in type(owner).__name__.lower():
-        what = "norm outside the blocks"
-    elif names.index(name) > last:
-        what = "head"
-    else:
-        what = "before the blocks"
-    return f"{name} ({what})"
-
-
 def _norms_of(tensors: list[Tensor] | tuple[Tensor, ...]) -> list[float]:
     found: list[float] = torch.stack(torch._foreach_norm(tensors)).tolist() if tensors else []
     return found
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = values_of(tensor).flatten()
-    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.models.wrapping import is_compiled
+from rankscope.monitor.answers import EVERY, NEAR
 
-NEAR = 256
-"""Operations of a loss that are read; a model that returns its loss has many more."""
 CALM = 4
 """Losses in a row with the same operations, before others are told: some loops have several objectives in turn."""
-EVERY = 4
 _SETTINGS = ("alpha", "dim", "reduction", "ignore_index", "exponent", "p", "beta", "delta", "keepdim")
 
 

@@ -181,6 +181,6 @@ class Outlets:
 
 
 def _tell(reading: Reading, sink: Sink) -> None:
-    sink.scalars(reading.step, reading.dashboard)
+    sink.scalars(reading.step, reading.scalars)
     for alarm in reading.alarms:
         sink.alarm(reading.step, alarm)

@@ -21,8 +21,6 @@ from rankscope.stream.frames import tensors_in
 
 Of = Literal["weight", "gradient"]
 SITE = "block.weights"
-_DEEPEST = 8
-"""Levels of tuples and mappings of a module's output that are looked into."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,13 @@ def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
     rows = [block_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
     total = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
     return ParameterNorms(tuple(rows), total, len(norms), bad, norms)
+
+
+def described(view: ModelView, name: str) -> str:
+    """The name of a parameter and its block, if it has one: ``"layers.1.linear1.weight (block 1)"``."""
+    for stack, layer in homes_of(view, [name]).values():
+        return f"{name} (block {layer}{f' of the {stack}' if stack else ''})"
+    return name
 
 
 def homes_of(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None, int]]:
@@ -121,7 +126,7 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
     found: list[str] = []
 
     def look(name: str, module: nn.Module, args: object, output: object) -> None:
-        for tensor in tensors_in(output, _DEEPEST):
+        for tensor in tensors_in(output, 8):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 found.append(f"{name or 'the model'} ({type(module).__name__})")
                 return
@@ -166,6 +171,12 @@ def _wide(tensor: Tensor) -> torch.dtype:
 def values_of(tensor: Tensor) -> Tensor:
     """The entries of a tensor that are stored."""
     return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def sampled(tensor: Tensor, entries: int = 1024) -> Tensor:
+    """A view of evenly spaced entries, at most so many; the stride is odd, and so does not stay in one column."""
+    flat = values_of(tensor.detach()).reshape(-1)
+    return flat[:: max(1, len(flat) // entries) | 1][:entries]
 
 
 def _all_finite(tensor: Tensor) -> bool:

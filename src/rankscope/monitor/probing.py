@@ -26,7 +26,15 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, examining, full_precision
 from rankscope.monitor.motion import WeightMotion
-from rankscope.monitor.parameters import ParameterNorms, bad_entries, calling_order, parameter_norms, watching_modules
+from rankscope.monitor.parameters import (
+    ParameterNorms,
+    bad_entries,
+    block_row,
+    calling_order,
+    homes_of,
+    parameter_norms,
+    watching_modules,
+)
 from rankscope.monitor.readings import LayerValue, fact
 from rankscope.monitor.same_code import SameCode
 from rankscope.monitor.schedules import Linear
@@ -439,11 +447,17 @@ class Prober:
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
         known = norms.number > 0 and math.isfinite(norms.total)
-        moving = sum(row.mean > 0.0 for row in norms.rows)
-        facts = {"total_gradient_norm": norms.total, "blocks_with_gradient": float(moving)} if known else {}
+        facts = {"total_gradient_norm": norms.total} if known else {}
+        learned = [name for name, one in self.model.named_parameters() if one.requires_grad]
+        homes = dict.fromkeys(homes_of(view, learned).values())
+        if known and homes:  # a model without blocks has none that could have a gradient
+            facts["blocks_with_gradient"] = float(sum(row.mean > 0.0 for row in norms.rows))
         total = (fact(name, "gradients", value) for name, value in facts.items())
+        # Of blocks that learn and have no gradient at all, it is zero.
+        read = {(row.stack, row.layer) for row in norms.rows}
+        without = (block_row("gradient_norm", *home, 0.0) for home in homes if known and home not in read)
         lost = lost_to_underflow(self.model)
-        return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *total, *lost)
+        return (*gradient_values(self.model, projections), *_rows(norms, "gradients"), *without, *total, *lost)
 
     def _bad_weights(self, norms: ParameterNorms) -> str:
         """The first parameter that is not finite in the order in which the probe uses them; empty if all are."""

@@ -32,8 +32,8 @@ DASHBOARD = frozenset(
     }
 )
 """What a dashboard gets of the layers, beside the loss and the number of alarms."""
-LAYERS, LAYERS_READ, RANKS_READ = (f"rankscope/status/{name}" for name in ("layers", "layers_read", "ranks_read"))
-"""Names of the scalars with the number of blocks, the fewest blocks that a rank read, and the ranks that read all."""
+LAYERS_READ = "layers_read"
+"""Name of the row of a rank: ``mean`` blocks at which something was read, ``most`` blocks of its model."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class LayerValue:
         metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
             ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe,
             or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch;
-            or ``"layers_read"``, one row per rank: ``mean`` blocks at which at least one metric was read, ``least`` at
-            which all were, ``most`` blocks of its model; the status is ``"ok"`` or says what is missing.
+            or :data:`LAYERS_READ`, one row per rank, whose status is ``"ok"`` or says what is missing.
         site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs, the name of a
             parameter, or the rank.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
@@ -148,11 +147,6 @@ class Reading:
         return one_line(self)
 
     @property
-    def dashboard(self) -> dict[str, float]:
-        """The scalars that trackers and trainers are given: those about the training, not about the monitor."""
-        return {name: value for name, value in self.scalars.items() if name not in (LAYERS, LAYERS_READ, RANKS_READ)}
-
-    @property
     def is_stuck(self) -> bool:
         """Whether the answers were no better than one answer for all inputs for a while, and the loss did not fall."""
         return any(row.metric == "answers_alike" and row.mean >= SOON for row in self.table)
@@ -216,11 +210,6 @@ class Heatmap:
     steps: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
     alarms: tuple[tuple[int, int, str], ...] = field(default=())
-
-    @property
-    def name(self) -> str:
-        """Name for a dashboard, e.g. ``rankscope/relative_residual/layers``."""
-        return scalar_name(self.metric, self.stack, "layers")
 
 
 def scalar_name(metric: str, stack: str | None, what: str) -> str:

@@ -50,9 +50,13 @@ class Record:
         return f"Record{f' {self.name}' if self.name else ''}: {len(self.readings)} readings{alarms}; {last}"
 
     def _repr_html_(self) -> str:
+        from rankscope.monitor.history import History
         from rankscope.monitor.showing import history_html
 
-        return history_html(repr(self), self.readings)
+        history = History()
+        for reading in self.readings:
+            history.take(reading)
+        return history_html(repr(self), history)
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -63,12 +67,6 @@ class Record:
     def notes(self) -> tuple[Alarm, ...]:
         """Everything that was written down and is no alarm, in order."""
         return tuple(note for reading in self.readings for note in reading.notes)
-
-    def curve(self, metric: str, layer: int, stack: str | None = None) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Steps and means of one metric at one layer."""
-        found = [(reading.step, reading.values(metric, stack).get(layer)) for reading in self.readings]
-        points = [(step, value) for step, value in found if value is not None]
-        return tuple(step for step, _ in points), tuple(value for _, value in points)
 
     def table(self) -> pa.Table:
         """One row per step, metric, site and layer."""

@@ -125,16 +125,19 @@ class SameCode:
     def __init__(self) -> None:
         self._before: tuple[PassOperation, ...] = ()
         self._calm, self._step, self._varies = 0, 0, set[int]()
+        self._settings: dict[str, float] = {}
+        self._set: set[str] = set()
         self.digest, self.used = "", frozenset[str]()
 
     def forget(self) -> None:
         """Start over: another model is declared."""
-        self._before = ()
+        self._before, self._settings = (), {}
 
     def take(self, model: nn.Module, batch: Batch, step: int) -> str:
         """The first difference in words, with the step of the reading before; empty if there is none."""
         batch = batch.taken(0, min(SEQUENCES, batch.sequences)) if batch.sequences else batch
         now, before, since = operations_of(model, batch), self._before, self._step
+        was_set = self._settings_changed(model)
         self._before, self._step = now, step
         self.used = frozenset(read for one in now for read in one.reads if isinstance(read, str))
         names = "".join(f"{one.name} {one.reads} {one.given};" for one in now)
@@ -148,7 +151,19 @@ class SameCode:
             is_new, self._calm = False, -(10**9)
         self._calm = 0 if found else self._calm + 1
         self._varies = set() if found else self._varies
-        return f"{found} (step {since})" if is_new else ""
+        return f"{found} (step {since})" if is_new else was_set
+
+    def _settings_changed(self, model: nn.Module) -> str:
+        """Numbers that code has set on modules, as ``dropout.p``; each once, and none that changes from the start."""
+        named = ((f"{name}.{key}", one) for name, module in model.named_modules() for key, one in vars(module).items())
+        now = {name: float(one) for name, one in named if type(one) in (int, float) and "._" not in name}
+        before, self._settings = self._settings, now
+        names = [name for name in now if name not in self._set and before.get(name, now[name]) != now[name]]
+        self._set.update(names)
+        if not names or self._calm < CALM:
+            return ""
+        more = f", and {len(names) - 1} others" if len(names) > 1 else ""
+        return f"{names[0].lstrip('.')} was set to {now[names[0]]:.3g}, and was {before[names[0]]:.3g}{more}"
 
     def _differences(self, before: Sequence[PassOperation], now: Sequence[PassOperation]) -> Iterator[str]:
         """Digests that change in the first looks, as statistics do, are left out from then on."""

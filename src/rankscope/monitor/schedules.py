@@ -1,4 +1,4 @@
-"""When to take a reading: three schedules, each a rule that decides step by step."""
+"""When to take a reading: every so many steps, or within a share of the wall time."""
 
 from __future__ import annotations
 
@@ -6,42 +6,37 @@ import math
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rankscope.errors import InputError
 
-DEFAULT_SHARE = 0.01
 
-
-class Schedule(Protocol):
+class Schedule:
     """Decides which steps are read. Steps are increasing integers, not necessarily consecutive.
 
     Attributes:
         by_clock: the decision depends on the clock, so ranks have to agree on it.
     """
 
-    @property
-    def by_clock(self) -> bool:
-        """Whether two ranks could decide differently."""
-        ...
+    by_clock: ClassVar[bool] = False
+    _last: int | None = None
 
     def wants(self, step: int, now: float) -> bool:
         """Whether ``step``, reached at this time of a monotonic clock, should be read."""
-        ...
+        raise NotImplementedError
 
     def was_read(self, step: int, seconds: float) -> None:
         """Record that ``step`` was read, and how many seconds that took."""
-        ...
+        self._last = step
 
     def notice(self, step: int, name: str, value: float) -> None:
         """Look at the loss or the norm of the gradient of a step, which may be one that is not read."""
-        ...
 
 
 @dataclass
-class Linear:
+class Linear(Schedule):
     """The first step, then every ``every`` steps.
 
     Example:
@@ -52,8 +47,6 @@ class Linear:
     """
 
     every: int
-    by_clock: ClassVar[bool] = False
-    _last: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -62,51 +55,6 @@ class Linear:
     def wants(self, step: int, now: float) -> bool:
         """Whether there is a multiple of ``every`` between the last reading and this step."""
         return self._last is None or step // self.every > self._last // self.every
-
-    def was_read(self, step: int, seconds: float) -> None:
-        """Remember the step."""
-        self._last = step
-
-    def notice(self, step: int, name: str, value: float) -> None:
-        """Nothing: only the steps count."""
-
-
-@dataclass
-class Logarithmic:
-    """The first step, then steps that grow by a factor: densely at the start.
-
-    Example:
-        >>> schedule, read = Logarithmic(factor=2.0), []
-        >>> for step in range(10):
-        ...     if schedule.wants(step, 0.0):
-        ...         read.append(step)
-        ...         schedule.was_read(step, 0.0)
-        >>> read
-        [0, 1, 2, 4, 8]
-    """
-
-    factor: float = 1.2
-    by_clock: ClassVar[bool] = False
-    _last: int | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.factor) and self.factor > 1.0):
-            raise InputError(f"factor={self.factor}: expected a number above 1.")
-
-    def wants(self, step: int, now: float) -> bool:
-        """Whether the step is at least the factor times the last one read, and at least one more."""
-        return self._last is None or step >= max(self._last + 1, math.ceil(self._last * self.factor))
-
-    def was_read(self, step: int, seconds: float) -> None:
-        """Remember the step."""
-        self._last = step
-
-    def notice(self, step: int, name: str, value: float) -> None:
-        """Nothing: only the steps count."""
-
-
-DENSE = 4
-"""Readings per doubling of the steps at the start of a run."""
 
 
 def dense_start(since: int, last: int) -> bool:
@@ -118,7 +66,7 @@ def dense_start(since: int, last: int) -> bool:
         >>> [step for step in range(33) if dense_start(step, step - 1)]
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
     """
-    gap = max(1, 2 ** (since.bit_length() - 1) // DENSE) if since > 0 else 1
+    gap = max(1, 2 ** (since.bit_length() - 1) // 4) if since > 0 else 1
     return since // gap * gap > last
 
 
@@ -164,7 +112,7 @@ def _leaves(kept: Sequence[float], value: float) -> bool:
 
 
 @dataclass
-class WallTime:
+class WallTime(Schedule):
     """Densely at the start and after jumps, else as often as a share of the wall time allows.
 
     - The first steps are read on a grid that gets coarser with the steps (:func:`dense_start`), so that a run of 100
@@ -189,24 +137,22 @@ class WallTime:
         (29, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16])
     """
 
-    share: float = DEFAULT_SHARE
+    share: float = 0.01
     by_clock: ClassVar[bool] = True
-    _spent: float = field(default=0.0, repr=False)
-    _costs: tuple[float, ...] = field(default=(), repr=False)
-    _start: float | None = field(default=None, repr=False)
-    _first: int | None = field(default=None, repr=False)
-    _last: int = field(default=-1, repr=False)
-    _jumps: Jumps = field(default_factory=Jumps, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
             raise InputError(f"share={self.share}: expected a share of wall time between 0 and 1, e.g. 0.01.")
+        self._spent, self._costs = 0.0, deque[float](maxlen=3)
+        self._start: float | None = None
+        self._first = 0
+        self._jumps = Jumps()
 
     def wants(self, step: int, now: float) -> bool:
         """Whether the step belongs to the dense start, follows a jump, or is within the share."""
         if self._start is None:
             self._start = now
-        if self._first is None:
+        if self._last is None:
             return True
         if dense_start(step - self._first, self._last - self._first) or self._jumps.wants(step):
             return True
@@ -214,12 +160,12 @@ class WallTime:
 
     def was_read(self, step: int, seconds: float) -> None:
         """Remember the step, and the cost unless it is the first; the last three are used to predict the next."""
-        self._last = step
-        if self._first is None:
+        if self._last is None:
             self._first = step
-            return
-        self._spent += seconds
-        self._costs = (*self._costs, seconds)[-3:]
+        else:
+            self._spent += seconds
+            self._costs.append(seconds)
+        self._last = step
 
     def notice(self, step: int, name: str, value: float) -> None:
         """Look at the loss or the norm of the gradient of a step."""
@@ -227,21 +173,17 @@ class WallTime:
 
 
 def as_schedule(given: str | int | Schedule) -> Schedule:
-    """``"1%"``, ``"log"``, a whole number of steps, or a schedule.
+    """``"1%"``, a whole number of steps, or a schedule.
 
     Example:
         >>> as_schedule("0.5%")
         WallTime(share=0.005)
     """
-    if isinstance(given, bool):
-        raise InputError(f"schedule={given!r}: expected a share such as '1%', 'log', or a number of steps.")
-    if isinstance(given, int):
-        return Linear(given)
-    if not isinstance(given, str):
+    if isinstance(given, Schedule):
         return given
-    if given in ("log", "logarithmic"):
-        return Logarithmic()
-    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", given.strip())
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Linear(given)
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(given).strip())
     if share is None:
-        raise InputError(f"schedule={given!r}: expected a share such as '1%', 'log', or a number of steps.")
+        raise InputError(f"schedule={given!r}: expected a share such as '1%', or a number of steps.")
     return WallTime(float(share[1]) / 100.0)

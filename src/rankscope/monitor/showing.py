@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
 
 from rankscope.monitor.history import History
-from rankscope.monitor.readings import Heatmap, Reading
+from rankscope.monitor.readings import Heatmap
 
 METRIC = "relative_residual"
-COLUMNS, CELL = 64, 10
+CELL = 10
 LEFT, BELOW = 64, 34
 """Room for the names of blocks and steps."""
 PALE, DARK = (0xBC, 0xD4, 0xE8), (0x08, 0x30, 0x5C)
 
 
-def history_html(line: str, readings: Sequence[Reading]) -> str:
+def history_html(line: str, history: History) -> str:
     """A line of text above the relative residual of every block over the steps, dark where tokens are alike."""
-    history = History(COLUMNS)
-    for reading in readings:
-        history.take(reading)
     maps = [_picture(one) for one in history.heatmaps() if one.metric == METRIC]
     return f"<div><code>{html.escape(line)}</code>{''.join(maps)}</div>"
 

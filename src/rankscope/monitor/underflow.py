@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from rankscope.linalg.to_host import to_host
 from rankscope.models.wrapping import is_distributed
-from rankscope.monitor.parameters import is_readable, tensors_of, values_of
+from rankscope.monitor.parameters import is_readable, sampled, tensors_of
 from rankscope.monitor.readings import LayerValue, fact
 
-_SAMPLED = 1024
-"""Entries of a gradient that are looked at."""
 FEW_ZEROS = 0.2
 """Share of its entries up to which zeros of a gradient are not looked at further."""
 LEAST = 8
@@ -42,7 +40,9 @@ def lost_to_underflow(model: nn.Module) -> Iterator[LayerValue]:
     Matrices whose gradient is zero count if much of the others is lost. **Estimate** from a sample, in this process.
     """
     gradients = [tensor for _, tensor in tensors_of(model, "gradient") if tensor.dim() > 1 and is_readable(tensor)]
-    samples = to_host([_sample(tensor) for tensor in gradients])
+    # A shard of a gradient is as good a sample: the first process tells the others.
+    own = [cast(Any, tensor).to_local() if is_distributed(tensor) else tensor for tensor in gradients]
+    samples = to_host([sampled(tensor) for tensor in own])
     if not samples:
         return
     table = nn.utils.rnn.pad_sequence([sample.double() for sample in samples], batch_first=True)
@@ -102,11 +102,3 @@ def _together(grids: Sequence[_Grid], is_all: bool) -> list[float]:
 def _is_whole(ratio: Tensor | float) -> bool:
     ratios = torch.as_tensor(ratio, dtype=torch.float64)
     return bool(((ratios - ratios.round()).abs() <= WHOLE).all()) and bool((ratios > 0.5).all())
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    # A shard of a gradient is as good a sample: the first process tells the others.
-    local: Any = cast(Any, tensor).to_local() if is_distributed(tensor) else tensor
-    flat: Tensor = values_of(local).flatten()
-    # An odd stride does not stay in one column.
-    return flat[:: max(1, len(flat) // _SAMPLED) | 1][:_SAMPLED]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,9 @@ from rankscope.monitor.probing import MetricsLike, Objective
 from rankscope.monitor.readings import Alarm
 from rankscope.monitor.schedules import Schedule
 from rankscope.monitor.steps import with_hooks
-from rankscope.monitor.watched import PROBE, FirstBatch, GaugeOptions, Watched, checked
+from rankscope.monitor.watched import FirstBatch, Watched
 from rankscope.monitor.why import Why
+from rankscope.verdicts.states import LEAST_INPUTS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,18 +47,21 @@ SCALED = 256.0
 """Factor from which on a power of two is taken to be that of a loss scaler."""
 
 
-class HostOptions(GaugeOptions, total=False):
-    """The options of :func:`watch` with a trainer."""
+class WatchOptions(TypedDict, total=False):
+    """The options of :func:`watch`; ``accelerator`` is for a loop of one's own."""
 
     probe: InputsLike
+    schedule: str | int | Schedule
+    metrics: MetricsLike
+    alarms: Sequence[str] | None
+    actions: Sequence[Action]
+    sinks: Sequence[Sink]
+    record: str | Path | None
+    strict: bool
+    patience: float
     blocks: str | Sequence[str] | None
     stream: Stream | str | None
     silence: Sequence[str]
-
-
-class WatchOptions(HostOptions, total=False):
-    """The options of :func:`watch` in a loop of one's own."""
-
     accelerator: Accelerator | None
 
 
@@ -74,11 +78,11 @@ class Watch(Watched):
         declared: Model,
         optimizers: Sequence[Optimizer],
         probe: InputsLike,
-        options: GaugeOptions,
+        silence: Sequence[str],
+        options: Mapping[str, Any],
     ) -> None:
-        super().__init__(options)
-        self._watched, self._probe = declared, probe
-        self._optimizers = tuple(optimizers)
+        super().__init__(probe, silence, options)
+        self._watched, self._optimizers = declared, tuple(optimizers)
         self._steps = dict.fromkeys(map(id, self._optimizers), 0)
         self._done: set[int] = set()
         self._pending: int | None = None
@@ -89,7 +93,7 @@ class Watch(Watched):
         self._modes: set[bool] = set()
         self._disabled: str | None = None
         self._module = module
-        self._batches = FirstBatch(module, lambda named: self._forward())
+        self._batches: FirstBatch = FirstBatch(module, lambda named: self._forward())
         self._reached, self._returns = False, False
         self._output: Tensor | None = None  # of the first batch, until its loss is known
         self._objective: Objective | None = None
@@ -199,24 +203,27 @@ class Watch(Watched):
 
     def _without_step(self, forwards: int) -> None:
         """Many training forwards and no step: a fault if weights move all the same, or gradients are not finite."""
-        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
         words = ""
         if not all(map(torch.equal, self._before_forwards, self._sample())):
             words = "weights move all the same: another optimizer makes the steps"
-        elif not all(bool(torch.isfinite(one.grad).all()) for one in held if one.grad is not None):
+        elif not all(bool(torch.isfinite(one.grad).all()) for one in self._held if one.grad is not None):
             words = "gradients are NaN or infinite, and no step is made with them: look at the scale of the loss"
         said = f"{forwards} training forwards without a step of the optimizer that is watched"
         LOGGER.warning("%s%s.", said, f"; {words}" if words else "")
         # A later phase of a training may have an optimizer of its own.
-        gauge = self._need_gauge() if words and self.step == 0 else None
-        if gauge is not None:
+        if words and self.step == 0:
+            gauge = self._need_gauge()
             evidence, sentence = {"forwards": float(forwards)}, f"{said}; {words}."
             gauge.alarm(Alarm("still_weights", "raised", 0, None, None, sentence, evidence, "optimizer"))
 
     def _sample(self) -> list[Tensor]:
         """An entry of each parameter that the optimizers hold."""
-        held = [one for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]]
-        return [one.detach().flatten()[:1].clone() for one in held if one.numel() and not is_distributed(one)]
+        return [one.detach().flatten()[:1].clone() for one in self._held if one.numel() and not is_distributed(one)]
+
+    @property
+    def _held(self) -> list[Tensor]:
+        """The parameters that the optimizers hold."""
+        return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def _loss_of(self, module: nn.Module, args: Any, output: Any) -> None:
         """The loss that a model returns, by name or as the only scalar of a tuple, unless the loop passes its own."""
@@ -225,7 +232,7 @@ class Watch(Watched):
         if self._batches.is_paused or module is not self._module:
             return
         if self.gauge is None and self._objective is None and isinstance(output, Tensor) and output.ndim > 1:
-            self._output = output.detach()[:PROBE]
+            self._output = output.detach()[:LEAST_INPUTS]
         if self._told:
             return
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -320,20 +327,22 @@ class Watch(Watched):
         self._read_pending()
         self._most, self._forwards = max(self._most, self._forwards), 0
         gauge, modes = self._need_gauge(), self._batches.take_modes()
-        if gauge is not None:
-            if modes != self._modes and {len(modes), len(self._modes)} == {1}:
-                gauge.switched(self.step, is_training=modes == {True})
-            self._modes = modes or self._modes
-            self._notice(gauge)
-            with self._not_of_the_training():
-                gauge.after_backward(self.step, is_own=has_closure or is_late)
+        if modes != self._modes and {len(modes), len(self._modes)} == {1}:
+            mode = "training" if modes == {True} else "evaluation"
+            gauge.note("mode_switched", self.step, f"the model is trained in {mode} mode from here on", "code")
+        self._modes = modes or self._modes
+        self._notice(gauge)
+        with self._not_of_the_training():
+            gauge.after_backward(self.step, is_own=has_closure or is_late)
 
     def _tell_idle(self) -> None:
         """Once, which optimizers made no step while another one made many."""
         idle = [one for one in self._optimizers if self._steps[id(one)] == 0]
         held = [p for one in idle for group in one.param_groups for p in group["params"] if p.requires_grad]
         if self.gauge is not None and held:
-            self.gauge.idle(self.step, [type(one).__name__ for one in idle], len(held))
+            names = ", ".join(type(one).__name__ for one in idle)
+            words = f"{names} made no step so far, and holds {len(held)} parameters that require gradients"
+            self.gauge.note("no_step", self.step, words, "optimizer", parameters=len(held))
 
     def _end(self, optimizer: Optimizer) -> None:
         if self._pending is None:
@@ -369,45 +378,21 @@ class Watch(Watched):
 
     def _notice(self, gauge: Gauge) -> None:
         """The norm of the gradient, which costs one pass over the gradients."""
-        gradients = [
-            p.grad for one in self._optimizers for g in one.param_groups for p in g["params"] if p.grad is not None
-        ]
+        gradients = [one.grad for one in self._held if one.grad is not None]
         if gradients and not any(one.is_sparse or is_distributed(one) for one in gradients):
             norms = torch._foreach_norm([one.detach() for one in gradients])
             first = norms[0].device
             gauge.notice(self.step, "gradient", torch.stack([norm.to(first).float() for norm in norms]).norm())
 
-    def _need_gauge(self) -> Gauge | None:
-        if self.gauge is None:
-            probe = self._probe if self._probe is not None else self._batches.probe()
-            if probe is None and self._options.get("strict"):
-                raise InputError(self._why_no_probe())
-            inside = self._probe is None and self._batches.module is not self._module
-            own = self._watched
-            part = Model(self._batches.module, blocks=own.blocks, stream=own.declared_stream) if inside else own
-            gauge = self._make(part, probe)
-            if probe is None:
-                LOGGER.warning("No blocks are read. %s", self._why_no_probe())
-                gauge.leave_out_probe(self._why_no_probe())
-            gauge.answers = self._answers
-            # The labels are those of the first batch: the probe has to be of that batch as well.
-            gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
-            gauge.ledger = self._ledger  # its hooks are there already: none can be added inside another one
-            gauge.optimizers = self._optimizers
-        return self.gauge
-
-    def _why_no_probe(self) -> str:
-        name = type(self._watched.model).__name__
-        if self._batches.saw_eval:
-            return (
-                f"{name} was called in eval mode before the first step of the optimizer. Call model.train() before the "
-                "loop; if it is trained in eval mode on purpose, pass probe=."
-            )
-        return (
-            f"{name} was not called with a training batch before the first step of the optimizer. If the loop calls "
-            "one of its methods or parts instead, pass probe=; if it is compiled, pass what torch.compile returned; if "
-            "another model is trained, pass that."
-        )
+    def _need_gauge(self) -> Gauge:
+        if self.gauge is not None:
+            return self.gauge
+        # The hooks of the ledger are there already: none can be added inside another one.
+        gauge = self._make(self._watched, self._optimizers, ledger=self._ledger)
+        gauge.answers = self._answers
+        # The labels are those of the first batch: the probe has to be of that batch as well.
+        gauge.objective = self._objective if self._probe is None and self._batches.parts == 1 else None
+        return gauge
 
     def _guarded(self, act: Callable[[], None]) -> None:
         """Whatever goes wrong in here never ends the run, unless it was asked to."""
@@ -465,7 +450,7 @@ def watch(
 
 
 @overload
-def watch(model: object, optimizer: None = None, **options: Unpack[HostOptions]) -> HostedGauge: ...
+def watch(model: object, optimizer: None = None, **options: Unpack[WatchOptions]) -> HostedGauge: ...
 
 
 def watch(
@@ -497,7 +482,7 @@ def watch(
         optimizer: of the loop, or several; a step that a ``GradScaler`` skips is not counted.
         probe: fixed inputs to measure on, as for :class:`~rankscope.monitor.Gauge`; None for the first eight training
             sequences.
-        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), or a ``Schedule``.
         metrics: names from ``rankscope ls metrics``; None for the cheap default.
         alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"``, ``"raise"``, or functions of an ``Alarm``.
@@ -530,7 +515,7 @@ def watch(
     """
     if isinstance(model, Optimizer):
         raise InputError(f"{type(model).__name__} is not a model, which comes first: watch(model, optimizer).")
-    options: GaugeOptions = {
+    options: dict[str, Any] = {
         "schedule": schedule, "metrics": metrics, "alarms": alarms, "actions": actions,
         "sinks": sinks, "record": record, "strict": strict, "patience": patience,
     }  # fmt: skip
@@ -547,8 +532,7 @@ def watch(
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     declared = model if isinstance(model, Model) else Model(need_module(model, "watch"), blocks=blocks, stream=stream)
     module = declared.model if isinstance(model, Model) else model
-    watched = Watch(module, declared, [hooked(one) for one in optimizers], probe, checked(options))
-    watched.silence(*silence)
+    watched = Watch(module, declared, [hooked(one) for one in optimizers], probe, silence, options)
     if accelerator is not None:
         watched.take_losses_of(accelerator, "backward")
     return watched

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rankscope.errors import InputError
 from rankscope.models.inputs import InputsLike
 from rankscope.models.model import Model
 from rankscope.models.wrapping import unwrapped
-from rankscope.monitor.acting import Action, Actions
+from rankscope.monitor.acting import LOGGER, Actions
+from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.gauge import Gauge
-from rankscope.monitor.outlets import Sink
-from rankscope.monitor.probing import MetricsLike
+from rankscope.monitor.history import History
+from rankscope.monitor.ledger import Ledger
 from rankscope.monitor.readings import Alarm, Reading, layer_scalars
-from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.schedules import as_schedule
 from rankscope.monitor.status import ReadingRequest
-
-PROBE = 8
-"""Sequences of the first training batches that become the probe: as many as comparing inputs needs."""
-MOST_DRAWN = 256
-"""Readings that are kept for the picture in a notebook."""
+from rankscope.verdicts.states import LEAST_INPUTS
 
 
 class FirstBatch:
@@ -68,7 +66,7 @@ class FirstBatch:
             self._look_inside(module)
             return
         self.latest = named
-        if self._count < PROBE:
+        if self._count < LEAST_INPUTS:
             self._gather(named)
         if self._heard is not None:
             self._heard(named)
@@ -96,7 +94,7 @@ class FirstBatch:
         size = _batch_size(named)
         if size is None:
             return
-        wanted = min(size, PROBE - self._count)
+        wanted = min(size, LEAST_INPUTS - self._count)
         part = pytree.tree_map(lambda leaf: _slice(leaf, size, wanted), dict(named))
         if self._parts and _shapes(self._parts[0]) != _shapes(part):
             return
@@ -174,58 +172,77 @@ def _shapes(part: Mapping[str, Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape[1:]) if _is_batched(leaf) else None for leaf in pytree.tree_leaves(part)]
 
 
-class GaugeOptions(TypedDict, total=False):
-    """The options of a :class:`~rankscope.monitor.Gauge` that whatever makes one hands on."""
-
-    schedule: str | int | Schedule
-    metrics: MetricsLike
-    alarms: Sequence[str] | None
-    actions: Sequence[Action]
-    sinks: Sequence[Sink]
-    record: str | Path | None
-    strict: bool
-    patience: float
-
-
-def checked(options: GaugeOptions) -> GaugeOptions:
-    """The same options: invalid ones are reported where they were written, not at the first step."""
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a gauge: invalid ones are reported where they were written, not at the first step."""
     as_schedule(options.get("schedule", "1%"))
     ReadingRequest(options.get("metrics"), options.get("alarms"))
     Actions(options.get("actions", ("log",)), speaks=False)
-    return options
+    return dict(options)
 
 
 class Watched:
     """What a user looks at while a run is watched: readings, alarms, a table, a line.
 
     Args:
+        probe: the inputs of the gauge; None for a slice of the first training batches.
+        silence: names of alarms that are never raised.
         options: of the gauge that is made once a training batch is known.
+
+    Raises:
+        UnknownNameError: there is no such alarm.
     """
 
     gauge: Gauge | None = None
+    _batches: FirstBatch | None = None
 
-    def __init__(self, options: GaugeOptions) -> None:
-        self._options, self._silenced = options, list[str]()
+    def __init__(self, probe: InputsLike, silence: Sequence[str], options: Mapping[str, Any]) -> None:
+        self._probe, self._options = probe, checked(options)
+        self._silenced = [ALARMS[name].name for name in silence]
         self._start_over()
 
     def _start_over(self) -> None:
         self.gauge = None
         self._rows: list[dict[str, float]] = []
-        self._readings: list[Reading] = []
+        self._history = History()
 
-    def _make(self, model: Model, probe: InputsLike, **options: Any) -> Gauge:
+    def _make(
+        self, model: Model, optimizers: Sequence[Optimizer], ledger: Ledger | None = None, **options: Any
+    ) -> Gauge:
         """Make the gauge, with other options in place of some of those that were given."""
-        given: dict[str, Any] = {**self._options, **options}
-        self.gauge = Gauge(model, probe, **given)
+        batches, probe = self._batches, self._probe
+        if probe is None and batches is not None:
+            probe = batches.probe()
+            inside = batches.module is not model.model
+            model = Model(batches.module, blocks=model.blocks, stream=model.declared_stream) if inside else model
+        why = "" if probe is not None else self._why_no_probe(type(model.model).__name__)
+        if why and self._options.get("strict"):
+            raise InputError(why)
+        self.gauge = Gauge(model, probe, **{**self._options, **options})
         self.gauge.silence(*self._silenced)
+        if why:
+            LOGGER.warning("No blocks are read. %s", why)
+            self.gauge.leave_out_probe(why)
+        self.gauge.ledger, self.gauge.optimizers = ledger, tuple(optimizers)
         return self.gauge
+
+    def _why_no_probe(self, name: str) -> str:
+        if self._batches is not None and self._batches.saw_eval:
+            return (
+                f"{name} was called in eval mode before the first step of the optimizer. Call model.train() before the "
+                "loop; if it is trained in eval mode on purpose, pass probe=."
+            )
+        return (
+            f"{name} was not called with a training batch before the first step of the optimizer. If the loop calls "
+            "one of its methods or parts instead, pass probe=, or to a trainer model=; if it is compiled, pass what "
+            "torch.compile returned; if another model is trained, pass that."
+        )
 
     def _keep(self, reading: Reading) -> None:
         single = {row.metric: row.mean for row in reading.table if row.layer is None}
         scalars = {**layer_scalars(reading.table), **reading.scalars}
         named = {name.removeprefix("rankscope/"): value for name, value in scalars.items()}
         self._rows.append({"step": reading.step, **single, **named})
-        self._readings = [*self._readings, reading][-MOST_DRAWN:]
+        self._history.take(reading)
 
     @property
     def should_stop(self) -> bool:
@@ -256,18 +273,6 @@ class Watched:
             return list(self._rows)
         return pd.DataFrame(self._rows).set_index("step") if self._rows else pd.DataFrame()
 
-    @property
-    def postfix(self) -> dict[str, str]:
-        """For a progress bar: ``bar.set_postfix(watch.postfix)``."""
-        if not self._rows:
-            return {"rankscope": "nothing read yet"}
-        last = self._rows[-1]
-        found = {}
-        if "relative_residual/least" in last:
-            found["residual"] = f"{last['relative_residual/least']:.2g}"
-        active = self.gauge.last.active if self.gauge is not None and self.gauge.last is not None else ()
-        return {**found, "alarms": ",".join(active) or "none"}
-
     def __repr__(self) -> str:
         if self.disabled is not None:
             return f"watch: disabled: {self.disabled}"
@@ -276,4 +281,4 @@ class Watched:
     def _repr_html_(self) -> str:
         from rankscope.monitor.showing import history_html
 
-        return history_html(repr(self), self._readings)
+        return history_html(repr(self), self._history)

@@ -30,7 +30,7 @@ FAST, FAST_EARLY = 0.015, 0.05
 """Change of the weights per step, relative to their norm, in two readings, or in three that may be among the first
 steps, with which a learning rate that was set or raised is the cause. In training that works it is about 0.001."""
 RAISED = 4.0
-"""Factor by which a rate is raised at once, to be the cause with a third of that motion."""
+"""Factor by which a rate is raised at once, to be more than a warm-up, and the cause with a third of that motion."""
 _OWN = ("gradients", "weights", "loss", "data")
 _FIRST = ("data", "weights", "structure", "objective", "optimizer", "gradients", "rate")
 

@@ -39,8 +39,8 @@ class AttentionCall:
     Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the arguments of the
     fused kernel, from which the same probabilities follow; of ``flex_attention`` both are known. ``log_sums`` are the
     logarithms of the kernel's sums of exponentials, one per row, if it returned them. ``scores`` is the input of the
-    model's own softmax, with the column of a learned sink if it has one. ``edits`` are the changes that surgery makes
-    to the probabilities afterwards, each a function of them and of the support.
+    model's own softmax, with the column of a learned sink if it has one. ``edit`` is what surgery does to the
+    probabilities afterwards, a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -50,7 +50,7 @@ class AttentionCall:
     mask: Tensor | None = None
     is_causal: bool = False
     scale: float | None = None
-    edits: tuple[Callable[[Tensor, Tensor | None], Tensor], ...] = ()
+    edit: Callable[[Tensor, Tensor | None], Tensor] | None = None
     log_sums: Tensor | None = None
     scores: Tensor | None = None
 
@@ -120,9 +120,7 @@ class AttentionCall:
     def probs(self) -> Tensor:
         """Attention probabilities, ``batch heads query key``; zero in the row of a query that sees no key."""
         probs = self._probs_before_edits()
-        for edit in self.edits:
-            probs = edit(probs, self.support())
-        return probs
+        return probs if self.edit is None else self.edit(probs, self.support())
 
     def _probs_before_edits(self) -> Tensor:
         """Computed a few sequences at a time on a CPU, where memory for all of them costs more than the work."""

@@ -12,7 +12,7 @@ queries and keys alone, which saves one walk over all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,16 +23,10 @@ from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.pass_graph.ir import Graph
 from rankscope.pass_graph.record import GraphRecorder
-from rankscope.stream.attention_calls import (
-    AttentionCall,
-    from_flex,
-    from_sdpa,
-    from_softmax,
-    listening,
-    sdpa_arguments,
-)
+from rankscope.stream.attention_calls import AttentionCall, sdpa_arguments
+from rankscope.stream.block_call import ActiveBlock
 from rankscope.stream.branch_inputs import BranchInputs
-from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, observing, unseen
+from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, StreamMode, unseen
 from rankscope.stream.operators import SOFTMAXES
 from rankscope.stream.recurrent_states import RecurrentStates
 from rankscope.stream.routers import TOP_K, MixtureOfExperts, RouterWatch, mixtures_in
@@ -79,36 +73,166 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
     Raises:
         SiteError: a block or a skip add does not occur as it did when the model was probed.
     """
-    with Tracer(view, selection, observe).active():
+    with StreamMode(view, Tracer(selection, observe)).active():
         yield
 
 
-class Tracer(SiteMode):
-    """Shows the selected sites to an observer."""
+class Tracer(Handler):
+    """Shows the selected sites to an observer.
 
-    def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
-        super().__init__(view, selection)
+    Tensors are shown as ``batch tokens dim``, at sites of several streams as ``batch tokens streams dim``.
+
+    Args:
+        selection: the sites to show.
+        observe: receives what they show.
+    """
+
+    def __init__(self, selection: SiteSelection, observe: Observer) -> None:
+        self._selection = selection
         self._observe = observe
         self._routers: list[RouterWatch] = []
         self._room: Tensor | None = None
         self._inputs: BranchInputs | None = None
-        self._following = ExitStack()
         self._states: RecurrentStates | None = None
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs)
-        # The innermost mixture is the one that runs: its softmax and top-k tell which experts a token is sent to.
-        if self._routers and (func in TOP_K or func in SOFTMAXES):
+    @property
+    def reads_attention(self) -> bool:
+        """Whether attention was selected."""
+        return self._selection.wants_attention
+
+    def show(self, ref: SiteRef, x: Observed) -> None:
+        """Pass what a site shows on to the observer."""
+        with unseen():
+            self._observe(ref, x)
+
+    def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if ref in self._selection:
+            self.show(ref, call.canonical(x))
+
+    def _show_streams(self, call: ActiveBlock, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if call.stack.stream.has_streams and ref in self._selection:
+            self.show(ref, call.apart(x))
+
+    # The stream, from block to block and from sum to sum.
+
+    def enter(self, call: ActiveBlock, entry: Tensor) -> None:
+        """Show the stream as it enters a block; keep a copy if its change is wanted."""
+        if call.stack.stream.takes != "stream":
+            return
+        self._show(call, "block.in", entry)
+        self._show_streams(call, "streams.in", entry)
+        if call.ref("block.update") in self._selection:
+            # A copy, because a model may add its branches to this tensor in place; fresh memory would cost more.
             with unseen():
-                self._routers[-1].see_call(func, args, kwargs or {}, out)
+                stream = call.canonical(entry).detach()
+                if self._room is None or self._room.shape != stream.shape or self._room.dtype != stream.dtype:
+                    self._room = torch.empty_like(stream)
+                call.entered = self._room.copy_(stream)
+        if self._selection.wants("mlp.branch"):
+            if self._inputs is None:
+                self._inputs = self.mode.during_call.enter_context(BranchInputs())
+                self.mode.during_call.callback(setattr, self, "_inputs", None)
+            self._inputs.begin(entry)
+
+    def next_block(self, call: ActiveBlock, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
+        self._show_out(call, stream)
+
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        """Show stream and branch, before an add in place overwrites one of them."""
+        if label is not None and (ref := call.ref(f"{label}.update")) in self._selection:
+            self.show(ref, (call.canonical(stream), call.canonical(branch)))
+        if label == "mlp" and self._inputs is not None and (ref := call.ref("mlp.branch")) in self._selection:
+            read = self._inputs.read_by(branch, stream)
+            if isinstance(read, Tensor):
+                self.show(ref, (call.canonical(read), call.canonical(branch)))
+            else:
+                self.show(ref, Unreadable(f"the input of the MLP cannot be told, because {read}"))
+        if label is not None:
+            self._show(call, f"{label}.out", branch)
+        total: Tensor = perform()
+        return total
+
+    def added(self, call: ActiveBlock, label: Label | None, total: Tensor) -> None:
+        """Show the sum."""
+        if label is not None:
+            self._show(call, f"{label}.sum", total)
+        # The branch of a parallel block that is added next was made from the stream before this sum.
+        if self._inputs is not None and not call.is_joined:
+            self._inputs.begin(total)
+
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
+        """Show the stream as it leaves a block, and the state of a recurrent one."""
+        self._show_out(call, left if call.last_sum is None else call.last_sum)
+        if call.last_sum is not None:
+            self._show(call, "final", left)
+        ref = call.ref("attention.state")
+        if self._states is not None and ref in self._selection:
+            state = self._states.refused or self._states.after(module, call.batch_and_tokens()[0])
+            if state is not None:
+                self.show(ref, Unreadable(state) if isinstance(state, str) else state)
+
+    def _show_out(self, call: ActiveBlock, left: Tensor) -> None:
+        """Show the stream after a block, and how the block has changed it."""
+        self._show(call, "block.out", left)
+        self._show_streams(call, "streams.out", left)
+        if call.entered is not None:
+            with unseen():
+                before, after = call.entered, call.canonical(left).detach()
+            call.entered = None
+            self.show(call.ref("block.update"), (before, after))
+
+    def final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+        """Show the stream after the final norm."""
+        ref = SiteRef(stack.name, stack.depth - 1, "final")
+        if ref in self._selection:
+            self.show(ref, stack.stream.canonical(out, sequences_in_pass()))
         return out
 
-    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+    def end_pass(self, *, is_complete: bool) -> None:
+        """Keep nothing of a pass."""
+        self._room = None
+        self._states = None
+
+    # Attention.
+
+    def attention(self, place: AttentionPlace) -> Any:
+        """Show attention, and its output."""
+        site = place.ref.site.removesuffix("probs")
+        asked = [ref for end in ATTENTION_ENDS if (ref := replace(place.ref, site=site + end)) in self._selection]
+        watch: AbstractContextManager[GraphRecorder | None] = nullcontext()
+        if place.kind == "fused" and place.ref in self._selection:
+            named = sdpa_arguments(place.args, place.kwargs)
+            watch = watching_kernel(named["query"], named["key"])
+        with watch as told:
+            out, seen = place.run_and_read(
+                reads=bool(asked), log_sums=lambda: None if told is None else log_sums_in(told.graph)
+            )
+        if seen is not None:
+            for ref in asked:
+                self.show(ref, seen)
+        # The output of a softmax is the probabilities themselves.
+        mixed = replace(place.ref, site=f"{site}mixed")
+        if place.kind != "softmax" and mixed in self._selection:
+            self.show(mixed, out[0] if place.kind == "flex" else out)
+        return out
+
+    # Mixtures of experts, and the states of recurrent blocks.
+
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Show a softmax or a top-k to the innermost mixture, which is the one that runs."""
+        out = super().call(func, args, kwargs)
+        if self._routers and (func in TOP_K or func in SOFTMAXES):
+            with unseen():
+                self._routers[-1].see_call(func, args, kwargs, out)
+        return out
+
+    def hooks(self, modules: Mapping[str, nn.Module]) -> Hooks:
+        """Ask for the states of recurrent blocks."""
         if self._selection.wants("attention.state"):
-            yield self.view.model.register_forward_pre_hook(self._ask_for_states, with_kwargs=True)
-        yield from super()._hooks(modules)
+            yield self.mode.view.model.register_forward_pre_hook(self._ask_for_states, with_kwargs=True)
 
     def _ask_for_states(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -116,11 +240,9 @@ class Tracer(SiteMode):
         self._states = RecurrentStates(module, kwargs)
         return args, {**kwargs, **self._states.arguments}
 
-    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield from super()._inner_hooks(block)
-        if not self._selection.wants("mlp.router"):
-            return
-        mixtures = mixtures_in(block)
+    def hooks_in(self, block: nn.Module) -> Hooks:
+        """Watch the mixtures of experts in a block."""
+        mixtures = mixtures_in(block) if self._selection.wants("mlp.router") else []
         for mixture in mixtures:
             owner = block.get_submodule(mixture.owner)
             yield owner.register_forward_pre_hook(self._enter_mixture(mixture))
@@ -130,7 +252,7 @@ class Tracer(SiteMode):
 
     def _enter_mixture(self, mixture: MixtureOfExperts) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            batch, tokens = (0, 0) if self._open is None else self._open.batch_and_tokens()
+            batch, tokens = (0, 0) if self.mode.open is None else self.mode.open.batch_and_tokens()
             self._routers.append(RouterWatch(mixture, batch * tokens))
 
         return hook
@@ -141,7 +263,7 @@ class Tracer(SiteMode):
 
     def _leave_mixture(self, *, alone: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            watch, call = self._routers.pop(), self._open
+            watch, call = self._routers.pop(), self.mode.open
             if call is None or output is None or (ref := call.ref("mlp.router")) not in self._selection:
                 return
             with unseen():
@@ -155,145 +277,3 @@ class Tracer(SiteMode):
             self.show(ref, canonical)
 
         return hook
-
-    def reads_attention(self) -> bool:
-        """Whether attention was selected."""
-        return self._selection.wants_attention
-
-    def show(self, ref: SiteRef, x: Observed) -> None:
-        """Pass what a site shows on to the observer."""
-        with unseen():
-            self._observe(ref, x)
-
-    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Show fused attention, and its output."""
-        named = sdpa_arguments(args, kwargs)
-        shown = ref in self._selection
-        watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
-        with listening() as heard, watch as told:
-            out = perform(*args, **kwargs)
-        seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else log_sums_in(told.graph))
-        if seen is not None:
-            for site in self._asked(ref):
-                self.show(site, seen)
-        mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
-        if mixed in self._selection:
-            self.show(mixed, out)
-        return out
-
-    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Show ``flex_attention``, and its output."""
-        out = perform(*args, **kwargs)
-        mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
-        if asked := self._asked(ref):
-            with observing():  # the operator needs function modes of its own, so that it cannot run unseen
-                seen = from_flex(perform, args, kwargs)
-            for site in asked:
-                self.show(site, seen)
-        if mixed in self._selection:
-            self.show(mixed, out[0])
-        return out
-
-    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Show attention at its softmax."""
-        out = perform(*args, **kwargs)
-        assert self._open is not None
-        seen = from_softmax(out, self._open.batch_and_tokens()[1], args[0])
-        for site in self._asked(ref):
-            self.show(site, seen)
-        return out
-
-    def _asked(self, ref: SiteRef) -> list[SiteRef]:
-        """The selected sites that show this attention call; ``ref`` is that of its probabilities."""
-        sites = (replace(ref, site=ref.site.replace(".probs", f".{end}")) for end in ATTENTION_ENDS)
-        return [site for site in sites if site in self._selection]
-
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Show the stream as it enters a block; keep a copy if its change is wanted."""
-        super().on_enter(call, entry)
-        if call.ref("block.update") in self._selection and call.stack.stream.takes == "stream":
-            # A copy, because a model may add its branches to this tensor in place; fresh memory would cost more.
-            with unseen():
-                stream = call.canonical(entry).detach()
-                if self._room is None or self._room.shape != stream.shape or self._room.dtype != stream.dtype:
-                    self._room = torch.empty_like(stream)
-                call.entered = self._room.copy_(stream)
-        if self._selection.wants("mlp.branch") and call.stack.stream.takes == "stream":
-            if self._inputs is None:
-                self._inputs = BranchInputs()
-                self._following.enter_context(self._inputs)
-            self._inputs.begin(entry)
-
-    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
-        """Show the stream between two blocks of one call."""
-        super().on_next_block(call, stream)
-        self._show_change(call, stream)
-
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
-        """Show stream and branch, before an add in place overwrites one of them."""
-        if label is not None and (ref := call.ref(f"{label}.update")) in self._selection:
-            self.show(ref, (call.canonical(stream), call.canonical(branch)))
-        if label == "mlp" and self._inputs is not None and (ref := call.ref("mlp.branch")) in self._selection:
-            read = self._inputs.read_by(branch, stream)
-            if isinstance(read, Tensor):
-                self.show(ref, (call.canonical(read), call.canonical(branch)))
-            else:
-                self.show(ref, Unreadable(f"the input of the MLP cannot be told, because {read}"))
-        return super().on_add(call, label, stream, branch, perform)
-
-    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
-        out = super()._summed(call, total, target)
-        # The branch of a parallel block that is added next was made from the stream before this sum.
-        if self._inputs is not None and not call.is_joined:
-            self._inputs.begin(out)
-        return out
-
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._inputs is not None:
-            self._following.close()
-            self._inputs = None
-        call = self._open
-        super()._leave(module, args, output)
-        if call is not None and output is not None and self._states is not None:
-            self._show_state(call, module, self._states)
-
-    def _show_state(self, call: ActiveBlock, block: nn.Module, states: RecurrentStates) -> None:
-        ref = call.ref("attention.state")
-        if ref not in self._selection:
-            return
-        state = states.refused or states.after(block, call.batch_and_tokens()[0])
-        if isinstance(state, str):
-            self.show(ref, Unreadable(state))
-        elif state is not None:
-            self.show(ref, state)
-
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
-        """Show the stream as it leaves a block."""
-        left = out if call.last_sum is None else call.last_sum
-        self._show(call, "block.out", left)
-        self._show_streams(call, "streams.out", left)
-        self._show_change(call, left)
-        if call.last_sum is not None:
-            self._show(call, "final", out)
-
-    def _end_pass(self, output: Any) -> None:
-        self._room = None
-        self._states = None
-        super()._end_pass(output)
-
-    def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
-        if call.entered is None:
-            return
-        with unseen():
-            before, after = call.entered, call.canonical(left).detach()
-        call.entered = None
-        self.show(call.ref("block.update"), (before, after))
-
-    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
-        """Show the stream after the final norm."""
-        ref = SiteRef(stack.name, stack.depth - 1, "final")
-        if ref in self._selection:
-            self.show(ref, stack.stream.canonical(out, sequences_in_pass()))
-        return out

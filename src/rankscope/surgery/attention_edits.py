@@ -6,9 +6,10 @@ output: with U the uniform matrix on the visible keys, U V is the same kernel wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from rankscope.masks import Mask
 from rankscope.models.loading.devices import random_state, set_random_state
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import Perform
+from rankscope.surgery.graft import Graft, Mixture, Number, ScoreMap, Spot
 from rankscope.surgery.operation import Operation
 
 
@@ -117,7 +119,7 @@ def _own_visibility(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
 
 def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Operation]) -> AttentionCall:
     """Scores, including a bias, divided by the temperature; hidden keys stay hidden."""
-    temperature = _temperature(operations)
+    temperature = math.prod(operation.temperature for operation in operations)
     assert call.query is not None
     # Dividing the scale divides query times key; a bias is added afterwards and has to be divided separately.
     if temperature != 1.0:
@@ -144,16 +146,9 @@ def before_softmax(scores: Tensor, tokens: int, operations: Sequence[Operation],
         scores = torch.zeros_like(scores)
     else:
         _refuse_revealing(own, visible, "Its own mask is already inside its scores where surgery meets them.")
-        scores = scores / _temperature(operations)
+        scores = scores / math.prod(operation.temperature for operation in operations)
     visible = F.pad(visible, (0, sinks), value=True)
     return scores.masked_fill(~visible, -torch.inf), visible
-
-
-def _temperature(operations: Sequence[Operation]) -> float:
-    product = 1.0
-    for operation in operations:
-        product *= operation.temperature
-    return product
 
 
 def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> None:
@@ -165,24 +160,129 @@ def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> N
     )
 
 
-def edit_probs(probs: Tensor, support: Tensor | None, operation: Operation) -> Tensor:
-    """P after centring, scaling and removal of heads."""
-    if operation.attention == "centred" or operation.attention_scale != 1.0:
-        probs = _recentred(probs, uniform_on(support, probs), operation)
-    return probs * head_gains(operation, probs) if operation.heads else probs
+def mapped_scores(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> AttentionCall:
+    """A fused call with the queries, keys and scale of every graft that changes them, in order.
+
+    Args:
+        own: the model's own call.
+        call: the call after the operations.
+        at: the block.
+        grafts: those that change them.
+    """
+    if not grafts:
+        return call
+    assert own.query is not None
+    assert call.query is not None
+    assert call.key is not None
+    scale = own.query.shape[-1] ** -0.5 if own.scale is None else own.scale
+    # A graft may replace the model's own scale; a temperature, which operations put there too, must survive that.
+    cooled = 1.0 if call.scale == own.scale else (call.scale or scale) / scale
+    scores = ScoreMap(call.query, call.key, scale)
+    for graft in grafts:
+        scores = graft.scores(at, scores)
+    return replace(call, query=scores.query, key=scores.key, scale=scores.scale * cooled)
 
 
-def edit_output(out: Tensor, uniform: Tensor | None, operation: Operation) -> Tensor:
-    """The edits of :func:`edit_probs`, applied to P V instead of P; ``uniform`` is U V if needed."""
-    if uniform is not None:
-        out = _recentred(out, uniform, operation)
-    return out * head_gains(operation, out) if operation.heads else out
+def joint_mixture(operations: Sequence[Operation], grafts: Sequence[Mixture], like: Tensor) -> Mixture | None:
+    """What becomes of P after the softmax: the operations first, then the grafts; None if nothing does.
+
+    The scales of several operations multiply, and one centring is enough. A scale s of AttnScale makes of P
+    ``U + s (P - U)``, and of centred attention ``s (P - U)``.
+
+    Args:
+        operations: on this attention.
+        grafts: their mixtures, in order.
+        like: a tensor ``batch heads ...``.
+    """
+    steps = [*grafts]
+    removed = frozenset[int]().union(*(operation.heads for operation in operations))
+    if removed:
+        heads = range(like.shape[1])
+        beyond = sorted(removed.difference(heads))
+        if beyond:
+            raise UnsupportedOperationError(f"heads={beyond}: the block has heads 0 to {heads[-1]}.")
+        kept = [float(head not in removed) for head in heads]
+        steps.insert(0, Mixture(own=torch.tensor(kept, dtype=like.dtype, device=like.device)[:, None, None]))
+    scale = math.prod(operation.attention_scale for operation in operations)
+    if any(operation.attention == "centred" for operation in operations):
+        steps.insert(0, Mixture(own=scale, uniform=-scale))
+    elif scale != 1.0:
+        steps.insert(0, Mixture(own=scale, uniform=1.0 - scale))
+    return reduce(lambda earlier, later: later.after(earlier), steps) if steps else None
 
 
-def _recentred(own: Tensor, uniform: Tensor, operation: Operation) -> Tensor:
-    # "centred": s (P - U). Otherwise AttnScale: U + s (P - U).
-    scaled = operation.attention_scale * (own - uniform)
-    return scaled if operation.attention == "centred" else uniform + scaled
+def mixed_probs(probs: Tensor, support: Tensor | None, mixture: Mixture) -> Tensor:
+    """The mixture applied to probabilities ``batch heads query key``."""
+    mixed = _times(mixture.own, probs)
+    if _counts(mixture.uniform):
+        mixed = mixed + _times(mixture.uniform, uniform_on(support, probs))
+    if _counts(mixture.identity):
+        _check_square(probs.shape[-2], probs.shape[-1])
+        mixed = mixed + _times(mixture.identity, torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device))
+    return mixed
+
+
+def run_mixed(call: AttentionCall, own: Mapping[str, Any], perform: Perform, mixture: Mixture | None) -> Tensor:
+    """The kernel's output for ``call``, as if the mixture had been made of its probabilities.
+
+    Dropout loses the same entries of P and of the uniform matrix, as it does in the mixture, and none of the identity.
+
+    Args:
+        call: query, key, value, mask and scale.
+        own: the model's own arguments, used for dropout and grouping of heads.
+        perform: the kernel.
+        mixture: what to make of P; None for P itself.
+    """
+    assert call.value is not None
+    device, has_uniform = call.value.device, mixture is not None and _counts(mixture.uniform)
+    state = random_state(device) if has_uniform and own.get("dropout_p", 0.0) > 0 else None
+    out = run_kernel(call, own, perform)
+    if mixture is None:
+        return out
+    mixed = _times(mixture.own, out)
+    if has_uniform:
+        if state is not None:
+            set_random_state(device, state)
+        mixed = mixed + _times(mixture.uniform, _uniform_output(call, own, perform, out, drops=state is not None))
+    if _counts(mixture.identity):
+        _check_square(*call.lengths)
+        mixed = mixed + _times(mixture.identity, for_each_head(call.value, out.shape[1]))
+    return mixed
+
+
+def _uniform_output(
+    call: AttentionCall, own: Mapping[str, Any], perform: Perform, out: Tensor, *, drops: bool
+) -> Tensor:
+    """``U V``; ``out`` is the output for P, whose shape it has."""
+    assert call.value is not None
+    # If every key is visible it is the same for all queries, and needs no second kernel. Other tensor types, such as
+    # those of exact arithmetic, support the kernel but not its replacement.
+    if not drops and call.mask is None and not call.is_causal and type(call.value) is Tensor:
+        return for_each_head(call.value.mean(dim=-2, keepdim=True), out.shape[-3]).expand_as(out)
+    return run_kernel(before_kernel(replace(call, edit=None), call.lengths[0], [UNIFORM]), own, perform)
+
+
+def for_each_head(value: Tensor, heads: int) -> Tensor:
+    """Values with one entry per query head, if several heads share a group."""
+    return value if value.shape[1] == heads else value.repeat_interleave(heads // value.shape[1], dim=1)
+
+
+def _times(number: Number, x: Tensor) -> Tensor:
+    if isinstance(number, Tensor):
+        return x * number.to(x.dtype).to(x.device)
+    return x if number == 1.0 else x * number
+
+
+def _counts(number: Number) -> bool:
+    return isinstance(number, Tensor) or number != 0.0
+
+
+def _check_square(queries: int, keys: int) -> None:
+    if queries != keys:
+        raise UnsupportedOperationError(
+            f"An identity in attention pairs each token with itself, and here are {queries} queries and {keys} keys. "
+            "Run whole sequences, without cached keys, prefixes or pooled keys."
+        )
 
 
 def uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
@@ -191,59 +291,6 @@ def uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
         return torch.full_like(like, 1.0 / like.shape[-1])
     seen = support.expand(like.shape).to(like.dtype)
     return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1.0)
-
-
-def head_gains(operation: Operation, like: Tensor) -> Tensor:
-    """One factor per head, zero for removed heads."""
-    beyond = sorted(head for head in operation.heads if head not in range(like.shape[1]))
-    if beyond:
-        raise UnsupportedOperationError(f"heads={beyond}: the block has heads 0 to {like.shape[1] - 1}.")
-    gains = torch.ones(like.shape[1], dtype=like.dtype, device=like.device)
-    gains[sorted(operation.heads)] = 0.0
-    return gains[:, None, None]
-
-
-def needs_uniform(operation: Operation) -> bool:
-    """Whether the uniform matrix is needed after the softmax."""
-    return operation.attention == "centred" or operation.attention_scale != 1.0
-
-
-def edits_probs(operation: Operation) -> bool:
-    """Whether anything is edited after the softmax."""
-    return needs_uniform(operation) or bool(operation.heads)
-
-
-def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, after: Operation) -> Tensor:
-    """The kernel's output for ``call``, edited as if its probabilities had been.
-
-    Args:
-        call: query, key, value, mask and scale.
-        own: the model's own arguments, used for dropout and grouping of heads.
-        perform: the kernel.
-        after: the edits after the softmax.
-    """
-    if not needs_uniform(after):
-        return edit_output(run_kernel(call, own, perform), None, after)
-    dropout = own.get("dropout_p", 0.0) > 0
-    # Other tensor types, such as those of exact arithmetic, support the kernel but not its replacement.
-    if not dropout and call.mask is None and not call.is_causal and type(call.value) is Tensor:
-        out = run_kernel(call, own, perform)
-        return edit_output(out, _mean_of_values(call, out), after)
-    flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
-    assert call.value is not None
-    device = call.value.device
-    state = random_state(device) if dropout else None
-    out = run_kernel(call, own, perform)
-    if state is not None:
-        set_random_state(device, state)  # same dropout mask for P and U, as for P - U
-    return edit_output(out, run_kernel(flat, own, perform), after)
-
-
-def _mean_of_values(call: AttentionCall, out: Tensor) -> Tensor:
-    """The output of uniform attention if every key is visible: the same for all queries, without a second kernel."""
-    assert call.value is not None
-    mean = call.value.mean(dim=-2, keepdim=True)
-    return mean.repeat_interleave(out.shape[-3] // mean.shape[-3], dim=-3).expand_as(out)
 
 
 def run_kernel(call: AttentionCall, own: Mapping[str, Any], perform: Perform) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from rankscope.surgery.graft import (
     ScoreMap,
     Spot,
 )
-from rankscope.surgery.mode import normed
+from rankscope.surgery.surgeon import normed
 
 Rule = Callable[[Mapping[str, Number]], Mixture]
 
@@ -33,6 +33,7 @@ class AttentionMixing(Graft):
         learnable: make them parameters, one per block and name.
     """
 
+    name: ClassVar[str] = "attention mixing"
     touches: ClassVar[frozenset[Place]] = frozenset({"probs"})
 
     def __init__(self, view: ModelView, start: Mapping[str, float], rule: Rule, *, learnable: bool = False) -> None:
@@ -43,10 +44,6 @@ class AttentionMixing(Graft):
     def mixture(self, at: Spot) -> Mixture:
         """The mixture of one block."""
         return self._rule({name: self.gains.at(at, name) for name in self._names})
-
-    def describe(self) -> dict[str, Any]:
-        """The values, in plain JSON types."""
-        return {"graft": "attention mixing", **self.gains.describe()}
 
 
 class QueryKeyNorm(Graft):
@@ -61,6 +58,7 @@ class QueryKeyNorm(Graft):
         learnable: make it a parameter, one per block.
     """
 
+    name: ClassVar[str] = "query-key norm"
     touches: ClassVar[frozenset[Place]] = frozenset({"queries"})
 
     def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
@@ -72,10 +70,6 @@ class QueryKeyNorm(Graft):
         query, key = (normed(x, x, "scale") for x in (own.query, own.key))
         return ScoreMap(self.gains.at(at, "gain") * query, key, query.shape[-1] ** 0.5)
 
-    def describe(self) -> dict[str, Any]:
-        """The gain."""
-        return {"graft": "query-key norm", **self.gains.describe()}
-
 
 class ValueAnchor(Graft):
     r"""Attention returns :math:`PV + \lambda(V_1 - V)`, with :math:`V_1` the values of the first block of its stack.
@@ -86,6 +80,7 @@ class ValueAnchor(Graft):
         learnable: make it a parameter, one per block.
     """
 
+    name: ClassVar[str] = "value anchor"
     touches: ClassVar[frozenset[Place]] = frozenset({"values"})
 
     def __init__(self, view: ModelView, pull: float, *, learnable: bool = False) -> None:
@@ -123,7 +118,3 @@ class ValueAnchor(Graft):
                 f"{tuple(first.shape)}: they cannot be mixed."
             )
         return first
-
-    def describe(self) -> dict[str, Any]:
-        """The pull."""
-        return {"graft": "value anchor", **self.gains.describe()}

@@ -29,6 +29,7 @@ class BranchGains(Graft):
         learnable: make the factors on branches parameters, one per block.
     """
 
+    name: ClassVar[str] = "branch gains"
     touches: ClassVar[frozenset[Place]] = frozenset({"adds"})
 
     def __init__(
@@ -53,8 +54,7 @@ class BranchGains(Graft):
 
     def describe(self) -> dict[str, Any]:
         """The factors."""
-        stream = "by block" if callable(self.stream) else self.stream
-        return {"graft": "branch gains", "stream": stream, **self.gains.describe()}
+        return {**super().describe(), "stream": "by block" if callable(self.stream) else self.stream}
 
 
 class MlpWeightGains(Graft):
@@ -115,6 +115,7 @@ class PreNorming(Graft):
     block is kept, as the final norm of a pre-norm stack.
     """
 
+    name: ClassVar[str] = "pre-norm"
     touches: ClassVar[frozenset[Place]] = frozenset({"norms", "reads"})
     norms_last_axis: ClassVar[bool] = True
 
@@ -125,7 +126,3 @@ class PreNorming(Graft):
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
         """The sum itself, or its norm after the last block."""
         return out if is_last and at.layer == at.depth - 1 else x.clone()
-
-    def describe(self) -> dict[str, Any]:
-        """The graft in plain JSON types."""
-        return {"graft": "pre-norm"}

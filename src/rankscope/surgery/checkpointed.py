@@ -16,8 +16,8 @@ from torch.autograd.function import FunctionCtx
 from torch.utils import checkpoint
 
 from rankscope.errors import UnsupportedOperationError
+from rankscope.stream.block_call import ActiveBlock, SavingHooks, saving_hooks
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.mode import ActiveBlock, SavingHooks, saving_hooks
 
 
 class BackwardWatch:

@@ -7,7 +7,7 @@ in ``touches`` and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -78,14 +78,16 @@ class ScoreMap:
 
 
 class Graft(nn.Module):
-    """Base of all grafts. A subclass names its places in ``touches`` and overrides their methods.
+    """Base of all grafts. A subclass has a name, names its places in ``touches`` and overrides their methods.
 
     Axes are ``batch heads query key`` at attention, whatever the model's own order; at reads and adds they are the
     model's own, so a graft that norms channels there declares ``norms_last_axis``.
     """
 
+    name: ClassVar[str] = ""
     touches: ClassVar[frozenset[Place]] = frozenset()
     norms_last_axis: ClassVar[bool] = False
+    gains: BlockGains
 
     def reset(self) -> None:
         """Forget the state of a pass; called when a forward pass begins or has ended."""
@@ -123,8 +125,14 @@ class Graft(nn.Module):
         return out
 
     def describe(self) -> dict[str, Any]:
-        """The graft in plain JSON types."""
-        return {"graft": type(self).__name__}
+        """The graft in plain JSON types, with the values of its gains."""
+        gains = self.gains.describe() if "gains" in self._modules else {}
+        return {"graft": self.name or type(self).__name__, **gains}
+
+
+def at_place(grafts: Sequence[Graft], place: Place) -> list[Graft]:
+    """The grafts that touch a place, in order."""
+    return [graft for graft in grafts if place in graft.touches]
 
 
 class BlockGains(nn.Module):

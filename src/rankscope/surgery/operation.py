@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, SupportsIndex, get_args
@@ -100,16 +100,6 @@ class Operation:
         if self.layers is not None:
             changed["layers"] = sorted(self.layers)
         return changed if self.stack is None else changed | {"stack": self.stack}
-
-
-def joint_edit(operations: Sequence[Operation]) -> Operation:
-    """The edits of several operations after the softmax, combined: factors multiply, and one centring is enough."""
-    centred = any(operation.attention == "centred" for operation in operations)
-    return Operation(
-        attention="centred" if centred else "keep",
-        attention_scale=math.prod(operation.attention_scale for operation in operations),
-        heads=frozenset().union(*(operation.heads for operation in operations)),
-    )
 
 
 def number_set(numbers: SupportsIndex | Collection[SupportsIndex]) -> frozenset[int]:

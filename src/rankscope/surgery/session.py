@@ -16,10 +16,11 @@ from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.models.wrapping import uncompiled, unwrapped
+from rankscope.stream.mode import StreamMode
 from rankscope.stream.viewing import known_view, view_of, with_proven_cuts
 from rankscope.surgery.graft import Graft
-from rankscope.surgery.mode import SurgeryMode
 from rankscope.surgery.operation import Operation
+from rankscope.surgery.surgeon import Surgeon
 
 
 @dataclass
@@ -55,7 +56,8 @@ def session_on(
     with ExitStack() as stack:
         # Compiled code would run without the surgery, or be compiled again with it.
         stack.enter_context(uncompiled(model))
-        stack.enter_context(SurgeryMode(session.view, session.operations, session.grafts).active())
+        surgeon = Surgeon(session.view, session.operations, session.grafts)
+        stack.enter_context(StreamMode(session.view, surgeon).active())
         _SESSIONS[model] = session
         stack.callback(_SESSIONS.pop, model, None)
         yield session

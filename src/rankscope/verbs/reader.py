@@ -282,9 +282,9 @@ class SiteReader:
             (self._read_scores if side == "scores" else self._read_queries)(ref, specs, call)
             return
         # Probabilities that the model computes itself, or that surgery edits, are there as a whole.
-        possible = call.weights is None and not call.edits
+        possible = call.weights is None and call.edit is None
         if self._attention == "blockwise" and not possible:
-            why = "surgery edits its probabilities" if call.edits else "it computes all probabilities itself"
+            why = "surgery edits its probabilities" if call.edit is not None else "it computes all probabilities itself"
             raise InputError(
                 f"attention_algorithm='blockwise' needs the queries and keys of a fused kernel, but here {why}. Load "
                 "the model with attn_implementation='sdpa', without such surgery, or leave attention_algorithm out."

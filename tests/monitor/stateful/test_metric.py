@@ -1,4 +1,4 @@
-"""Metrics with state: against their functional twins, against plain loops, and over real processes."""
+"""Metrics with state: against plain loops, and over real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.monitor.stateful.batches import attention_batches, batches_of, token_
 
 pytest.importorskip("torchmetrics")
 import rankscope.monitor.stateful as stateful
-from rankscope.monitor.stateful import class_name, functional
+from rankscope.monitor.stateful import class_name
 
 WORLD = 2
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +48,6 @@ def test_other_sides_take_their_tensors_and_a_mask(name: str) -> None:
     values = []
     for tensors, mask in batches_of(METRICS[name].side):
         metric.update(*tensors, attention_mask=mask)
-        assert getattr(functional, name)(*tensors, attention_mask=mask).isfinite()
         for number, keep in enumerate(mask.bool()):
             cut = [t[number][:, keep] if t.ndim == 4 else t[number][keep] for t in tensors]
             cut = [t[:, :, keep] if METRICS[name].side == "scores" else t for t in cut]
@@ -88,11 +87,10 @@ def test_between_inputs_refuses_what_is_not_inputs() -> None:
     assert "MeanCosineBetweenInputs" in dir(stateful)
 
 
-@pytest.mark.parametrize("name", ["relative_residual", "stable_rank", "attention_entropy"])
-def test_the_twin_is_one_update(name: str) -> None:
-    (batch, *_) = batches_for(name)
-    metric = getattr(stateful, class_name(name))()
-    assert metric(*batch).item() == getattr(functional, name)(*batch).item() == metric.compute().item()
+def test_a_call_is_the_value_of_its_batch_and_a_reset_forgets_it() -> None:
+    metric = stateful.AttentionEntropy()
+    (batch, *_) = batches_for("attention_entropy")
+    assert metric(*batch).item() == metric.compute().item()
     metric.reset()
     assert int(metric.count) == 0
 
@@ -101,8 +99,9 @@ def test_causal_attention_is_held_against_what_a_row_may_see() -> None:
     tokens = 6
     support = torch.ones(tokens, tokens, dtype=torch.bool).tril()
     uniform = support / support.sum(-1, keepdim=True)
-    assert functional.attention_entropy(uniform[None, None], support=support).item() == pytest.approx(1.0, rel=1e-12)
-    assert functional.attention_entropy(uniform[None, None]).item() < 0.9
+    metric = stateful.AttentionEntropy()
+    assert metric(uniform[None, None], support=support).item() == pytest.approx(1.0, rel=1e-12)
+    assert metric(uniform[None, None]).item() < 0.9
 
 
 @pytest.mark.slow
@@ -140,10 +139,6 @@ def test_nothing_defined_is_not_a_number() -> None:
 def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
     with pytest.raises(AttributeError, match="StableRank"):
         _ = stateful.StabelRank
-    with pytest.raises(AttributeError, match="stable_rank"):
-        _ = functional.stabel_rank
-    with pytest.raises(InputError, match="metric of attention"):
-        functional.token_mean("attention_entropy", torch.randn(2, 3, 4))
     assert "StableRank" in dir(stateful)
 
 

@@ -324,6 +324,8 @@ def order_unseen(x: Examination) -> Outcome:
     found = x.outcome("alignment")
     if found.seen is None or found["target"].ndim != 2 or not x.tokens or x.batch.keep is not None:
         return NOT_READ
+    if x.outcome("tokens_alike").seen:
+        return NOT_READ  # a head of zeros says nothing of the order
     labels = found["target"]
     if len(x.texts) != 1 or x.texts[0].shape != labels.shape:
         return NOT_READ

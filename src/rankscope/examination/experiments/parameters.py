@@ -359,7 +359,8 @@ def without_effect(x: Examination) -> Outcome:
     control are two equal passes.
     """
     silent = [name for name, one in x.gradients.items() if one is None]
-    if silent and x.loss is not None:  # what another output depends on is not lost, only not part of this loss
+    # What another output depends on is not lost, only not part of this loss; nothing at all is a loss that was cut off.
+    if 0 < len(silent) < len(x.gradients) and x.loss is not None:
         silent = [name for name in silent if x.once(of_outputs).gradients.get(name) is None]
     if not silent or x.result is None:
         return NO
@@ -442,15 +443,6 @@ def _any_difference(before: object, after: object) -> bool:
     ones = [t for t in pytree.tree_leaves(before) if isinstance(t, Tensor)]
     others = [t for t in pytree.tree_leaves(after) if isinstance(t, Tensor)]
     return any(a.shape == b.shape and not torch.equal(a, b) for a, b in zip(ones, others, strict=False))
-
-
-@experiment
-def loss_detached(x: Examination) -> Outcome:
-    """Whether no parameter gets a gradient of the loss; the control: none gets one of the outputs either."""
-    if x.loss is None or not x.gradients or any(one is not None for one in x.gradients.values()):
-        return NO
-    outputs = x.once(of_outputs).gradients.values()
-    return Outcome(True, not any(one is not None for one in outputs), {"count": len(x.gradients)})
 
 
 @experiment

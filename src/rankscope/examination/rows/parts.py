@@ -165,17 +165,6 @@ def detached(x: Examination, effect: Outcome) -> Finding | None:
 
 
 @row(
-    "loss_detached", order=61, needs={"loss"}, good=CLASSIFIER, fault=("(output, labels)\n", "(output.data, labels)\n")
-)
-def loss_without_gradient(x: Examination, lost: Outcome) -> Finding:
-    """A loss that no gradient leads back from."""
-    return finding(
-        "No parameter gets a gradient: what the loss depends on is detached from the parameters.",
-        "Compute the loss from the model's own output, without .detach(), .data, torch.no_grad() or NumPy",
-    )
-
-
-@row(
     "zero_factors",
     order=60,
     needs={"loss"},

@@ -19,6 +19,7 @@ from rankscope.models.heads.family import undescribed
 from rankscope.models.inputs import Batch
 from rankscope.models.loading.devices import device_of
 from rankscope.models.view import ModelView
+from rankscope.stream.mode import StreamMode
 
 
 def freeze_network(
@@ -62,5 +63,5 @@ def run_frozen(
         raise UnsupportedConfigError(f"Paths need the weights of single heads, and {undescribed(view.model)}.")
     need_float64(device_of(view.model.parameters()), "Splitting a model into paths")
     recorder = Recorder(view, config, on_entry, on_block, dtype, before=before, keep_seen=keep_seen)
-    with torch.no_grad(), recorder.active():
+    with torch.no_grad(), StreamMode(view, recorder).active():
         return batch.run(view.model)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope._citations import Cite
 from rankscope.errors import InputError, UnsupportedConfigError
@@ -21,8 +21,8 @@ from rankscope.ext.paths.network import FrozenNetwork
 from rankscope.ext.paths.single import Path, follow, sample_paths
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
-from rankscope.stream.sites import SiteRef
+from rankscope.stream.block_call import ActiveBlock
+from rankscope.stream.mode import AttentionPlace, Handler, Perform, StreamMode
 
 CITES = (Cite("dong2021attention", "sec. 4.2"),)
 Meaning = Literal["frozen", "recomputed"]
@@ -131,30 +131,25 @@ def run_along(view: ModelView, batch: Batch, path: Path, *, mlp: Literal["keep",
     Raises:
         UnsupportedConfigError: attention and MLP are added at once, so a path cannot use only one of them.
     """
-    runner = _PathRunner(view, path, drops_mlp=mlp == "drop")
-    with torch.no_grad(), runner.active():
+    if len(view.stacks) != 1 or len(path) != view.depth:
+        raise InputError(f"A path of {len(path)} entries for {view.depth} blocks in {len(view.stacks)} stacks.")
+    alone = _PathAlone(path, drops_mlp=mlp == "drop")
+    with torch.no_grad(), StreamMode(view, alone).active():
         batch.run(view.model)
-    assert runner.final is not None
-    return runner.final
+    assert alone.last is not None
+    return alone.last
 
 
-class _PathRunner(StreamMode):
-    """Reduces every layer to the part on the path."""
+class _PathAlone(Handler):
+    """Reduces every layer to the part on the path; ``last`` is what is left at the end."""
 
-    def __init__(self, view: ModelView, path: Path, *, drops_mlp: bool) -> None:
-        super().__init__(view)
-        if len(view.stacks) != 1 or len(path) != view.depth:
-            raise InputError(f"A path of {len(path)} entries for {view.depth} blocks in {len(view.stacks)} stacks.")
+    reads_attention = True
+
+    def __init__(self, path: Path, *, drops_mlp: bool) -> None:
         self._path, self._drops_mlp = path, drops_mlp
-        self.final: Tensor | None = None
+        self.last: Tensor | None = None
 
-    def reads_attention(self) -> bool:
-        """True: heads are removed from attention."""
-        return True
-
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Skip a layer, or go through it without its skip."""
         if label == "both" or call.joins or call.is_joined:
             raise UnsupportedConfigError(f"{call.ref('both.out')}: attention and MLP are added at once.")
@@ -162,39 +157,24 @@ class _PathRunner(StreamMode):
             return stream.clone() if self._path[call.layer] is None else branch.clone()
         if label == "mlp" and self._drops_mlp:
             return stream.clone()
-        out: Tensor = perform()
-        return out
+        return super().add(call, label, stream, branch, perform)
 
-    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Keep only the head on the path."""
-        out = perform(*args, **kwargs)
-        return out * self._gate(ref, out)
-
-    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Keep only the head on the path."""
-        out, *rest = perform(*args, **kwargs)
-        return (out * self._gate(ref, out), *rest)
-
-    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Keep only the head on the path, in the probabilities."""
-        out = perform(*args, **kwargs)
-        return out * self._gate(ref, out)
-
-    def _gate(self, ref: SiteRef, like: Tensor) -> Tensor:
-        head = self._path[ref.layer]
-        gate = like.new_zeros(like.shape[1])
+    def attention(self, place: AttentionPlace) -> Any:
+        """Keep only the head on the path, in the output of a kernel or in the probabilities of a softmax."""
+        out, *rest = place.run() if place.kind == "flex" else (place.run(),)
+        head, gate = self._path[place.ref.layer], out.new_zeros(out.shape[1])
         if head is not None:
             gate[head] = 1.0
-        return gate[:, None, None]
+        out = out * gate[:, None, None]
+        return (out, *rest) if rest else out
 
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """The last block's output, unless a norm follows."""
-        if call.layer == self.view.depth - 1:
-            self.final = call.canonical(out)
+        self.last = call.canonical(left)
 
-    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+    def final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """The norm after the last block."""
-        self.final = stack.stream.canonical(out)
+        self.last = stack.stream.canonical(out)
         return out
 
 

@@ -1,8 +1,8 @@
-"""The mode used by :mod:`rankscope.ext.paths.capture`: each add, norm and attention call of a pass becomes a step."""
+"""The handler of :mod:`rankscope.ext.paths.capture`: each add, norm and attention call of a pass becomes a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,8 @@ from rankscope.ext.paths.maps import IDENTITY, Chain, Gain, NormCall, departure,
 from rankscope.ext.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin, SeenAttention
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.stream.attention_calls import AttentionCall, from_flex, from_sdpa, from_softmax, listening
-from rankscope.stream.frames import output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, observing, reading_weights, unseen
-from rankscope.stream.operators import is_norm
+from rankscope.stream.block_call import ActiveBlock
+from rankscope.stream.mode import AttentionPlace, Handler, Perform, reading_weights, unseen
 from rankscope.stream.sites import SiteRef
 
 
@@ -42,58 +40,6 @@ def gains_of(ref: SiteRef, stream: Tensor, branch: Tensor, out: Tensor) -> tuple
         if departure(gain * s + (y - target), y) <= tolerance(out.dtype):
             return (1.0 if abs(gain - 1.0) <= 8 * torch.finfo(out.dtype).eps else gain), added
     raise UnsupportedConfigError(f"{ref}: the sum is not the branch plus a multiple of the stream.")
-
-
-def attention_step(
-    ref: SiteRef,
-    weights: HeadWeights,
-    probs: Tensor,
-    state: Tensor,
-    norms: Sequence[NormCall],
-    branch: Tensor,
-    skip: Chain | None,
-    dtype: torch.dtype,
-) -> FrozenStep:
-    """Attention as a step: the norm before it, the maps after its heads, and its constant part.
-
-    Raises:
-        UnsupportedConfigError: the sum over heads is not what the model added.
-    """
-    heads = FrozenHeads.of(weights, probs, dtype)
-    shift = heads.shift(weights)
-    nearest = float("inf")
-    for read, before in _readings(state, norms, dtype):
-        out = heads(read.to(dtype)[None])[0] + shift
-        after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
-        if after is not None:
-            constant = _constant(heads, shift, before, after)
-            seen = SeenAttention(read, _given(out, branch, after, norms), branch)
-            return FrozenStep(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
-        nearest = min(nearest, departure(out, branch))
-    raise UnsupportedConfigError(
-        f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
-        f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
-        "family description does not contain; this block cannot be decomposed."
-    )
-
-
-def parallel_step(
-    ref: SiteRef,
-    weights: HeadWeights,
-    probs: Tensor,
-    state: Tensor,
-    norms: Sequence[NormCall],
-    branch: Tensor,
-    skip: Chain | None,
-    dtype: torch.dtype,
-    mlp: Tensor | None,
-) -> FrozenStep:
-    """Attention and MLP added at once: the observed MLP part is a source; the rest must be the heads."""
-    if mlp is None:
-        raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
-    rest = (branch.double() - mlp.double()).to(branch.dtype)
-    step = attention_step(ref, weights, probs, state, norms, rest, skip, dtype)
-    return replace(step, source=mlp.to(dtype), origin="mlp")
 
 
 def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall]) -> Tensor | None:
@@ -133,8 +79,10 @@ OnEntry = Callable[[str | None, Tensor], None]
 OnBlock = Callable[[FrozenBlock], None]
 
 
-class Recorder(StreamMode):
-    """Follows the stream and turns each block into steps."""
+class Recorder(Handler):
+    """Turns each block into steps."""
+
+    reads_attention = True
 
     def __init__(
         self,
@@ -147,7 +95,6 @@ class Recorder(StreamMode):
         before: Tensor | None = None,
         keep_seen: bool = False,
     ) -> None:
-        super().__init__(view)
         self._keep_seen = keep_seen
         self._config, self._on_entry, self._on_block = config, on_entry, on_block
         self._dtype, self._before = dtype, before
@@ -155,10 +102,6 @@ class Recorder(StreamMode):
         self._weights: dict[str, HeadWeights] = {}
         self._last: dict[str | None, Tensor] = {}
         self._begin_block()
-
-    def reads_attention(self) -> bool:
-        """True: every attention call becomes a step."""
-        return True
 
     def _begin_block(self) -> None:
         self._steps: list[FrozenStep] = []
@@ -171,7 +114,7 @@ class Recorder(StreamMode):
             return self._dtype
         return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+    def enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block begins with the output of the previous one."""
         name = call.call.module_name
         if name not in self._weights:
@@ -215,9 +158,7 @@ class Recorder(StreamMode):
         if not chain.is_identity:
             self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
 
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Turn an add into a step; the gain on the skip (surgery) is read off its result."""
         if call.sum is not None and call.sum.join is not None:
             raise UnsupportedConfigError(
@@ -241,7 +182,7 @@ class Recorder(StreamMode):
         skip = None if kept == 0 else way if kept == 1 else way.then(Chain((Gain(kept),)))
         if not call.joins:
             self._read, self._read_norms = self._state, self._norms
-        step = self._step(ref, label, way, skip, b) if added else FrozenStep(skip=skip)
+        step = self._step(ref, label, skip, b) if added else FrozenStep(skip=skip)
         if step.seen is not None:
             step = replace(step, seen=replace(step.seen, summed=y) if self._keep_seen else None)
         bias = _spread(None if skip is None else skip.offset(), b.to(self._arithmetic(b)))
@@ -259,61 +200,66 @@ class Recorder(StreamMode):
         attends, adds = (step if step.heads else before), (step if step.source is not None else before)
         return replace(attends, skip=before.skip, bias=bias, source=adds.source, origin=adds.origin)
 
-    def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> FrozenStep:
+    def _step(self, ref: SiteRef, label: Label | None, skip: Chain | None, b: Tensor) -> FrozenStep:
         dtype = self._arithmetic(b)
-        if label in ("attention", "both"):
-            weights = self._weights[self._call_name()]
-            if self._probs is None:
-                raise UnsupportedConfigError(f"{ref}: its attention probabilities were not seen.")
-            if label == "attention":
-                return attention_step(ref, weights, self._probs, self._read, self._read_norms, b, skip, dtype)
-            return parallel_step(
-                ref, weights, self._probs, self._read, self._read_norms, b, skip, dtype, self._parallel
-            )
+        if label == "attention":
+            return self._attention_step(ref, b, skip, dtype)
+        if label == "both":  # the MLP that was observed is a source; the rest must be the heads
+            if self._parallel is None:
+                raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
+            rest = (b.double() - self._parallel.double()).to(b.dtype)
+            step = self._attention_step(ref, rest, skip, dtype)
+            return replace(step, source=self._parallel.to(dtype), origin="mlp")
         if label == "mixer":
             raise UnsupportedConfigError(f"{ref}: a token mixer that is not attention has no paths through heads.")
         origins: dict[Label | None, Origin] = {"mlp": "mlp", "cross_attention": "cross_attention"}
         return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
 
-    def _call_name(self) -> str:
-        assert self._open is not None
-        return self._open.call.module_name
+    def _attention_step(self, ref: SiteRef, branch: Tensor, skip: Chain | None, dtype: torch.dtype) -> FrozenStep:
+        """Attention as a step: the norm before it, the maps after its heads, and its constant part.
 
-    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of the fused kernel, after surgery if any."""
-        with listening() as heard:
-            out = perform(*args, **kwargs)
-        self._note_probs(ref, heard[-1] if heard else from_sdpa(args, kwargs))
-        return out
+        Raises:
+            UnsupportedConfigError: the sum over heads is not what the model added.
+        """
+        assert self.mode.open is not None
+        if self._probs is None:
+            raise UnsupportedConfigError(f"{ref}: its attention probabilities were not seen.")
+        weights, norms = self._weights[self.mode.open.call.module_name], self._read_norms
+        heads = FrozenHeads.of(weights, self._probs, dtype)
+        shift = heads.shift(weights)
+        nearest = float("inf")
+        for read, before in _readings(self._read, norms, dtype):
+            out = heads(read.to(dtype)[None])[0] + shift
+            after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
+            if after is not None:
+                constant = _constant(heads, shift, before, after)
+                seen = SeenAttention(read, _given(out, branch, after, norms), branch)
+                return FrozenStep(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
+            nearest = min(nearest, departure(out, branch))
+        raise UnsupportedConfigError(
+            f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
+            f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
+            "family description does not contain; this block cannot be decomposed."
+        )
 
-    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of ``flex_attention``."""
-        out = perform(*args, **kwargs)
-        with observing():
-            self._note_probs(ref, from_flex(perform, args, kwargs))
-        return out
-
-    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Read the probabilities of the model's own softmax."""
-        out = perform(*args, **kwargs)
-        assert self._open is not None
-        self._note_probs(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
-        return out
-
-    def _note_probs(self, ref: SiteRef, call: AttentionCall | None) -> None:
-        if call is not None and ref.site == "attention.probs":
+    def attention(self, place: AttentionPlace) -> Any:
+        """Read the probabilities, after surgery if any."""
+        is_own = place.ref.site == "attention.probs"
+        out, seen = place.run_and_read(reads=is_own)
+        if seen is not None:
             with unseen():
-                self._probs = call.probs()
+                self._probs = seen.probs()
+        return out
 
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """The block is complete."""
         with unseen():
-            y = call.canonical(out).clone()
+            y = call.canonical(left).clone()
             self._pass_on(call.ref("block.out"), self._state, y)
             self._last[call.stack.name] = y
             self._on_block(FrozenBlock(call.stack.name, call.layer, tuple(self._steps), y))
 
-    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+    def final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """The norm after the last block."""
         with unseen():
             self._note_final(stack, stack.stream.canonical(x), stack.stream.canonical(out))
@@ -331,33 +277,20 @@ class Recorder(StreamMode):
         steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))
 
-    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        for stack in self.view.stacks:
-            for plan in stack.plans:
-                if plan.parallel_mlp is not None:
-                    yield modules[plan.parallel_mlp].register_forward_hook(self._note_parallel)
-        yield from super()._hooks(modules)
-
-    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield from super()._inner_hooks(block)
-        for module in block.modules():
-            if is_norm(module):
-                yield module.register_forward_hook(self._note_norm)
-
-    def _note_parallel(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        out = output_tensor(output)
-        if self._open is not None and out is not None and out.numel() == self._open.entry_shape.numel():
+    def parallel_mlp(self, call: ActiveBlock, out: Tensor) -> Tensor:
+        """Note what a parallel MLP returns."""
+        if out.numel() == call.entry_shape.numel():
             with unseen():
-                self._parallel = self._open.canonical(out).clone()
+                self._parallel = call.canonical(out).clone()
+        return out
 
-    def _note_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        call, out = self._open, output_tensor(output)
-        if call is None or out is None or not args:
-            return
-        if out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
+    def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
+        """Note what a norm module takes and returns."""
+        if norm[0] and out.shape[-1] == call.entry_shape[-1] and out.numel() == call.entry_shape.numel():
             with unseen():
-                taken, given = call.canonical(args[0]).clone(), call.canonical(out).clone()
-            self._norms.append(NormCall(module, taken, given))
+                taken, given = call.canonical(x).clone(), call.canonical(out).clone()
+            self._norms.append(NormCall(self._modules[norm[0]], taken, given))
+        return out
 
 
 def _spread(offset: Tensor | None, like: Tensor) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""Alarms: one file each, found by name in ``ALARMS``."""
+"""Alarms: functions of one reading, found by name in ``ALARMS``."""
 
-from rankscope.monitor.alarms._spec import ALARMS, AlarmSpec, Judgement, LayerState, alarm
+from rankscope.monitor.alarms._spec import ALARMS, AlarmSpec, Breach, LayerState, alarm
 
-__all__ = ["ALARMS", "AlarmSpec", "Judgement", "LayerState", "alarm"]
+__all__ = ["ALARMS", "AlarmSpec", "Breach", "LayerState", "alarm"]

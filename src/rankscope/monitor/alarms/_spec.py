@@ -7,8 +7,9 @@ verdicts); ``loss_rises`` is the only one that compares with the past of a run. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from rankscope._citations import Cite
 from rankscope._printing import brief
@@ -17,15 +18,14 @@ from rankscope._registry import Registry
 
 @dataclass(frozen=True)
 class LayerState:
-    """The input of an alarm's rule: one layer now, and at the start of the run.
+    """What an alarm is asked about: one layer at one reading.
 
     Facts about the whole model and about the batch are in a state of their own.
 
     Attributes:
         now: means over the probe, by metric.
-        start: medians over the first readings of the run.
+        first: the values of the first readings of the run.
         undefined: metrics that were measured now but have no value in most sequences.
-        highest: largest of the first readings of the run, of this layer.
         settled: whether the gradient of the whole model has nearly vanished since the start, so that training does not
             lead out of this state again.
         converged: whether the loss has fallen to a quarter of its start or less: what tokens or gradients look like
@@ -33,9 +33,8 @@ class LayerState:
     """
 
     now: Mapping[str, float]
-    start: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, Sequence[float]] = field(default_factory=dict)
     undefined: frozenset[str] = frozenset()
-    highest: Mapping[str, float] = field(default_factory=dict)
     settled: bool = False
     converged: bool = False
 
@@ -43,43 +42,42 @@ class LayerState:
         """Whether all of these were measured now, with a finite value."""
         return all(math.isfinite(self.now.get(metric, math.nan)) for metric in metrics)
 
+    def start(self, metric: str) -> float:
+        """The median of the first readings, which tolerates one outlier; NaN if there is none."""
+        return median(self.first.get(metric) or (math.nan,))
+
 
 @dataclass(frozen=True)
-class Judgement:
-    """The severity of a layer's state.
+class Breach:
+    """That a fact does not hold at a layer, or that the layer is in a state.
 
     Attributes:
-        severity: 1 at the threshold; 2 is twice as far beyond it.
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
         component: what the fact itself says is wrong, as that of an :class:`~rankscope.monitor.readings.Alarm`;
             ``"unknown"`` for a state, which follows from something else.
-        may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
-            readings and :data:`TRANSIENT_STEPS` steps, unless gradients have vanished.
+        lasting: steps for which it has to last, because healthy runs pass through it.
     """
 
-    severity: float
     evidence: Mapping[str, float]
     words: str
     component: str = "unknown"
-    may_pass: bool = False
+    lasting: int = 0
 
 
-Rule = Callable[[LayerState], "Judgement | None"]
+Rule = Callable[[LayerState], "Breach | None"]
 
 
 @dataclass(frozen=True)
 class AlarmSpec:
-    """An alarm: facts, and one pure function of a layer's state.
+    """An alarm: one pure function of a layer's state, and what is said.
 
     Attributes:
         name: the function's name.
         summary: first line of its docstring.
-        metrics: the metrics it uses.
+        metrics: the metrics it uses; without any of them, it was not tested.
         title: the beginning of its sentence.
-        confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
-            before it is cleared.
-        release: severity below which it is cleared; between ``release`` and 1 nothing changes.
+        readings: consecutive readings with a breach before it is raised, and without one before it is cleared.
         cites: its sources.
         to_do: where to look; never a change to make, because none was tried.
         is_event: it tells of a moment, not of a state that lasts, so that it is never reported as over.
@@ -91,8 +89,7 @@ class AlarmSpec:
     summary: str
     metrics: tuple[str, ...]
     title: str
-    confirm: int
-    release: float
+    readings: int
     cites: tuple[Cite, ...]
     to_do: str
     is_event: bool
@@ -102,19 +99,6 @@ class AlarmSpec:
     __repr__ = brief
 
 
-SETTLED = 0.05
-"""Norm of the gradient of the whole model, relative to the first readings, at which training has settled. While a model
-learns how frequent each token is, gradients of its blocks vanish, but not those of embeddings and head."""
-CONVERGED = 0.25
-"""Loss relative to the first readings, at which a low loss explains what gradients and tokens look like."""
-DEEP = 8.0
-"""Severity of a collapse that no healthy run was seen to pass through."""
-TRANSIENT, TRANSIENT_STEPS = 24, 1000
-"""Readings and steps for which a mild collapse has to last. While a model learns how frequent each token is, a common
-vector dominates, and tokens look alike, also in healthy runs: a GPT-2 of width 16 for 170 steps. How long that lasts
-depends on the model, so that the number is generous; the gradient of the whole model tells such a phase from a state
-that stays (:data:`SETTLED`)."""
-
 ALARMS: Registry[AlarmSpec] = Registry("alarm", __package__)
 
 
@@ -122,8 +106,7 @@ def alarm(
     *,
     metrics: tuple[str, ...],
     title: str,
-    confirm: int = 2,
-    release: float = 0.5,
+    readings: int = 2,
     cites: tuple[Cite, ...] = (),
     to_do: str = "",
     is_event: bool = False,
@@ -133,13 +116,8 @@ def alarm(
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, release, cites, to_do, is_event, is_note)
+        facts = (metrics, title, readings, cites, to_do, is_event, is_note)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 
     return register
-
-
-def fallen(now: float, limit: float) -> float:
-    """Severity of a value at or below a limit: 1 there, 2 at half of that."""
-    return math.inf if now <= 0.0 else limit / now

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Alarm
+from rankscope.monitor.sinks import sinks_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -52,25 +53,6 @@ class AcceleratorSink:
         for tracker in self._accelerator.trackers:
             if id(tracker) not in self._of_trackers:
                 # The tracker is kept beside its sinks, so that its id is not given to another.
-                self._of_trackers[id(tracker)] = (tracker, tuple(_sinks_of(tracker.name, tracker.tracker)))
+                target = tracker.tracker.info.run_id if tracker.name == "mlflow" else tracker.tracker
+                self._of_trackers[id(tracker)] = (tracker, tuple(sinks_of(tracker.name, target)))
             yield from self._of_trackers[id(tracker)][1]
-
-
-def _sinks_of(name: str, inner: Any) -> Iterator[Sink]:
-    """A sink for what a tracker of this name writes to; none for a tracker that is not known here."""
-    if name == "tensorboard":
-        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
-
-        yield TensorBoardSink(inner)
-    elif name == "wandb":
-        from rankscope.monitor.sinks.wandb import WandbSink
-
-        yield WandbSink(inner)
-    elif name == "mlflow":
-        from rankscope.monitor.sinks.mlflow import MlflowSink
-
-        yield MlflowSink(inner.info.run_id)
-    elif name == "trackio":
-        from rankscope.monitor.sinks.trackio import TrackioSink
-
-        yield TrackioSink(inner)

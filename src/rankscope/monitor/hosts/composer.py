@@ -48,7 +48,7 @@ class GaugeCallback(HostedGauge, Callback):
         loss = state.loss if isinstance(state.loss, Tensor) and state.loss.numel() == 1 else None
         reading = self._read(state.timestamp.batch.value, loss, batch)
         if reading is not None:
-            self._tell_host(lambda: logger.log_metrics(reading.dashboard, step=reading.step))
+            self._tell_host(lambda: logger.log_metrics(dict(reading.scalars), step=reading.step))
         if self.gauge.should_stop:
             state.stop_training()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,13 +14,9 @@ from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.model import Model
 from rankscope.models.stream import Stream
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.alarms import ALARMS
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Alarm, Reading
-from rankscope.monitor.watched import FirstBatch, GaugeOptions, Watched, checked
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from rankscope.monitor.watched import FirstBatch, Watched
 
 T = TypeVar("T")
 
@@ -53,13 +50,10 @@ class HostedGauge(Watched):
         blocks: str | Sequence[str] | None = None,
         stream: Stream | str | None = None,
         silence: Sequence[str] = (),
-        **options: Unpack[GaugeOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(checked(options))
-        self._silenced = [ALARMS[name].name for name in silence]
-        self._probe = None if probe is None else as_inputs(probe)
-        self._model, self._declared = model, {"blocks": blocks, "stream": stream}
-        self._batches: FirstBatch | None = None
+        super().__init__(None if probe is None else as_inputs(probe), silence, options)
+        self._model, self._blocks, self._stream = model, blocks, stream
         self._deaf = False
 
     def _start(self, model: nn.Module, loggers: Sequence[Sink], optimizers: Sequence[Optimizer] = ()) -> None:
@@ -77,17 +71,14 @@ class HostedGauge(Watched):
         self._start_over()
         self._deaf = False
         part = parts[self._model] if self._model else _with_forward(model)
-
-        def build(probe: InputsLike, read: nn.Module) -> None:
-            own: Any = self._declared
-            self._make(Model(read, **own), probe, sinks=sinks).optimizers = tuple(optimizers)
-
-        self._build = build
+        self._build = partial(
+            self._make, Model(part, blocks=self._blocks, stream=self._stream), optimizers, sinks=sinks
+        )
         self._close_batches()
         if self._probe is None:
             self._batches = FirstBatch(part)
         else:
-            build(self._probe, part)
+            self._build()
 
     def _before_backward(self, loss: object) -> None:
         if self.gauge is not None and isinstance(loss, Tensor):
@@ -96,15 +87,7 @@ class HostedGauge(Watched):
     def _read_gradients(self, step: int) -> None:
         """Before a step of the optimizer: build the gauge if it waits for a batch, and read the gradients."""
         if self.gauge is None and self._batches is not None:
-            probe = self._batches.probe()
-            if probe is None:
-                LOGGER.error(
-                    "Nothing is watched: the model was not called with a training batch before the first step. Name "
-                    "the part of the module that is called with model=, or pass a probe."
-                )
-                self._close_batches()
-                return
-            self._build(probe, self._batches.module)
+            self._build()
         if self.gauge is not None:
             self.gauge.after_backward(step)
 

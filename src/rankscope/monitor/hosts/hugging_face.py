@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rankscope.errors import InputError
+from rankscope.models.inputs import Inputs
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Reading
+from rankscope.monitor.sinks import sinks_of
 
 __all__ = ["GaugeCallback"]
 
@@ -92,7 +94,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             self._running = True
             own = facts.get("processing_class")
             if (
-                self._probe is not None
+                isinstance(self._probe, Inputs)
                 and self._probe.tokenizer is None
                 and callable(own)
                 and hasattr(own, "all_special_ids")
@@ -133,7 +135,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
             return
         # Logging anything marks this step as logged, and its loss would not be logged.
         wanted = control.should_log
-        self._trainer.log(reading.dashboard)
+        self._trainer.log(dict(reading.scalars))
         control.should_log = wanted
 
     def _reporters(self) -> tuple[Sink, ...]:
@@ -146,18 +148,10 @@ def _sinks_of(callback: TrainerCallback) -> Iterator[Sink]:
     from transformers import integrations
 
     if isinstance(callback, integrations.TensorBoardCallback) and callback.tb_writer is not None:
-        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
-
-        yield TensorBoardSink(callback.tb_writer)
+        yield from sinks_of("tensorboard", callback.tb_writer)
     elif isinstance(callback, integrations.WandbCallback):
-        from rankscope.monitor.sinks.wandb import WandbSink
-
-        yield WandbSink()
+        yield from sinks_of("wandb")
     elif isinstance(callback, integrations.MLflowCallback):
-        from rankscope.monitor.sinks.mlflow import MlflowSink
-
-        yield MlflowSink()
+        yield from sinks_of("mlflow")
     elif isinstance(callback, integrations.TrackioCallback):
-        from rankscope.monitor.sinks.trackio import TrackioSink
-
-        yield TrackioSink()
+        yield from sinks_of("trackio")

@@ -17,6 +17,7 @@ from rankscope.errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.monitor.readings import Reading
+from rankscope.monitor.sinks import sinks_of
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -84,7 +85,7 @@ class GaugeCallback(HostedGauge, Callback):
 
 
 def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None:
-    scalars = reading.dashboard
+    scalars = dict(reading.scalars)
     pl_module.log_dict(scalars, logger=False, on_step=True, on_epoch=False, batch_size=1)
     for logger in trainer.loggers:
         logger.log_metrics(scalars, step=reading.step)
@@ -93,14 +94,8 @@ def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None
 def _sinks_of(logger: Logger) -> Iterator[Sink]:
     """A sink for this logger's target, for alarms."""
     if isinstance(logger, TensorBoardLogger):
-        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
-
-        yield TensorBoardSink(logger.experiment)
+        yield from sinks_of("tensorboard", logger.experiment)
     elif isinstance(logger, WandbLogger):
-        from rankscope.monitor.sinks.wandb import WandbSink
-
-        yield WandbSink(logger.experiment)
+        yield from sinks_of("wandb", logger.experiment)
     elif isinstance(logger, MLFlowLogger):
-        from rankscope.monitor.sinks.mlflow import MlflowSink
-
-        yield MlflowSink(logger.run_id, logger.experiment)
+        yield from sinks_of("mlflow", logger.run_id, logger.experiment)

@@ -74,5 +74,5 @@ class GaugeCallback(HostedGauge, Callback):
         self._stop()
 
     def _log(self, reading: Reading) -> None:
-        for name, value in reading.dashboard.items():
+        for name, value in reading.scalars.items():
             self.trainer.record_metric(name, value)

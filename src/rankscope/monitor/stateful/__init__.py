@@ -9,43 +9,36 @@
 Every metric of tokens also has a class that compares inputs, ``RelativeResidualBetweenInputs`` and so on: it pools each
 sequence to one vector, and measures all of them together.
 
-The classes are created from the registry on demand; :mod:`~rankscope.monitor.stateful.functional` has
-the stateless versions. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
+The classes are created from the registry on demand. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rankscope.monitor.stateful.metric import MeanOverSequences, MetricBetweenInputs
+from typing import Any
 
 BETWEEN_INPUTS = "BetweenInputs"
 
 
-def __getattr__(name: str) -> type[MeanOverSequences] | type[MetricBetweenInputs]:
+def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.metrics import METRICS
 
-    known = class_names(METRICS)
-    spec = METRICS[known[one]] if (one := name.removesuffix(BETWEEN_INPUTS)) in known else None
+    known = {class_name(metric): spec for metric, spec in METRICS.items()}
+    spec = known.get(one := name.removesuffix(BETWEEN_INPUTS))
     if spec is None or (one != name and spec.side != "tokens"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(known))}")
-    from rankscope.monitor.stateful.metric import make_class, make_class_between_inputs
+    from rankscope.monitor.stateful.metric import make_class
 
-    make = make_class if one == name else make_class_between_inputs
-    made = make(name, spec, __name__)
-    globals()[name] = made
+    globals()[name] = made = make_class(name, spec, __name__, between_inputs=one != name)
     return made
 
 
 def __dir__() -> list[str]:
     from rankscope.metrics import METRICS
 
-    of_tokens = [name for name, spec in METRICS.items() if spec.side == "tokens"]
-    return sorted([*class_names(METRICS), *(f"{name}{BETWEEN_INPUTS}" for name in class_names(of_tokens))])
+    of_tokens = (name for name, spec in METRICS.items() if spec.side == "tokens")
+    return sorted([*map(class_name, METRICS), *(f"{class_name(name)}{BETWEEN_INPUTS}" for name in of_tokens)])
 
 
 def class_name(metric: str) -> str:
@@ -56,8 +49,3 @@ def class_name(metric: str) -> str:
         'RelativeResidual'
     """
     return "".join(word.capitalize() for word in metric.split("_"))
-
-
-def class_names(metrics: Iterable[str]) -> dict[str, str]:
-    """Class names, each with the name of its metric."""
-    return {class_name(metric): metric for metric in metrics}

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rankscope.errors import MissingExtraError
-from rankscope.metrics import METRICS, MetricSpec
-from rankscope.monitor.stateful.functional import Sums, attention_sums, pooled_inputs, token_sums, view_sums
+from rankscope.errors import InputError, MissingExtraError
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.precision import as_float64
+from rankscope.metrics import METRICS, SIDES, MetricSpec
+from rankscope.verbs.between_inputs import Pooling
 
 try:
     from torchmetrics import Metric
@@ -44,26 +46,46 @@ class MeanOverSequences(Metric):
         """The mean so far."""
         return self.total / self.count
 
-    def _add(self, sums: Sums) -> None:
-        self.total = self.total + sums.total.to(self.total.device)
-        self.count = self.count + sums.count.to(self.count.device)
-        self.undefined = self.undefined + sums.undefined.to(self.undefined.device)
+    def _add(self, values: Tensor) -> None:
+        is_undefined = torch.isnan(values)
+        self.total = self.total + values.masked_fill(is_undefined, 0.0).sum().to(self.total.device)
+        self.count = self.count + (~is_undefined).sum().to(self.count.device)
+        self.undefined = self.undefined + is_undefined.sum().to(self.undefined.device)
 
 
-class TokenMetric(MeanOverSequences):
+class ViewMetric(MeanOverSequences):
+    """A metric of any side but those below."""
+
+    def update(self, *tensors: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Add the tensors of the metric's side, each ``(*batch, tokens, ...)``; see ``SIDES``."""
+        spec = METRICS[self.name]
+        self._add(spec.function(SIDES[spec.side].view(*tensors, _as_bool(attention_mask))))
+
+
+class TokenMetric(ViewMetric):
     """A metric of hidden states."""
 
-    def update(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
+    def update(self, x: Tensor, attention_mask: Tensor | None = None) -> None:  # type: ignore[override]
         """Add hidden states ``(*batch, tokens, dim)``; tokens whose mask is zero do not count."""
-        self._add(token_sums(METRICS[self.name], x, attention_mask))
+        super().update(x, attention_mask=attention_mask)
 
 
 class AttentionMetric(MeanOverSequences):
     """A metric of attention probabilities."""
 
     def update(self, probs: Tensor, attention_mask: Tensor | None = None, support: Tensor | None = None) -> None:
-        """Add probabilities ``(*batch, heads, query, key)``; see ``functional.attention_sums`` for the masks."""
-        self._add(attention_sums(METRICS[self.name], probs, attention_mask, support))
+        """Add probabilities ``(*batch, heads, query, key)``.
+
+        Args:
+            probs: probabilities returned by the softmax.
+            attention_mask: ``(*batch, tokens)``; a token whose mask is zero is neither a query nor a key.
+            support: booleans that broadcast to ``probs``, True where a query may see a key: pass the causal mask here.
+        """
+        keep = _as_bool(attention_mask)
+        if keep is not None:
+            keys = keep[..., None, None, :]
+            support = keys if support is None else support & keys
+        self._add(METRICS[self.name].function(AttentionMatrix(probs, support, keep)))
 
 
 class MetricBetweenInputs(Metric):
@@ -85,7 +107,17 @@ class MetricBetweenInputs(Metric):
 
     def update(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
         """Add pooled inputs ``(inputs, dim)``, or hidden states ``(inputs, tokens, dim)`` whose mean is taken."""
-        self.pooled.append(pooled_inputs(x, attention_mask))
+        keep = _as_bool(attention_mask)
+        if x.ndim == 2 and keep is None:
+            self.pooled.append(as_float64(x.detach()))
+            return
+        if x.ndim != 3 or (keep is not None and keep.shape != x.shape[:2]):
+            raise InputError(
+                f"Inputs were given as a tensor of shape {tuple(x.shape)}. Expected pooled vectors (inputs, dim), or "
+                "hidden states (inputs, tokens, dim) with a mask (inputs, tokens)."
+            )
+        present = slice(None) if keep is None else keep.any(1)
+        self.pooled.append(Pooling("mean").pooled(x[present], None if keep is None else keep[present]))
 
     def compute(self) -> Tensor:
         """The metric of all inputs so far; NaN if there are none."""
@@ -95,27 +127,18 @@ class MetricBetweenInputs(Metric):
         return METRICS[self.name].function(torch.cat(vectors))
 
 
-def make_class_between_inputs(name: str, spec: MetricSpec, module: str) -> type[MetricBetweenInputs]:
-    """The class of a token metric between inputs, as an attribute of ``module``."""
-    doc = f"``{spec.name}`` over inputs.\n\n{spec.summary}\n\n{MetricBetweenInputs.__doc__}"
-    facts: dict[str, Any] = {"name": spec.name, "__doc__": doc, "__module__": module, "__qualname__": name}
-    return type(name, (MetricBetweenInputs,), facts)
-
-
-class ViewMetric(MeanOverSequences):
-    """A metric of any other side."""
-
-    def update(self, *tensors: Tensor, attention_mask: Tensor | None = None) -> None:
-        """Add the tensors of the metric's side, each ``(*batch, tokens, ...)``; see ``SIDES``."""
-        self._add(view_sums(METRICS[self.name], *tensors, attention_mask=attention_mask))
-
-
 _BASES: Mapping[str, type[MeanOverSequences]] = {"tokens": TokenMetric, "attention": AttentionMetric}
 
 
-def make_class(name: str, spec: MetricSpec, module: str) -> type[MeanOverSequences]:
+def make_class(name: str, spec: MetricSpec, module: str, *, between_inputs: bool) -> type[Metric]:
     """The class of a metric, as an attribute of ``module``."""
-    base = _BASES.get(spec.side, ViewMetric)
-    doc = f"Mean over sequences of ``{spec.name}``.\n\n{spec.summary}\n\n{MeanOverSequences.__doc__}"
+    base: type[Metric] = MetricBetweenInputs if between_inputs else _BASES.get(spec.side, ViewMetric)
+    over = "over inputs" if between_inputs else "as a mean over sequences"
+    doc = f"``{spec.name}`` {over}.\n\n{spec.summary}\n\n{base.__doc__}"
     facts: dict[str, Any] = {"name": spec.name, "__doc__": doc, "__module__": module, "__qualname__": name}
     return type(name, (base,), facts)
+
+
+def _as_bool(mask: Tensor | None) -> Tensor | None:
+    """A mask as booleans: masks of tokenizers are integers."""
+    return None if mask is None else mask != 0

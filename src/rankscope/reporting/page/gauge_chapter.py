@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.monitor.history import COLUMNS, History
+from rankscope.monitor.history import History
 from rankscope.monitor.readings import (
     ENOUGH,
     FAULTS,
-    LAYERS,
     LAYERS_READ,
     LOSS,
     NOT_LEARNING,
-    RANKS_READ,
     Alarm,
     Heatmap,
 )
@@ -28,6 +26,7 @@ from rankscope.reporting.page.safe_text import clipped, readable, spoken, visibl
 from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
+COLUMNS = 256
 MOST_LINES = 6
 MOST_ALARMS = 60
 MOST_BARS = 12
@@ -133,10 +132,10 @@ def _status(record: Record) -> Iterator[tuple[str, str]]:
         return
     last = record.readings[-1]
     yield "last reading", f"{datetime.fromtimestamp(last.time, timezone.utc):%Y-%m-%d %H:%M} UTC"
-    read, layers, ranks = (f"{last.scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
-    if LAYERS in last.scalars:
-        of = f" on {ranks} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
-        yield "blocks read", f"{read} of {layers}{of}"
+    if ranks := [row for row in last.table if row.metric == LAYERS_READ]:
+        whole = sum(row.status == "ok" for row in ranks)
+        of = f" on {whole} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
+        yield "blocks read", f"{min(row.mean for row in ranks):g} of {max(row.most for row in ranks):g}{of}"
     status = record.facts.get("status")
     for key in ("not_read", "not_watched"):
         missed = status.get(key) if isinstance(status, Mapping) else None

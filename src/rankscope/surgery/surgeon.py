@@ -1,4 +1,4 @@
-"""Surgery on a running model: rewrites its skip adds, norms and attention without changing any weight."""
+"""What surgery does at each place of a running model: skip adds, norms and attention; no weight is changed."""
 
 from __future__ import annotations
 
@@ -11,36 +11,30 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import output_tensor, tensors_in, with_another, with_output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
-from rankscope.stream.operators import IN_PLACE_SUMS, QUERIES, SOFTMAXES
+from rankscope.stream.block_call import ActiveBlock, in_backward
+from rankscope.stream.frames import tensors_in, with_another
+from rankscope.stream.mode import AttentionPlace, Handler, Hooks, Perform, observing
+from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
     before_kernel,
     before_softmax,
-    edit_probs,
-    edits_probs,
-    needs_uniform,
-    run_edited,
-)
-from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
-from rankscope.surgery.graft import Graft, Spot
-from rankscope.surgery.graft_dispatcher import (
-    READERS,
-    GraftDispatcher,
     joint_mixture,
     mapped_scores,
-    mixed_output,
     mixed_probs,
-    spot_of,
+    run_mixed,
 )
-from rankscope.surgery.operation import NormChoice, Operation, joint_edit
+from rankscope.surgery.checkpointed import BackwardWatch, CheckpointedPart
+from rankscope.surgery.eager_attention import PRODUCTS, EagerAttention, attended, given_values, spot_of
+from rankscope.surgery.graft import ATTENTION_PLACES, Graft, Mixture, Place, Spot, at_place
+from rankscope.surgery.operation import NormChoice, Operation
 
 
 def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
@@ -61,8 +55,14 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
     return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
 
 
-class SurgeryMode(StreamMode):
-    """Follows the stream and applies the operations to it, in order.
+READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
+    F.linear, torch.addmm, torch.einsum, F.conv1d, MULTI_HEAD,
+}  # fmt: skip
+"""By which a branch reads the stream."""
+
+
+class Surgeon(Handler):
+    """Applies operations and grafts to the stream, in order.
 
     Args:
         view: the model and its structure.
@@ -70,11 +70,15 @@ class SurgeryMode(StreamMode):
         grafts: the active grafts, applied after the operations; this list may change too.
     """
 
+    follows_repeats = True
+
     def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
-        super().__init__(view)
+        self._view = view
         self._operations = operations
-        self._dispatcher = GraftDispatcher(grafts)
-        self._softmax_at: Spot | None = None
+        self._grafts = grafts
+        self._eager = EagerAttention(grafts)
+        self._reads = 0
+        """How often grafts have changed what a matrix product reads, since the last sum."""
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
         self._states: dict[str | None, States] = {}
@@ -85,29 +89,31 @@ class SurgeryMode(StreamMode):
         self._checkpoint = CheckpointedPart(self._running_again)
         self._has_run = False
 
+    @property
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
-        return self._dispatcher.touches_attention or any(operation.touches_attention for operation in self._operations)
+        return self._changes_attention() or any(operation.touches_attention for operation in self._operations)
 
-    def opens_outside_a_pass(self) -> bool:
-        """True: gradient checkpointing runs blocks again, and they must be modified again."""
-        return True
+    def _changes_attention(self) -> bool:
+        return any(graft.touches & ATTENTION_PLACES for graft in self._grafts)
+
+    def _reset_grafts(self) -> None:
+        self._eager.reset()
+        for graft in self._grafts:
+            graft.reset()
 
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
         return [operation for operation in self._operations if operation.applies_to(stack, layer)]
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if self._open is not None and func not in QUERIES and not is_observing():
-            self._checkpoint.follow(self._open, self._scales_long_skips())
-        if self._in_pass and self._scales_long_skips() and not is_observing():
-            return self._between_states(func, types, args, kwargs or {})
-        return self._with_grafts(func, types, args, kwargs)
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Scale long skips, which may lie between blocks, and let grafts see what blocks read."""
+        if self.mode.open is not None:
+            self._checkpoint.follow(self.mode.open, self._scales_long_skips())
+        if self.mode.in_pass and self._scales_long_skips():
+            return self._between_states(func, args, kwargs)
+        return self._with_grafts(func, args, kwargs)
 
-    def _between_states(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _between_states(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one call of a model with long skips, inside or outside of blocks, with the gain on the earlier state."""
         long_sums = {name: states.long_sum(func, args, kwargs) for name, states in self._states.items()}
         given, named = args, kwargs
@@ -120,7 +126,7 @@ class SurgeryMode(StreamMode):
                         with_another(given, long_sum.carried, scaled),
                         with_another(named, long_sum.carried, scaled),
                     )
-        out = self._with_grafts(func, types, given, named)
+        out = self._with_grafts(func, given, named)
         # For old += x the result must end up in the memory of old, which was scaled in a copy.
         if func in IN_PLACE_SUMS and given[0] is not args[0]:
             out = args[0].copy_(out)
@@ -134,7 +140,7 @@ class SurgeryMode(StreamMode):
         return self._with_long_skips > 0 and any(operation.attention_skip != 1.0 for operation in self._operations)
 
     def _long_gain(self, name: str | None, found: LongSum) -> float:
-        stack = next(stack for stack in self.view.stacks if stack.name == name)
+        stack = next(stack for stack in self._view.stacks if stack.name == name)
         met = self._long_skips_met.get(name, 0)
         self._long_skips_met[name] = met + 1
         planned = stack.long_skips[met : met + 1]
@@ -157,40 +163,32 @@ class SurgeryMode(StreamMode):
                 "backward pass (gradient checkpointing), replace the tensors by which it is recognised."
             )
 
-    def _with_grafts(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-    ) -> Any:
-        call = self._open
-        if call is None or not self._dispatcher.grafts:
-            return super().__torch_function__(func, types, args, kwargs)
-        # Eager attention: softmax, then casts and dropout, then a product with the values. Grafts on values act there.
-        if self._dispatcher.takes_product(func, args):
-            return self._dispatcher.product(call, func, args)
-        if self._dispatcher.takes_scores(call, func, args):
-            return self._dispatcher.scores(call, func, args)
-        scores = self._dispatcher.replaced_scale(func, args)
-        if scores is not None:
-            return scores
-        if func in SOFTMAXES and args:
-            self._dispatcher.meet_softmax(args[0])
-        if func in READERS and self._dispatcher.at("reads"):
-            args = self._dispatcher.read(call, args)
-        out = super().__torch_function__(func, types, args, kwargs)
-        if func in SOFTMAXES and self._softmax_at is not None:
-            self._dispatcher.follow_probs(out, self._softmax_at)
-            self._softmax_at = None
-        self._dispatcher.pass_on(func, args, out)
-        self._dispatcher.follow_scores(func, args, out)
-        return out
+    def _with_grafts(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        call = self.mode.open
+        if call is None or not self._grafts:
+            return super().call(func, args, kwargs)
+        if func in READERS and self._at("reads"):
+            args = self._read(call, args)
+        return self._eager.run(call, func, args, lambda: super(Surgeon, self).call(func, args, kwargs))
 
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
+    def _read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments of a matrix product, with the stream replaced by what the grafts return for it."""
+        given = [*args]
+        for place, value in enumerate(given):
+            for graft in self._at("reads") if call.is_stream(value) else ():
+                given[place] = graft.read(spot_of(call), given[place])
+                self._reads += 1
+        return tuple(given)
+
+    def _at(self, place: Place) -> list[Graft]:
+        return at_place(self._grafts, place)
+
+    def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Apply the gain to the skip, or drop the MLP."""
         assert call.sum is not None
         operations = self._for(call.stack.name, call.layer) if label is not None else []
-        if label is None or not (operations or self._dispatcher.grafts):
-            return super().on_add(call, label, stream, branch, perform)
+        if label is None or not (operations or self._grafts):
+            return super().add(call, label, stream, branch, perform)
         # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
         dtype = torch.result_type(stream, branch)
@@ -199,15 +197,15 @@ class SurgeryMode(StreamMode):
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
             return call.sum.of(stream if keeps_stream else gain * stream, None, dtype)
-        own, added = self._dispatcher.add(call, label, stream, branch)
+        own, added = self._grafted(call, label, stream, branch)
         # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
-            return super().on_add(call, label, stream, branch, perform)
+            return super().add(call, label, stream, branch, perform)
         return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added, dtype)
 
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+    def enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Start recording what is changed."""
-        if self._in_pass:
+        if self.mode.in_pass:
             self._backward.look()
         elif not self._has_run:
             raise UnsupportedOperationError(
@@ -217,25 +215,35 @@ class SurgeryMode(StreamMode):
         if call.block == 0:
             self._touched.clear()
         if call.stack.long_skips and call.block == 0 and self._scales_long_skips():
-            if not self._in_pass:
+            if not self.mode.in_pass:
                 self._long_skips_met.clear()  # in the backward pass, whatever lies between blocks runs unseen
-            self._check_long_skips(call.stack, call.number + 1 if self._in_pass else len(call.stack.calls) + 1)
+            self._check_long_skips(call.stack, call.number + 1 if self.mode.in_pass else len(call.stack.calls) + 1)
             if call.stack.name not in self._states:
                 self._states[call.stack.name] = States(entry, self._before)
             states = self._states[call.stack.name]
             if states.number_of(entry) is None:
                 states.reach(entry, call.call.first_layer)
 
-    def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm of the stream."""
-        out = self._normed(call, x, out)
-        if not call.is_at_final_norm:
-            for graft in self._dispatcher.at("norms"):
-                out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
-        return out
+    def _grafted(self, call: ActiveBlock, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream and the branch to add; a joining parallel branch finds the stream already past the first add."""
+        if self._at("reads") and not self._reads:
+            raise UnsupportedOperationError(
+                f"Block {call.layer}: the matrix product by which its {label} branch reads the stream was not seen, so "
+                "what it reads cannot be changed."
+            )
+        self._reads = 0
+        for graft in self._at("adds"):
+            own, branch = graft.add(spot_of(call), label, stream, branch)
+            stream = stream if call.joins else own
+        return stream, branch
 
-    def on_branch_norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm of something else than the stream if it is the block's own, and not a part of a branch."""
+    def norm(self, call: ActiveBlock, norm: tuple[str, int], x: Tensor, out: Tensor, *, of_stream: bool) -> Tensor:
+        """Replace a norm of the stream, or another one if it is the block's own and not a part of a branch."""
+        if of_stream:
+            out = self._normed(call, x, out)
+            for graft in self._at("norms") if not call.is_at_final_norm else ():
+                out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
+            return out
         choice, parts = self._norm_choice(call), call.call.parts
         if choice == "keep":
             return out
@@ -278,85 +286,75 @@ class SurgeryMode(StreamMode):
             operations = [replace(operation, mask=None) for operation in operations]
         return [operation for operation in operations if operation.touches_attention]
 
-    def _tokens(self) -> int:
-        assert self._open is not None
-        return self._open.batch_and_tokens()[1]
-
     def _spot(self, ref: SiteRef) -> Spot | None:
         """The block of this attention, for grafts; None for cross-attention, which they do not change."""
-        assert self._open is not None
-        if ref.site != "attention.probs" or not self._dispatcher.touches_attention:
+        assert self.mode.open is not None
+        if ref.site != "attention.probs" or not self._changes_attention():
             return None
-        return Spot(ref.stack, ref.layer, self._open.stack.depth)
+        return Spot(ref.stack, ref.layer, self.mode.open.stack.depth)
 
-    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Run the fused kernel on modified arguments, and edit its output."""
-        operations, own, spot = self._on_attention(ref), from_sdpa(args, kwargs), self._spot(ref)
-        if own is None or not (operations or spot):
-            return perform(*args, **kwargs)
-        # Three stages: arguments before the kernel, edits of P expressed on P V, and the grafts' mixture of P V.
-        call = before_kernel(own, self._tokens(), operations)
-        after, mixture = joint_edit(operations), None
-        if edits_probs(after):
-            call = replace(call, edits=(partial(edit_probs, operation=after),))
-        named = sdpa_arguments(args, kwargs)
-        value: Tensor = named["value"]
-        if spot is not None:
-            value = self._dispatcher.values(spot, value)
-            call = mapped_scores(own, replace(call, value=value), spot, self._dispatcher.grafts)
-            mixture = joint_mixture(spot, self._dispatcher.grafts)
-        out = run_edited(call, named, perform, after)
-        if mixture is not None:
-            out = mixed_output(out, call, mixture, named, perform)
-            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
-        # The tracer sees the model's arguments, not these: tell it which attention really ran.
-        announce(call)
-        return out if spot is None else self._dispatcher.attended(spot, out, value)
-
-    def on_flex(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Refuse to change ``flex_attention``: its scores are computed by functions that the model hands it."""
-        if self._on_attention(ref) or self._spot(ref) is not None:
+    def attention(self, place: AttentionPlace) -> Any:
+        """Change attention before its softmax and after it."""
+        operations, spot = self._on_attention(place.ref), self._spot(place.ref)
+        if not (operations or spot):
+            return place.run()
+        if place.kind == "flex":
             raise UnsupportedOperationError(
-                f"{ref}: flex_attention computes its scores inside an operator, where they cannot be changed. Skips, "
-                "norms and MLPs can. To change attention, use scaled_dot_product_attention in the model "
+                f"{place.ref}: flex_attention computes its scores inside an operator, where they cannot be changed. "
+                "Skips, norms and MLPs can. To change attention, use scaled_dot_product_attention in the model "
                 "(attn_implementation='sdpa')."
             )
-        return perform(*args, **kwargs)
+        edited = self._fused if place.kind == "fused" else self._softmax
+        return edited(place, operations, spot)
 
-    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Change scores before the softmax and probabilities after it."""
-        operations, spot = self._on_attention(ref), self._spot(ref)
-        if not (operations or spot):
-            return perform(*args, **kwargs)
-        tokens, after = self._tokens(), joint_edit(operations)
-        mixture = None if spot is None else joint_mixture(spot, self._dispatcher.grafts)
-        sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
-        flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
-        if sinks and (flat or self._dispatcher.touches_attention):
-            what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
-            raise UnsupportedOperationError(f"{ref}: a learned sink stands beside its keys: {what} there.")
-        scores, visible = before_softmax(args[0], tokens, operations, sinks)
+    def _fused(self, place: AttentionPlace, operations: Sequence[Operation], spot: Spot | None) -> Any:
+        """Run the fused kernel on modified arguments, and edit its output."""
+        own, named = from_sdpa(place.args, place.kwargs), sdpa_arguments(place.args, place.kwargs)
+        assert own is not None
+        # Two stages: arguments before the kernel, and edits of P expressed on P V.
+        call = before_kernel(own, place.tokens, operations)
         if spot is not None:
-            self._softmax_at = spot
-            self._dispatcher.owe_values(spot)
-            self._dispatcher.check_queries(spot)
+            call = replace(call, value=given_values(self._grafts, spot, named["value"]))
+            call = mapped_scores(own, call, spot, self._at("queries"))
+        assert call.query is not None
+        assert call.value is not None
+        mixture = joint_mixture(operations, self._mixtures(spot), call.query)
+        out = run_mixed(call, named, place.perform, mixture)
+        # The tracer sees the model's arguments, not these: tell it which attention really ran.
+        announce(call if mixture is None else replace(call, edit=partial(mixed_probs, mixture=mixture)))
+        return out if spot is None else attended(self._grafts, spot, out, call.value)
+
+    def _mixtures(self, spot: Spot | None) -> list[Mixture]:
+        return [] if spot is None else [graft.mixture(spot) for graft in self._at("probs")]
+
+    def _softmax(self, place: AttentionPlace, operations: Sequence[Operation], spot: Spot | None) -> Any:
+        """Change scores before the softmax and probabilities after it."""
+        given, *rest = place.args
+        mixture = joint_mixture(operations, self._mixtures(spot), given)
+        sinks = int(place.ref.site == "attention.probs" and given.shape[-1] == place.tokens + 1)
+        flat = any(operation.attention != "keep" or operation.attention_scale != 1.0 for operation in operations)
+        if sinks and (flat or self._changes_attention()):
+            what = "uniform has no meaning" if flat else "a change of queries, probabilities or values is not defined"
+            raise UnsupportedOperationError(f"{place.ref}: a learned sink stands beside its keys: {what} there.")
+        scores, visible = before_softmax(given, place.tokens, operations, sinks)
+        if spot is not None:
+            self._eager.before_softmax(spot)
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
-        probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
-        probs = edit_probs(probs, visible, after)
+        probs = place.perform(scores.masked_fill(sees_nothing, 0.0), *rest, **place.kwargs)
+        probs = probs.masked_fill(sees_nothing, 0.0)
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
-    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
-        out = super()._summed(call, total, target)
+    def added(self, call: ActiveBlock, label: Label | None, total: Tensor) -> None:
+        """Follow the state of a model with long skips."""
         if call.stack.name in self._states:
-            self._states[call.stack.name].reach(out, call.layer)
-        return out
+            self._states[call.stack.name].reach(total, call.layer)
 
-    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
+    def leave(self, call: ActiveBlock, module: nn.Module, output: Any, left: Tensor) -> None:
         """Check that every requested change was made."""
-        self._dispatcher.check_values()
+        self._eager.check_values()
         if call.stack.name in self._states:
-            self._states[call.stack.name].reach(out, call.call.first_layer + len(call.call.blocks))
+            self._states[call.stack.name].reach(left, call.call.first_layer + len(call.call.blocks))
         for block, plan in enumerate(call.call.blocks):
             layer = call.call.first_layer + block
             for operation in self._for(call.stack.name, layer):
@@ -364,10 +362,7 @@ class SurgeryMode(StreamMode):
                     self._check_touched("norm", f"norm={operation.norm!r}", call, layer)
                 if operation.mlp == "drop" and "both" in plan.skips:
                     self._check_touched("mlp", "mlp='drop'", call, layer)
-
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        super()._leave(module, args, output)
-        if self._in_pass:
+        if self.mode.in_pass:
             self._backward.see_output(output)
 
     def _check_touched(self, what: str, asked: str, call: ActiveBlock, layer: int) -> None:
@@ -377,25 +372,24 @@ class SurgeryMode(StreamMode):
                 "when the model was probed was not met in this pass."
             )
 
-    def _begin_pass(self) -> None:
-        super()._begin_pass()
+    def begin_pass(self) -> None:
+        """Forget the pass before."""
         self._has_run = True
         self._backward.begin_pass()
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
-        self._dispatcher.reset()
+        self._reset_grafts()
 
-    def _end_pass(self, output: Any) -> None:
-        self._dispatcher.reset()
+    def end_pass(self, *, is_complete: bool) -> None:
+        """Keep nothing of the pass, and check that every long skip was scaled."""
+        self._reset_grafts()
         self._states.clear()
-        was_awake = self._in_pass
-        super()._end_pass(output)
-        for stack in self.view.stacks if was_awake and output is not None and self._scales_long_skips() else ():
+        for stack in self._view.stacks if is_complete and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
 
-    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield from super()._inner_hooks(block)
+    def hooks_in(self, block: nn.Module) -> Hooks:
+        """Let grafts see what torch's own attention reads, and refuse parts that are checkpointed by themselves."""
         for module in block.modules():
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)
@@ -405,44 +399,35 @@ class SurgeryMode(StreamMode):
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
-        call = self._open
-        if call is None or not self._dispatcher.at("reads"):
+        call = self.mode.open
+        if call is None or not self._at("reads"):
             return None
         with observing():
-            return self._dispatcher.read(call, args)
+            return self._read(call, args)
 
     @contextmanager
     def _running_again(self, call: ActiveBlock) -> Iterator[None]:
         """Modify a part of a block that runs once more in the backward pass."""
-        before, self._open = self._open, call
+        before, self.mode.open = self.mode.open, call
         try:
-            with self._re_enabled():
+            with self.mode.re_enabled():
                 yield
         finally:
-            self._open = before
+            self.mode.open = before
 
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._open is not None and self._in_pass:
+        if self.mode.open is not None and self.mode.in_pass:
             self._backward.look()
-        if self._open is None and in_backward():
+        if self.mode.open is None and in_backward():
             raise UnsupportedOperationError(
                 f"Gradient checkpointing runs {type(module).__name__}, a part of a block, again by itself in the "
                 "backward pass, and there it cannot be told which block is meant. Checkpoint with use_reentrant=False, "
                 "or whole blocks."
             )
 
-    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield from super()._hooks(modules)
-        for stack in self.view.stacks:
-            for mlp in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
-                if mlp is not None:
-                    yield modules[mlp].register_forward_hook(self._parallel_mlp)
-
-    def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        call, out = self._open, output_tensor(output)
-        if call is None or out is None:
-            return None
-        dropped = any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer))
-        if dropped:
-            self._touched.add(("mlp", call.layer))
-        return with_output_tensor(output, torch.zeros_like(out)) if dropped else None
+    def parallel_mlp(self, call: ActiveBlock, out: Tensor) -> Tensor:
+        """Drop an MLP that joins the attention branch."""
+        if not any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer)):
+            return out
+        self._touched.add(("mlp", call.layer))
+        return torch.zeros_like(out)
