@@ -141,5 +141,11 @@ class InlineGPT(nn.Module):
         return self.norm(x)
 
 
+def checkpointed(model: nn.Module, **options: bool) -> None:
+    """Gradient checkpoints of a model of transformers, under the name that its version has."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)  # type: ignore[operator]
+
+
 def ids(batch: int = 2, tokens: int = 11, *, seed: int = 0) -> Tensor:
     return torch.randint(5, 90, (batch, tokens), generator=torch.Generator().manual_seed(seed))

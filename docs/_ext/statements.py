@@ -108,7 +108,7 @@ def alarms_lines() -> list[str]:
     from rankscope.monitor import ALARMS
 
     rows = (
-        [f"`{a.name}`", as_markdown(a.summary), ", ".join(f"`{m}`" for m in a.metrics), str(a.confirm), cited(a.cites)]
+        [f"`{a.name}`", as_markdown(a.summary), ", ".join(f"`{m}`" for m in a.metrics), str(a.readings), cited(a.cites)]
         for a in ALARMS.values()
     )
     return markdown_table(["alarm", "raised when", "reads", "readings in a row", "source"], rows)

@@ -20,7 +20,7 @@ from rankscope.errors import LayoutError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate
-from tests.own_models import Block, ids
+from tests.own_models import Block, checkpointed, ids
 
 ENDED = "not active any more"
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
@@ -126,7 +126,7 @@ def test_transformers_with_checkpoints_raise_too() -> None:
     with quiet_transformers():
         model = load("init:tiny-llama").model.train()
     for reentrant in (False, True):
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        checkpointed(model, use_reentrant=reentrant)
         with operate(model, Surgery(skip=0.5)):
             embedded = model.get_input_embeddings()(ids())
             loss = model(inputs_embeds=embedded, use_cache=False).last_hidden_state.sum()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.monitor import Alarm, Gauge
+from tests.own_models import checkpointed
 
 VOCABULARY = 50
 Run = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -31,7 +32,7 @@ def bert(*, dropout: float = 0.1, checkpointing: bool = False, layers: int = 2) 
         )
     )
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpointed(model, use_reentrant=False)
     return model.train()
 
 

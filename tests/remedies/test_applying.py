@@ -13,6 +13,7 @@ from rankscope.models.loading import load
 from rankscope.remedies import REMEDIES, applied
 from rankscope.surgery.operating import operate
 from rankscope.surgery.session import operations_on
+from tests.own_models import checkpointed
 from tests.surgery.written_out import build
 
 
@@ -114,7 +115,7 @@ def test_gradient_checkpointing_is_refused_where_first_values_are_needed() -> No
         vocab_size=20, attn_implementation="sdpa",
     )  # fmt: skip
     model = LlamaModel(config).train()
-    model.gradient_checkpointing_enable()
+    checkpointed(model)
     ids = torch.arange(12).reshape(2, 6)
     with applied(model, "neutreno", inputs=ids), pytest.raises(UnsupportedOperationError, match="checkpointing"):
         model(input_ids=ids, use_cache=False).last_hidden_state.sum().backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from functools import cache, partial
@@ -19,7 +20,7 @@ from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate
 from tests.loops import case
-from tests.own_models import Block, ids
+from tests.own_models import Block, checkpointed, ids
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
 OPERATIONS: dict[str, dict[str, Any]] = {
@@ -60,7 +61,7 @@ def family(name: str) -> Any:
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-gpt-neox"])
 @REENTRANT
 def test_transformers(name: str, operation: str, reentrant: bool) -> None:
-    model, changes = family(name), OPERATIONS[operation]
+    model, changes = copy.deepcopy(family(name)), OPERATIONS[operation]
     if name == "tiny-gpt-neox" and operation == "one layer":
         changes = {"skip": 0.5, "mlp": "drop", "layers": 1}
     config = model.config
@@ -73,11 +74,13 @@ def test_transformers(name: str, operation: str, reentrant: bool) -> None:
 
     want = gradients(model, run, changes, None)
     uncut = gradients(model, run, {}, None)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    try:
-        got = gradients(model, run, changes, None)
-    finally:
-        model.gradient_checkpointing_disable()
+    checkpointed(model, use_reentrant=reentrant)
+    if reentrant and hasattr(model, "activation_checkpointing_enable"):
+        # Since transformers 5.23 the backward pass runs parts of a block, not the block, and no hook of the block.
+        with pytest.raises(UnsupportedOperationError, match="Checkpoint with use_reentrant=False"):
+            gradients(model, run, changes, None)
+        return
+    got = gradients(model, run, changes, None)
     assert_equal(got, want)
     with pytest.raises(AssertionError):
         assert_equal(uncut, want)

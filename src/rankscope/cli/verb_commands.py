@@ -148,8 +148,9 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
 
 def _announce(arguments: Mapping[str, Any], *, shown: bool) -> None:
     """Reading a model takes longest and shows no progress of its own."""
-    if shown and "model" in arguments:
-        remarks_console().print(f"Loading {arguments['model']} ...", markup=False, style="dim")
+    subject = arguments.get("model", arguments.get("design"))
+    if shown and subject is not None:
+        remarks_console().print(f"Loading {subject} ...", markup=False, style="dim")
 
 
 def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:

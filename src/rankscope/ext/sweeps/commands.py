@@ -104,6 +104,8 @@ def run_command(
         return
     place = out or str(plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
     progress = wants_progress(quiet=quiet, no_progress=no_progress)
+    if progress:
+        remarks_console().print(f"Reading {plan} ...", markup=False, style="dim")
     with telling(lambda: _so_far(place)):
         status = rankscope.sweep(
             plan, place, chunk=chunk, serial=serial, address=address, workers=workers, shard=shard, progress=progress

@@ -92,8 +92,9 @@ def what_a_file_holds(path: Path) -> str:
     ]
     if not found:
         return f"{path} defines no class, function or variable that could be a model."
-    builders = [name for name in found if "model" in name.lower()]
-    return f"Which object of {path}? For example {path}:{(builders or found)[0]}. Found: {', '.join(found[:20])}."
+    # What the name says may be wrong: it is an example in a message, and nothing is run.
+    likely = [name for word in ("model", "build", "make") for name in found if word in name.lower()]
+    return f"Which object of {path}? For example {path}:{(likely or found)[0]}. Found: {', '.join(found[:20])}."
 
 
 def _is_module(value: object) -> bool:
