@@ -90,7 +90,7 @@ def found_once() -> Iterator[None]:
         return view
 
     def with_leaks(view: ModelView, run: Callable[[], object], sequences: int) -> ModelView:
-        probe, same = viewing._PROBES[view.model], fingerprint(view.model)
+        (_, probe), same = viewing._LAST[view.model], fingerprint(view.model)
         if same is None:
             return prove(view, run, sequences)
         key = same, repr(view.stacks), digest_of((probe.arguments, dict(probe.inputs)))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import rankscope as rs
 import rankscope.examination
-from rankscope.errors import UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.examination import ROWS, RowSpec, examine, find
 from rankscope.examination.outcomes import EXPERIMENTS, Outcome
 from rankscope.examination.rows.programs import CLASSIFIER, DECODER, ENCODER, Program
@@ -113,24 +113,21 @@ def test_a_head_of_zeros_answers_all_tokens_alike_and_is_healthy() -> None:
     assert asked(DECODER.but("= Model()\n", "= Model()\nnn.init.zeros_(model.head.weight)\n")()).faults == ()
 
 
-class Ignoring(nn.Module):
-    """A map that does not read its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(x * 0)
-        return out
+def test_a_loss_that_cannot_be_called_is_refused() -> None:
+    """Classes have to be the second axis; else half of the rows would be left out in silence."""
+    program = DECODER.but("output.flatten(0, 1), labels.flatten()", "output, labels")()
+    with pytest.raises(InputError, match=r"loss raises .*\(12, 11, 20\) and \(12, 11\)\): RuntimeError"):
+        asked(program)
 
 
 def test_an_edit_is_data_that_a_program_can_carry_out() -> None:
     torch.manual_seed(0)
-    report = rs.doctor(Ignoring(), torch.randn(6, 8))
+    script = ROWS["inputs_ignored"].bad
+    report = asked(script())
     (edit,) = report.to_json()["findings"][0]["edits"]
-    assert (edit["file"], edit["function"]) == (__file__, "Ignoring.forward")
-    assert (edit["old"], edit["new"]) == ("x * 0", "x")
+    assert (edit["function"], edit["old"], edit["new"]) == ("Model.forward", "self.embed(ids) * 0", "self.embed(ids)")
+    torch.manual_seed(0)
+    assert asked(script.but(edit["old"], edit["new"])()).faults == ()
     json.dumps(report.to_json())
 
 

@@ -20,6 +20,7 @@ from rankscope.surgery.session import structure_of
 from rankscope.verbs.doctor.run import doctor
 from rankscope.verbs.measure.run import measure
 from tests.hostile.generated.networks import Network, Wanted
+from tests.hostile.suite import CASES
 from tests.stream.test_roles import DIM, IDS, Branch, Layer, Net, attention, mlp, net, scan
 
 Join = Callable[[Tensor, Tensor], Tensor]
@@ -51,6 +52,15 @@ class Joined(Layer):
     def forward(self, x: Tensor) -> Tensor:
         x = self.joins[0](x, self.attn(self.n1(x)))
         return self.joins[1](x, self.ffn(self.n2(x)))
+
+
+def test_long_skips_cost_two_further_passes() -> None:
+    case = CASES["long_skips"]
+    model, passes = case.model(), [0]
+    model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    assert structure_of(model, case.given()).stacks[0].long_skips
+    # The axes of the inputs 4, as always; one with every form of a sum, and one in which it is known what blocks are.
+    assert passes[0] == 6
 
 
 @pytest.mark.sampled(3)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from rankscope import Surgery
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import known_view, undisturbed, view_of
+from rankscope.surgery import operate
 from tests.own_models import GPT, ids
+from tests.stream.test_roles import IDS, attention, mlp, net
 
 
 def test_what_was_found_is_remembered_and_forgotten_with_the_model() -> None:
@@ -42,3 +45,15 @@ def test_a_block_sparse_model_stays_block_sparse() -> None:
     rs.measure(model, ids(2, 64), metrics=["relative_residual"])
     assert model.attention_type == "block_sparse"
     assert {block.attention.attention_type for block in model.encoder.layer} == {"block_sparse"}
+
+
+def test_under_surgery_the_structure_is_that_of_the_model_as_written_and_remembered() -> None:
+    model, passes = net(attention, mlp, ("op", "other")), [0]
+    model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    batch = Batch({}, None, 0, 2, (IDS,))
+    with operate(model, Surgery(skip=0.0, mlp="drop"), inputs=IDS):
+        found, before = view_of(model, batch), passes[0]
+        assert view_of(model, batch).stacks == found.stacks
+        assert passes[0] == before
+    assert view_of(model, batch).stacks == found.stacks
+    assert view_of(net(attention, mlp, ("op", "other")), batch).stacks == found.stacks

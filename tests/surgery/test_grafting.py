@@ -16,7 +16,7 @@ from rankscope.surgery.attention_grafts import AttentionMixing
 from rankscope.surgery.branch_grafts import BranchGains
 from rankscope.surgery.graft import Graft, Mixture
 from rankscope.surgery.operating import grafting, operate
-from rankscope.surgery.session import _SESSIONS, structure_of
+from rankscope.surgery.session import _SURGEONS, structure_of
 from tests.surgery.own_grafts import NormGains, ValueMixing
 from tests.surgery.written_out import CARRIERS, DIM, WIDTH, Attention, Model, build, split
 
@@ -73,7 +73,7 @@ def test_all_grafts_at_once(carrier: str, causal: bool) -> None:
     assert float((got - want).detach().abs().max()) < 1e-12 * float(want.detach().abs().max())
     assert torch.equal(got, again)
     assert torch.equal(model(x), bare)
-    assert model not in _SESSIONS
+    assert model not in _SURGEONS
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
@@ -86,4 +86,4 @@ def test_a_graft_that_cannot_take_hold_leaves_nothing() -> None:
     ):
         model(x)
     assert torch.equal(model(x), bare)
-    assert model not in _SESSIONS
+    assert model not in _SURGEONS

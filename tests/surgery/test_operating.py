@@ -20,7 +20,7 @@ from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import known_view
 from rankscope.surgery.operating import operate, operating
 from rankscope.surgery.operation import Operation
-from rankscope.surgery.session import _SESSIONS, operations_on
+from rankscope.surgery.session import _SURGEONS, operations_on
 from tests.own_models import GPT, Block, InlineGPT, ids
 
 
@@ -42,7 +42,7 @@ def run(model: nn.Module, *operations: dict[str, Any]) -> Tensor:
 def assert_clean(model: nn.Module) -> None:
     assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == 0
     assert not _get_current_function_mode_stack()
-    assert model not in _SESSIONS
+    assert model not in _SURGEONS
     assert operations_on(model) == ()
     assert torch.backends.mha.get_fastpath_enabled()
 

@@ -11,6 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rankscope import Surgery
 from rankscope.masks import parse_mask
+from rankscope.surgery.attention_edits import joint_mixture, mixed_probs
+from rankscope.surgery.graft import Mixture
 from rankscope.surgery.operating import operate
 from rankscope.surgery.operation import Operation
 
@@ -97,3 +99,18 @@ def test_a_learned_bias_that_is_still_zero_gets_its_gradient() -> None:
     scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
     (scores.softmax(dim=-1) @ x).square().sum().backward()
     assert float((got - layer.bias.grad).abs().max()) <= 1e-12 * float(got.abs().max())
+
+
+def test_operations_and_grafts_make_one_mixture_of_p() -> None:
+    """Heads alone mix in no identity, which needs as many queries as keys: cross-attention has others."""
+    P = torch.rand(2, 3, 4, 6, dtype=torch.float64).softmax(-1)
+    alive = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)[:, None, None]
+    heads = joint_mixture([Operation(heads=frozenset({1}))], [], P)
+    assert heads is not None
+    assert (heads.identity, heads.uniform) == (0.0, 0.0)
+    assert torch.equal(mixed_probs(P, None, heads), P * alive)
+    every = [Operation(attention_scale=2.0), Operation(attention="centred"), Operation(heads=frozenset({1}))]
+    both = joint_mixture(every, [Mixture(own=0.5, uniform=0.25)], P)
+    assert both is not None
+    torch.testing.assert_close(mixed_probs(P, None, both), 0.5 * alive * 2.0 * (P - 1 / 6) + 0.25 / 6)
+    assert joint_mixture([Operation(temperature=2.0)], [], P) is None

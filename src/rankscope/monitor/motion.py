@@ -115,6 +115,8 @@ class WeightMotion:
             if place == (None, None):
                 yield fact("weights_moved", "weights", share)
                 yield fact("still_steps", "weights", float(still))
+                if held:  # the optimizers are known
+                    yield fact("weights_held", "optimizer", len(held.intersection(names)) / len(names))
             elif still and (place in self._has_moved or held.issuperset(names)):
                 yield LayerValue("weights_moved", SITE, *place, share, share, share)
                 yield LayerValue("still_steps", SITE, *place, still, still, still)

@@ -447,7 +447,8 @@ class Prober:
             elif len(weights.bad) < weights.number:  # all of them: an earlier update wrote them
                 self.before_update = ("weights", self._bad_weights(weights))
         known = norms.number > 0 and math.isfinite(norms.total)
-        facts = {"total_gradient_norm": norms.total} if known else {}
+        facts = {"parameters_with_gradient": float(norms.number)}
+        facts |= {"total_gradient_norm": norms.total} if known else {}
         learned = [name for name, one in self.model.named_parameters() if one.requires_grad]
         homes = dict.fromkeys(homes_of(view, learned).values())
         if known and homes:  # a model without blocks has none that could have a gradient

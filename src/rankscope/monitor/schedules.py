@@ -179,10 +179,10 @@ def as_schedule(given: str | int | Schedule) -> Schedule:
         >>> as_schedule("0.5%")
         WallTime(share=0.005)
     """
-    if isinstance(given, Schedule):
-        return given
     if isinstance(given, int) and not isinstance(given, bool):
         return Linear(given)
+    if not isinstance(given, str | bool):
+        return given
     share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(given).strip())
     if share is None:
         raise InputError(f"schedule={given!r}: expected a share such as '1%', or a number of steps.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,3 +208,19 @@ class Graph:
             self.operators[f"higher_order::{node.name}"] = None
         elif node.operator is not None and node.operator.namespace not in _OWN:
             self.operators[f"{node.operator.namespace}::{node.operator.overloadpacket.__name__}"] = None
+
+
+def way_back(values: Iterable[Value], before: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
+    """These values and those that they follow from, each once.
+
+    Args:
+        values: where to begin.
+        before: the values to go on to from a value; none where the way ends.
+    """
+    waiting, seen = list(values), set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            waiting += before(value)

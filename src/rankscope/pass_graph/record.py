@@ -168,10 +168,14 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
             self._sharing.setdefault(memory, []).append(weakref.ref(tensor))
         return value
 
+    def keeps_content(self, value: Value) -> bool:
+        """Whether the content of this value is kept while contents are."""
+        return True
+
     def _keep(self, value: Value, tensor: Tensor) -> None:
         # No copy: it is made when the memory is about to be written to, which few operations do. But for small
         # parameters, whose memory some wrappers free before a block has ended.
-        if self.keeps and value.content is None:
+        if self.keeps and value.content is None and self.keeps_content(value):
             with hidden():
                 value.content = tensor.detach()
                 if tensor.dim() < 2:
@@ -232,12 +236,12 @@ class GraphRecorder(KernelMode):  # type: ignore[no-untyped-call]
         # What is written to, and everything in the same memory, gets a new value.
         shared = [(other, self._known.get(other), target) for target in targets for other in self._others(target)]
         node.outputs = tuple(map(self._new, made))
+        if made:
+            self.graph.add(node)
         for value, tensor in zip(node.outputs, made, strict=True):
             self._keep(value, tensor)
             value.is_weight |= bool(node.inputs) and all(one.is_weight for one in node.inputs)
             value.is_parameter |= bool(node.inputs) and all(one.is_parameter for one in node.inputs)
-        if made:
-            self.graph.add(node)
         for other, before, target in shared:
             if not any(other is one for one in targets):
                 after = self._new(other)

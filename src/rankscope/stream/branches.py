@@ -18,6 +18,7 @@ What decides is the graph alone: names of modules are only reported.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from torch import Tensor
 from rankscope.models.loading.devices import seed_generators
 from rankscope.models.view import Label, Response
 from rankscope.pass_graph.identity import inside
-from rankscope.pass_graph.ir import Call, Node, Value
+from rankscope.pass_graph.ir import Call, Node, Value, way_back
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.operators import ADDED_MATRIX_PRODUCTS, ADDS, MULTI_HEAD, PRODUCTS, PROJECTIONS, SDPA
@@ -159,6 +160,11 @@ class Strand:
             todo = [*todo, *unknown] if unknown else todo[:-1]
         return self._reaches[value]
 
+    def made_by(self, value: Value) -> Node | None:
+        """The operation of the call that made a value; None for what it was given and where the stream begins."""
+        is_own = value.node is not None and value.node.number >= self.start and value not in self.begins
+        return value.node if is_own else None
+
     def back_from(self, values: Iterable[Value], *, replays: bool = False) -> tuple[list[Node], list[Value]]:
         """The operations between the beginnings of the stream and some values, in order; and the beginnings reached.
 
@@ -166,21 +172,17 @@ class Strand:
         """
         nodes: dict[Node, None] = {}
         reached: dict[Value, None] = {}
-        todo, seen = list(values), set[Value]()
-        while todo:
-            value = todo.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            node = value.node
+
+        def before(value: Value) -> Sequence[Value]:
             if value in self.begins:
                 reached[value] = None
-                continue
-            if node is None or node.number < self.start or node in nodes:
-                continue
-            if not replays or all(map(_is_known, _given(node))):
-                nodes[node] = None
-                todo += (*node.inputs, *node.written)
+            node = self.made_by(value)
+            if node is None or (replays and not all(map(_is_known, _given(node)))):
+                return ()
+            nodes[node] = None
+            return (*node.inputs, *node.written)
+
+        deque(way_back(values, before), maxlen=0)
         return sorted(nodes, key=lambda node: node.number), list(reached)
 
 
@@ -353,18 +355,18 @@ class Branch:
 
         What is put together inside a module with weights is that module's own, and so is what a matrix makes of it.
         """
-        todo, seen = [added], set[Value]()
-        while todo:
-            value = todo.pop()
-            node = value.node
-            if value in seen or node is None or node.number < self.strand.start or value in self.strand.begins:
+
+        def node_of(value: Value) -> Node | None:
+            node = self.strand.made_by(value)
+            func = None if node is None or node.function is None else node.function.func
+            is_layer = node is not None and func in MATRIX_PRODUCTS and any(one.is_weight for one in node.inputs)
+            return None if is_layer or self.seen.with_matrix(value) is not None else node
+
+        for value in way_back([added], lambda value: () if (node := node_of(value)) is None else node.inputs):
+            node = node_of(value)
+            if node is None:
                 continue
-            seen.add(value)
             func = None if node.function is None else node.function.func
-            is_layer = func in MATRIX_PRODUCTS and any(one.is_weight for one in node.inputs)
-            if is_layer or self.seen.with_matrix(value) is not None:
-                continue
-            todo += node.inputs
             parts = [one for one in node.inputs if self.strand.reaches(one) and self.strand.tokens.fits(one.shape)]
             if func in ADDS or len(parts) < 2 or not self.strand.follows.isdisjoint(parts):
                 continue
@@ -378,17 +380,14 @@ class Branch:
 
     def _giver(self, value: Value) -> str | None:
         """The last module with a matrix from whose output a value was computed, if there is one alone."""
-        todo, seen, names = [value], set[Value](), set[str]()
-        while todo:
-            one = todo.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            name = self.seen.with_matrix(one)
-            if name is not None:
-                names.add(name)
-            elif one.node is not None and one.node.number >= self.strand.start and one not in self.strand.begins:
-                todo += one.node.inputs
+        names: set[str] = set()
+
+        def before(value: Value) -> Sequence[Value]:
+            name, node = self.seen.with_matrix(value), self.strand.made_by(value)
+            names.update([] if name is None else [name])
+            return () if name is not None or node is None else node.inputs
+
+        deque(way_back([value], before), maxlen=0)
         return names.pop() if len(names) == 1 else None
 
 

@@ -44,10 +44,10 @@ from rankscope.models.view import BranchParts, Carry, Label, ModelView, Stack
 from rankscope.pass_graph.ir import Call, Graph, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, changed, content_of, replay, result_of, unlike
 from rankscope.stream.block_recorder import BlockRecorder
-from rankscope.stream.maps import map_of
+from rankscope.stream.carries import kind_of
 from rankscope.stream.operators import DIVISIONS, JOINS, MOVES, MULTIPLICATIONS, NORMS, PRODUCTS, SDPA, SUMS
 from rankscope.stream.parts import parts_of
-from rankscope.stream.passes import record
+from rankscope.stream.passes import Pass
 from rankscope.stream.tokens import Tokens
 
 _GAINS = MULTIPLICATIONS | DIVISIONS
@@ -75,7 +75,8 @@ def with_leaks(view: ModelView, run: Callable[[], object], sequences: int) -> Mo
     proof = _Blocks(view)
     with torch.random.fork_rng(devices=[]):
         seed_generators(0)
-        record(view.model, run, sequences, view.stacks[0].sums, proof)
+        with Pass(sequences, sums=view.stacks[0].sums, recorder=proof).on(view.model):
+            run()
     return replace(view, stacks=tuple(_with(stack, proof) for stack in view.stacks))
 
 
@@ -369,8 +370,8 @@ def _is_product(node: Node) -> bool:
     given = [value for value in node.inputs if _is_content(value)]
     if not any(value.is_weight for value in given) or all(value.is_parameter for value in given):
         return False
-    op = map_of(node)
-    return op.kind in ("matrix", "mixes") and all(value.is_parameter for value in op.read)  # only a bias is added
+    kind, _, read = kind_of(node)
+    return kind == "transforms" and all(value.is_parameter for value in read)  # only a bias is added
 
 
 def _is_content(value: Value) -> bool:

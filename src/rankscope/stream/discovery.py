@@ -85,7 +85,7 @@ def discover(
     if _uncut(chosen.stacks):
         # What is left over may be long skips, which can be told once it is known which modules are blocks.
         sums = chosen.stacks[0].sums
-        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True)
+        long = _stacks(model, run, batch, blocks, stream, sums, long_skips=True, begun=chosen.seen)
         if long.all_true and _uncut(long.stacks) < _uncut(chosen.stacks):
             chosen = long
     return ModelView(model, chosen.stacks)
@@ -198,13 +198,18 @@ def _refuse_blocks_inside(stacks: Sequence[Stack], records: list[CallRecord]) ->
 
 
 def with_streams(
-    model: nn.Module, run: Callable[[], object], *, batch: int, blocks: str | Sequence[str] | None = None
+    model: nn.Module,
+    run: Callable[[], object],
+    *,
+    batch: int,
+    blocks: str | Sequence[str] | None = None,
+    begun: Pass | None = None,
 ) -> list[ModelView]:
     """Readings of the model in which a token has several residual streams, each with its own layout.
 
     They are candidates by shape alone; which of them holds has to be decided by evidence.
     """
-    records = probe(model, run, batch).records
+    records = (begun or probe(model, run, batch)).records
     chosen = records if blocks is None else _named(records, blocks)
     passed_on = {record.input_shape for record in chosen if record.keeps_shape and record.fed_by}
     shapes = {record.name: record.input_shape for record in records}

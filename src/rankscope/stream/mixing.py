@@ -31,7 +31,7 @@ from rankscope.pass_graph.ir import Call, Node, Value
 from rankscope.pass_graph.replay import CannotReplayError, SharedMemory, content_of, result_of
 from rankscope.stream.block_recorder import BlockRecorder
 from rankscope.stream.operators import MOVES
-from rankscope.stream.passes import record
+from rankscope.stream.passes import Pass
 
 _ROUNDINGS = 32
 """Roundings of the largest displacement by which a mixture of streams may differ from a combination of directions."""
@@ -171,7 +171,8 @@ class _Mixing(BlockRecorder):  # type: ignore[no-untyped-call]
         """Run the model once."""
         with without_fastpath():
             try:
-                record(view.model, lambda: batch.run(view.model), self._sequences, self._stack.sums, self)
+                with Pass(self._sequences, sums=self._stack.sums, recorder=self).on(view.model):
+                    batch.run(view.model)
             except CannotReplayError as error:
                 raise UnsupportedConfigError(
                     f"{type(view.model).__name__} cannot be replayed in parts, so how its streams are mixed cannot be "

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from rankscope.models.view import BranchParts, Label
-from rankscope.pass_graph.ir import Call, Node, Value
+from rankscope.pass_graph.ir import Call, Node, Value, way_back
 from rankscope.stream.operators import ADDS, DIFFERENCES, DIVISIONS, MOVES, MULTIPLICATIONS, NEGATIONS, NORMS
 
 _KEEPING = ADDS | DIFFERENCES | MULTIPLICATIONS | DIVISIONS | NEGATIONS | MOVES
@@ -42,7 +42,7 @@ def parts_of(nodes: Sequence[Node], block: Call, labels: Sequence[Label | None])
     weights = {
         node.call.name
         for label, branch in added if label not in ("mlp", None)
-        for node in _way_back(branch, starts)
+        for node in _operations(branch, starts)
         if node.call is not None and node.call is not block and any(value.is_weight for value in node.inputs)
     }  # fmt: skip
     own = ending | beginning | direct
@@ -88,26 +88,18 @@ def _is_direct(node: Node, block: Call) -> bool:
 
 def _as_it_is(values: Iterable[Value], norms: Container[Node | None]) -> Iterator[Value]:
     """These values, and those from which they follow without a matrix or an activation: by views, gains and sums."""
-    waiting, seen = list(values), set[Value]()
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        yield value
+
+    def before(value: Value) -> Sequence[Value]:
         node = value.node
         if node is None or node in norms:
-            continue
-        if node.name in _UNNAMED if node.function is None else node.function.func in _KEEPING:
-            waiting += node.inputs
+            return ()
+        keeps = node.name in _UNNAMED if node.function is None else node.function.func in _KEEPING
+        return node.inputs if keeps else ()
+
+    return way_back(values, before)
 
 
-def _way_back(branch: Value, starts: set[Value]) -> Iterator[Node]:
+def _operations(branch: Value, starts: set[Value]) -> set[Node]:
     """The operations from which a branch follows, since the stream."""
-    waiting, seen = [branch], set[Node]()
-    while waiting:
-        value = waiting.pop()
-        if value.node is not None and value not in starts and value.node not in seen:
-            seen.add(value.node)
-            yield value.node
-            waiting += value.node.inputs
+    values = way_back([branch], lambda value: () if value in starts or value.node is None else value.node.inputs)
+    return {value.node for value in values if value.node is not None and value not in starts}

@@ -52,8 +52,6 @@ from rankscope.stream.operators import (
     SUMS,
     is_flex,
     is_norm,
-    modes_asleep,
-    some_mode_is_awake,
 )
 from rankscope.stream.tokens import Tokens
 
@@ -82,7 +80,6 @@ class CallRecord:
         inside: adds that are inside the branch of a later one, without a matrix of their own: their label is None.
         roles: for each add, how its branch responded when tokens were replaced; None if it did not.
         beside: what acts on tokens alone in a branch that mixes them, and is added inside in an unknown form.
-        occurrence: how many calls of the same module came before.
     """
 
     name: str
@@ -104,7 +101,6 @@ class CallRecord:
     inside: set[int] = field(default_factory=set)
     roles: list[Response | None] = field(default_factory=list)
     beside: str | None = None
-    occurrence: int = 0
 
     @property
     def module(self) -> nn.Module:
@@ -224,33 +220,10 @@ def probe(
     roles: bool = False,
 ) -> Pass:
     """Run the model once through ``run``, and follow it; the arguments are those of :class:`Pass`."""
-    if roles and some_mode_is_awake():
-        # Under surgery the stream is not what the block made of its input, so roles are those of the model as written.
-        seen = probe(model, run, batch, stream, sums, long_skips)
-        with modes_asleep():
-            written = probe(model, run, batch, stream, sums, roles=True)
-        _take_roles(seen.records, written.records)
-        return seen
     seen = Pass(batch, stream, sums, long_skips, roles=roles)
     with seen.on(model):
         run()
     return seen
-
-
-def _take_roles(records: Sequence[CallRecord], written: Sequence[CallRecord]) -> None:
-    """Give each call the labels and responses of the same call of the model as written, if it has as many adds."""
-    by_call = {(record.name, record.occurrence): record for record in written}
-    for record in records:
-        other = by_call.get((record.name, record.occurrence))
-        if other is not None and len(other.adds) == len(record.adds):
-            record.adds, record.roles = other.adds, other.roles
-            record.parallel_mlp, record.beside = other.parallel_mlp, other.beside
-
-
-def record(model: nn.Module, run: Callable[[], object], batch: int, sums: Sums, recorder: GraphRecorder) -> None:
-    """Run the model once, and record its operations, its module calls, and the sums in them."""
-    with Pass(batch, None, sums, recorder=recorder).on(model):
-        run()
 
 
 class Pass(TorchFunctionMode):
@@ -486,7 +459,6 @@ class Pass(TorchFunctionMode):
             if not self._open:
                 self.recorder.note_input((args, kwargs))
             entry = first_tensor(args, kwargs)
-            occurrence = self.called[name]
             self.called[name] += 1
             # A module that is given only ids has no stream, and opens no frame. It still takes a place in ``_open``,
             # because the hook on leaving takes one away.
@@ -502,9 +474,7 @@ class Pass(TorchFunctionMode):
                 self.in_torch_func = name
             self.recorder.keeps |= self._roles
             parent = next((frame.record for frame in reversed(self._open) if frame is not None), None)
-            record = CallRecord(
-                name, weakref.ref(module), parent, entry.shape, fed_by=self._givers_of(entry), occurrence=occurrence
-            )
+            record = CallRecord(name, weakref.ref(module), parent, entry.shape, fed_by=self._givers_of(entry))
             number = self._numbers[id(record)] = len(self.records)
             self.recorder.enter(name, normalises=normalises, number=number, taken=entry)
             self.records.append(record)

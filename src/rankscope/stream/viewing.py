@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,16 +29,15 @@ from rankscope.stream.evidence import Known, agreed, shows_streams
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.mixing import adds_only
 from rankscope.stream.observation import Ends, FirstCalls, is_data, named_inputs, watch_lists
-from rankscope.stream.operators import some_mode_is_awake
+from rankscope.stream.operators import modes_asleep, some_mode_is_awake
 from rankscope.stream.own_tokens import PROBE_TOKENS, counted
 from rankscope.stream.passes import Pass
 
 # Views of one model that are remembered, by what it was run on; a snapshot holds a fact of every tensor.
 _REMEMBERED = 4
 _VIEWS: WeakKeyDictionary[nn.Module, dict[object, tuple[Snapshot, tuple[Stack, ...]]]] = WeakKeyDictionary()
-_STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 _FIRST: WeakKeyDictionary[nn.Module, _FirstPasses] = WeakKeyDictionary()
-_PROBES: WeakKeyDictionary[nn.Module, Batch] = WeakKeyDictionary()
+_LAST: WeakKeyDictionary[nn.Module, tuple[tuple[Stack, ...], Batch]] = WeakKeyDictionary()
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Snapshot, tuple[Stack, ...], tuple[Stack, ...]]] = WeakKeyDictionary()
 
 
@@ -73,12 +72,12 @@ def _view_of(
 ) -> ModelView:
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     keep = None if batch.keep is None else batch.keep[(sequences - 1) % batch.sequences]
-    key = None if some_mode_is_awake() or needs_all_ranks(model) else _kind_of(small, keep, blocks, stream, measures)
+    key = None if needs_all_ranks(model) else _kind_of(small, keep, blocks, stream, measures)
     snapshot, stacks = _VIEWS.setdefault(model, {}).get(key, (None, ()))
     if snapshot is not None and snapshot.fits(model):
-        _STACKS[model], _PROBES[model] = stacks, small
+        _LAST[model] = stacks, small
         return ModelView(model, stacks)
-    with undisturbed(model), _with_merged_adapters(model):
+    with _as_written(model):
         draws = False
 
         def run() -> object:
@@ -100,10 +99,13 @@ def _view_of(
             known = None if begun is None else begun.known
             return agreed(view, small, sequences, keep=keep, measures=measures, known=known)
 
+        begun: _FirstPasses | None = None
         try:
-            view = settled(begun=_FirstPasses.of(model, small, stream) or _begun(model, small, run, stream))
+            begun = _FirstPasses.of(model, small, stream) or _begun(model, small, run, stream)
+            view = settled(begun=begun)
         except DiscoveryError as error:
-            with_streams = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
+            first = None if begun is None else begun.first
+            with_streams = None if stream is not None else _with_streams(model, small, sequences, blocks, keep, first)
             if with_streams is None:
                 raise error.with_hints(_tried(error, settled)) from None
             view = with_streams
@@ -111,7 +113,7 @@ def _view_of(
         if draws:
             noise = _noise(model, small)
             view = replace(view, stacks=tuple(replace(stack, noise=noise) for stack in view.stacks))
-    _STACKS[model], _PROBES[model] = view.stacks, small
+    _LAST[model] = view.stacks, small
     if key is not None:
         known = _VIEWS[model]
         known[key] = Snapshot(model), view.stacks
@@ -177,7 +179,7 @@ class _FirstPasses:
     def of(cls, model: nn.Module, batch: Batch, stream: Stream | None) -> _FirstPasses | None:
         """The passes of an experiment on this batch, once; None if there was none, or the model has changed since."""
         passes = _FIRST.pop(model, None)
-        if passes is None or stream is not None or some_mode_is_awake() or not _are_alike(passes._batch, batch):
+        if passes is None or stream is not None or not _are_alike(passes._batch, batch):
             return None
         return passes if passes._snapshot is not None and passes._snapshot.fits(model) else None
 
@@ -215,10 +217,8 @@ def _are_alike(one: Batch, other: Batch) -> bool:
     return digest_of((one.arguments, dict(one.inputs))) == digest_of((other.arguments, dict(other.inputs)))
 
 
-def _begun(model: nn.Module, batch: Batch, run: Callable[[], object], stream: Stream | None) -> _FirstPasses | None:
-    """The first pass, unless surgery is under way: then the model as written is told from the model as it is."""
-    if some_mode_is_awake():
-        return None
+def _begun(model: nn.Module, batch: Batch, run: Callable[[], object], stream: Stream | None) -> _FirstPasses:
+    """The first pass."""
     passes = _FirstPasses(model, batch, stream)
     with passes.passing(0):
         run()
@@ -244,18 +244,21 @@ def with_proven_cuts(view: ModelView) -> ModelView:
         return view
     before, stacks, proven = _PROVEN.get(view.model, (None, (), ()))
     if before is None or stacks != view.stacks or not before.fits(view.model):
-        probe = _PROBES.get(view.model)
+        _, probe = _LAST.get(view.model, ((), None))
         if probe is None or any(parameter.is_meta for parameter in view.model.parameters()):
             return view  # weights that are read block by block: proven before, with stand-ins
-        with undisturbed(view.model), _with_merged_adapters(view.model):
+        with _as_written(view.model):
             proven = with_leaks(view, lambda: probe.run(view.model), probe.sequences).stacks
         _PROVEN[view.model] = Snapshot(view.model), view.stacks, proven
     return replace(view, stacks=proven)
 
 
-def _with_merged_adapters(model: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def _as_written(model: nn.Module) -> Iterator[None]:
+    """Run a model without surgery and with its adapters merged, and otherwise undisturbed."""
     adapted = any(has_adapter(part) for name, part in model.named_modules() if name)
-    return adapters_merged(model) if adapted else nullcontext()
+    with undisturbed(model), modes_asleep(), adapters_merged(model) if adapted else nullcontext():
+        yield
 
 
 def view_and_batches(
@@ -290,11 +293,16 @@ def _passes(settled: Callable[..., ModelView], options: Mapping[str, Any]) -> bo
 
 
 def _with_streams(
-    model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, keep: Tensor | None
+    model: nn.Module,
+    small: Batch,
+    sequences: int,
+    blocks: str | Sequence[str] | None,
+    keep: Tensor | None,
+    begun: Pass | None,
 ) -> ModelView | None:
     """The only reading with several residual streams per token for which there is evidence; None if there is none."""
     readings = []
-    for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks):
+    for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks, begun=begun):
         with suppress(LayoutError):
             settled = agreed(view, small, sequences, keep=keep)
             readings += [settled] if all(map(shows_streams, settled.stacks)) else []
@@ -371,8 +379,8 @@ def notes_on_noise(view: ModelView) -> list[str]:
 
 def known_view(model: nn.Module) -> ModelView | None:
     """The structure that was found last, if any."""
-    stacks = _STACKS.get(model)
-    return None if stacks is None else ModelView(model, stacks)
+    last = _LAST.get(model)
+    return None if last is None else ModelView(model, last[0])
 
 
 @contextmanager

@@ -56,10 +56,15 @@ class Mixture:
     def after(self, earlier: Mixture) -> Mixture:
         """This mixture applied after another one; I and U are the same in both."""
         return Mixture(
-            self.identity + self.own * earlier.identity,
+            _plus(self.identity, self.own, earlier.identity),
             self.own * earlier.own,
-            self.uniform + self.own * earlier.uniform,
+            _plus(self.uniform, self.own, earlier.uniform),
         )
+
+
+def _plus(number: Number, factor: Number, other: Number) -> Number:
+    """``number + factor * other``; what is not there stays not there, also where the factor is one for each head."""
+    return number if not isinstance(other, Tensor) and other == 0.0 else number + factor * other
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -12,12 +12,11 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.inputs import InputsLike, as_inputs
 from rankscope.models.loading import need_module
 from rankscope.models.model import Model
-from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import ATTENTION_PLACES, Graft
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_carries, check_operable, check_own_norms, need_edits_in_blocks
-from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.session import remove_last, surgeon_of
 from rankscope.surgery.surgery import Surgery, SurgeryLike, as_surgery
 
 
@@ -58,10 +57,8 @@ class _Operate(AbstractContextManager[Operation]):
         self._open = ExitStack()
 
     def __enter__(self) -> Operation:
-        model, operation = self._model, self._surgery.operation
-        options = {"inputs": self._inputs, "blocks": model.blocks, "stream": model.declared_stream}
-        self._open.enter_context(operating(model.model, operation, **options))
-        return operation
+        self._open.enter_context(operating(self._model, self._surgery.operation, inputs=self._inputs))
+        return self._surgery.operation
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._open.__exit__(*error)
@@ -72,58 +69,43 @@ class _Operate(AbstractContextManager[Operation]):
 
 @contextmanager
 def operating(
-    model: nn.Module,
-    operation: Operation,
-    *,
-    inputs: Any = None,
-    blocks: str | Sequence[str] | None = None,
-    stream: Stream | str | None = None,
-    view: ModelView | None = None,
+    model: nn.Module | Model, operation: Operation, *, inputs: Any = None, view: ModelView | None = None
 ) -> Iterator[None]:
     """Like :func:`operate`, for an existing operation, on a model whose structure may be known."""
-    with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
-        check_operable(operation, session.view)
-        session.operations.append(operation)
+    with surgeon_of(model, inputs, view) as surgeon:
+        check_operable(operation, surgeon.view)
+        surgeon.operations.append(operation)
         try:
             yield
         finally:
-            remove_last(session.operations, operation)
+            remove_last(surgeon.operations, operation)
 
 
 @contextmanager
 def grafting(
-    model: nn.Module,
-    graft: Graft,
-    *,
-    inputs: Any = None,
-    blocks: str | Sequence[str] | None = None,
-    stream: Stream | str | None = None,
-    view: ModelView | None = None,
+    model: nn.Module | Model, graft: Graft, *, inputs: Any = None, view: ModelView | None = None
 ) -> Iterator[None]:
     """Run a model with a graft inside the ``with`` block; it is restored afterwards, even after an error.
 
     Grafts are applied after operations, in order. What a graft has learned stays with the graft.
 
     Args:
-        model: any model rankscope can measure.
+        model: a module, or a :class:`rankscope.Model`, which also says where its blocks and its residual stream are.
         graft: the graft.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, if discovery needs help.
-        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
-            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         view: the structure, if known.
 
     Raises:
         UnsupportedOperationError: a block has no place where the graft could be applied.
     """
-    with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session, ExitStack() as stack:
-        need_edits_in_blocks(session.view, norms=graft.norms_last_axis)
-        _check_places(graft, session.view)
-        for handle in graft.hooks(session.view):
+    with surgeon_of(model, inputs, view) as surgeon, ExitStack() as stack:
+        need_edits_in_blocks(surgeon.view, norms=graft.norms_last_axis)
+        _check_places(graft, surgeon.view)
+        for handle in graft.hooks(surgeon.view):
             stack.callback(handle.remove)
-        session.grafts.append(graft)
+        surgeon.grafts.append(graft)
         stack.callback(graft.reset)
-        stack.callback(remove_last, session.grafts, graft)
+        stack.callback(remove_last, surgeon.grafts, graft)
         yield
 
 

@@ -66,17 +66,20 @@ class Surgeon(Handler):
 
     Args:
         view: the model and its structure.
+
+    Attributes:
+        view: the model and its structure.
         operations: the active operations; the list may grow and shrink while the mode is active.
         grafts: the active grafts, applied after the operations; this list may change too.
     """
 
     follows_repeats = True
 
-    def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
-        self._view = view
-        self._operations = operations
-        self._grafts = grafts
-        self._eager = EagerAttention(grafts)
+    def __init__(self, view: ModelView) -> None:
+        self.view = view
+        self.operations: list[Operation] = []
+        self.grafts: list[Graft] = []
+        self._eager = EagerAttention(self.grafts)
         self._reads = 0
         """How often grafts have changed what a matrix product reads, since the last sum."""
         self._touched: set[tuple[str, int]] = set()
@@ -85,25 +88,25 @@ class Surgeon(Handler):
         self._before: list[weakref.ref[Tensor]] = []
         self._long_skips_met: dict[str | None, int] = {}
         self._with_long_skips = sum(bool(stack.long_skips) for stack in view.stacks)
-        self._backward = BackwardWatch(lambda: (*operations, *grafts))
+        self._backward = BackwardWatch(lambda: (*self.operations, *self.grafts))
         self._checkpoint = CheckpointedPart(self._running_again)
         self._has_run = False
 
     @property
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
-        return self._changes_attention() or any(operation.touches_attention for operation in self._operations)
+        return self._changes_attention() or any(operation.touches_attention for operation in self.operations)
 
     def _changes_attention(self) -> bool:
-        return any(graft.touches & ATTENTION_PLACES for graft in self._grafts)
+        return any(graft.touches & ATTENTION_PLACES for graft in self.grafts)
 
     def _reset_grafts(self) -> None:
         self._eager.reset()
-        for graft in self._grafts:
+        for graft in self.grafts:
             graft.reset()
 
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
-        return [operation for operation in self._operations if operation.applies_to(stack, layer)]
+        return [operation for operation in self.operations if operation.applies_to(stack, layer)]
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Scale long skips, which may lie between blocks, and let grafts see what blocks read."""
@@ -137,10 +140,10 @@ class Surgeon(Handler):
         return out
 
     def _scales_long_skips(self) -> bool:
-        return self._with_long_skips > 0 and any(operation.attention_skip != 1.0 for operation in self._operations)
+        return self._with_long_skips > 0 and any(operation.attention_skip != 1.0 for operation in self.operations)
 
     def _long_gain(self, name: str | None, found: LongSum) -> float:
-        stack = next(stack for stack in self._view.stacks if stack.name == name)
+        stack = next(stack for stack in self.view.stacks if stack.name == name)
         met = self._long_skips_met.get(name, 0)
         self._long_skips_met[name] = met + 1
         planned = stack.long_skips[met : met + 1]
@@ -165,7 +168,7 @@ class Surgeon(Handler):
 
     def _with_grafts(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         call = self.mode.open
-        if call is None or not self._grafts:
+        if call is None or not self.grafts:
             return super().call(func, args, kwargs)
         if func in READERS and self._at("reads"):
             args = self._read(call, args)
@@ -181,13 +184,13 @@ class Surgeon(Handler):
         return tuple(given)
 
     def _at(self, place: Place) -> list[Graft]:
-        return at_place(self._grafts, place)
+        return at_place(self.grafts, place)
 
     def add(self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Apply the gain to the skip, or drop the MLP."""
         assert call.sum is not None
         operations = self._for(call.stack.name, call.layer) if label is not None else []
-        if label is None or not (operations or self._grafts):
+        if label is None or not (operations or self.grafts):
             return super().add(call, label, stream, branch, perform)
         # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
@@ -314,7 +317,7 @@ class Surgeon(Handler):
         # Two stages: arguments before the kernel, and edits of P expressed on P V.
         call = before_kernel(own, place.tokens, operations)
         if spot is not None:
-            call = replace(call, value=given_values(self._grafts, spot, named["value"]))
+            call = replace(call, value=given_values(self.grafts, spot, named["value"]))
             call = mapped_scores(own, call, spot, self._at("queries"))
         assert call.query is not None
         assert call.value is not None
@@ -322,7 +325,7 @@ class Surgeon(Handler):
         out = run_mixed(call, named, place.perform, mixture)
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
         announce(call if mixture is None else replace(call, edit=partial(mixed_probs, mixture=mixture)))
-        return out if spot is None else attended(self._grafts, spot, out, call.value)
+        return out if spot is None else attended(self.grafts, spot, out, call.value)
 
     def _mixtures(self, spot: Spot | None) -> list[Mixture]:
         return [] if spot is None else [graft.mixture(spot) for graft in self._at("probs")]
@@ -385,7 +388,7 @@ class Surgeon(Handler):
         """Keep nothing of the pass, and check that every long skip was scaled."""
         self._reset_grafts()
         self._states.clear()
-        for stack in self._view.stacks if is_complete and self._scales_long_skips() else ():
+        for stack in self.view.stacks if is_complete and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
 
     def hooks_in(self, block: nn.Module) -> Hooks:

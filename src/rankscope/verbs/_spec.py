@@ -4,21 +4,25 @@ The command line, ``report``, ``query``, ``sweep``, printing, plotting and the d
 verb, add a folder to this package; ``docs/adding.md`` shows one.
 
 ``verbs/NAME/__init__.py`` declares, ``run.py`` computes (torch), ``judge.py`` and ``show.py`` read a finished run (no
-torch). A declaration holds functions that import inside themselves: reading the registry imports neither torch nor
-numpy, and type checkers and editors follow the imports.
+torch). A declaration says where these modules are and imports none of them: reading the registry imports neither torch
+nor numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, Protocol
 
 from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import RESULT, Option
-from rankscope.runs.showing import ANY, VIEWS, Show
+from rankscope.runs.showing import ANY, VIEWS, Show, shown_by
+
+GRID = "rankscope.verbs.measure.show"
+"""Shows runs as a grid of metrics by layer."""
 
 
 class Answer(Protocol):
@@ -36,26 +40,21 @@ class Answer(Protocol):
         """What ``--json`` prints."""
 
 
-def _grid() -> Show:
-    from rankscope.verbs.measure.show import document, plot
-
-    return Show(document=document, plot=plot, has_choices=True)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verb:
     """The declaration of a verb.
 
     Attributes:
         name: name of the command, of the Python function, and of its runs (``Run.kind``).
+        home: the package that declares it. Its module ``run`` has the function, whose result is a
+            :class:`~rankscope.runs.run.Run` or an :class:`Answer`.
         question: the question it answers; first sentence of its help and title of its chapter in a report.
         answer: one line on what it does.
-        run: imports and returns the Python function, whose result is a :class:`~rankscope.runs.run.Run` or an
-            :class:`Answer`.
         makes_runs: whether its result is a run, which can be saved and compared; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
         outputs: options that say what to do with the result; they come last in the help.
-        show: imports and returns how a run is printed and plotted; by default as a grid of metrics by layer.
+        view: the module with the ``document`` of its results and, if they have a figure, ``plot``; by default they are
+            shown as a grid of metrics by layer.
         columns: further columns of its rows, with their types; ``query`` knows them.
         examples: command lines without the name of the program; tests run them.
         under_torchrun: an example for ``torchrun``, if several processes can share the work.
@@ -71,13 +70,13 @@ class Verb:
     """
 
     name: str
+    home: str
     question: str
     answer: str
-    run: Callable[[], Callable[..., Any]]
     makes_runs: bool = True
     options: tuple[Option, ...] = ()
     outputs: tuple[Option, ...] = RESULT
-    show: Callable[[], Show] = _grid
+    view: str = GRID
     columns: Mapping[str, Literal["string", "int64", "float64"]] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
     under_torchrun: str | None = None
@@ -92,6 +91,15 @@ class Verb:
     explain: Callable[[], Callable[[str], str]] | None = None
 
     __repr__ = brief
+
+    def run(self) -> Callable[..., Any]:
+        """The Python function."""
+        function: Callable[..., Any] = getattr(import_module(f"{self.home}.run"), self.name)
+        return function
+
+    def show(self) -> Show:
+        """How its results are printed and plotted."""
+        return shown_by(self.view)
 
     @property
     def is_shared(self) -> bool:
@@ -114,13 +122,13 @@ class Verb:
 
 
 VERBS: Registry[Verb] = Registry("verb", __package__, folders=True)
-VIEWS.add(ANY, _grid)
+VIEWS.add(ANY, GRID)
 
 
 def verb(declared: Verb) -> Verb:
     """Add a verb to the registry, and to ``runs`` how its runs are shown."""
     VERBS.add(declared.name, declared)
-    VIEWS.add(declared.name, declared.show)
+    VIEWS.add(declared.name, declared.view)
     return declared
 
 

@@ -47,7 +47,7 @@ def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
     """Weight decay that erases the weights."""
     return finding(
         f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
-        "Use a smaller weight_decay: its product with the learning rate is what each step takes away",
+        "Use a smaller weight_decay or learning rate: each step takes away their product",
     )
 
 

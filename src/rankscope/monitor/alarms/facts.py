@@ -94,8 +94,9 @@ def still_weights(layer: LayerState) -> Breach | None:
         words = f"the gradient of every parameter is exactly zero, for {zero:.0f} steps"
         return Breach({"zero_steps": zero}, words, "gradients")
     moved, rate = layer.now["weights_moved"], layer.now.get("learning_rate")
-    # Of this block; else how many blocks have any, or that of a model without blocks. None if no gradient was read.
-    names = ("gradient_norm", "blocks_with_gradient", "total_gradient_norm")
+    # Of this block; else how many blocks have any, that of a model without blocks, and how many parameters have one at
+    # all. None if no gradient was read.
+    names = ("gradient_norm", "blocks_with_gradient", "total_gradient_norm", "parameters_with_gradient")
     gradient = next((layer.now[name] for name in names if layer.has(name)), None)
     words = f"{moved:.1%} of the weights changed since the last reading, and hardly any for {steps:.0f} steps"
     component = "numbers" if moved > 0.0 else "optimizer"
@@ -103,6 +104,8 @@ def still_weights(layer: LayerState) -> Breach | None:
         words, component = f"{words}; the learning rate is 0", "rate"
     elif gradient == 0.0:
         words, component = f"{words}; they have no gradient", "gradients"
+    elif (held := layer.now.get("weights_held", 1.0)) < 1.0:
+        words, component = f"{words}; the optimizer holds {held:.0%} of these parameters", "optimizer"
     elif rate is not None:
         words = f"{words}; the learning rate is {rate:.2g}"
     return Breach({"still_steps": steps, "weights_moved": moved}, words, component)

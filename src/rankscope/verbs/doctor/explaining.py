@@ -29,7 +29,10 @@ def explained(code: str) -> str:
         program = spec.bad()
         given = {"labels": program.labels, "loss": program.loss, "optimizer": program.optimizer}
         found = doctor(program.model, program.inputs, **given).findings
-    said = [line for one in found if one.code == code for line in (one.sentence, one.evidence, one.change)]
+    said: list[str] = []
+    for one in (one for one in found if one.code == code):
+        change = f"{'Change' if one.tried else 'Hint'}: {one.change}" if one.change else ""
+        said += filter(None, (f"{one.kind}: {one.sentence}", one.evidence, change))
     parts = (
         f"{code} ({spec.level}): {spec.title}",
         f"Needs {needs}. An experiment asks:",
@@ -37,6 +40,6 @@ def explained(code: str) -> str:
         "A program without it, and with it in the lines that are marked:",
         indent("\n".join(spec.bad.beside(spec.good)), "    "),
         "Then doctor says:",
-        *(indent(line, "    ") for line in said if line),
+        indent("\n".join(said), "    "),
     )
     return "\n\n".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from rankscope.errors import (
     DiscoveryError,
+    InputError,
     LayoutError,
     RankscopeError,
     SiteError,
     UnsupportedOperationError,
 )
 from rankscope.examination import ROWS, Examination, find
-from rankscope.examination.passes import Loss
+from rankscope.examination.outcomes import FAILS
+from rankscope.examination.passes import Loss, in_training
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, InputsLike, as_inputs
 from rankscope.models.inputs.record import passes_counted
@@ -27,7 +29,7 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.model import ModelLike, as_model
 from rankscope.models.view import ModelView, Stack
-from rankscope.models.wrapping import without_fastpath
+from rankscope.models.wrapping import same_buffers, without_fastpath
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.claims import claims_of
 from rankscope.stream.frames import tensors_in
@@ -46,7 +48,7 @@ from rankscope.surgery.surgery import SurgeryLike, as_surgery
 from rankscope.verbs.calling import checked
 from rankscope.verbs.doctor import OWN
 from rankscope.verbs.doctor.checks import Check, DoctorReport, StackFacts
-from rankscope.verbs.doctor.reaching import batch_for, builder_of, loss_for, named_value, optimizer_for
+from rankscope.verbs.doctor.reaching import MOST, batch_for, builder_of, loss_for, named_value, optimizer_for
 
 _ROUNDINGS = 64
 
@@ -86,6 +88,9 @@ def doctor(
     Example:
         >>> doctor("init:tiny-gpt2").passed
         True
+
+    Raises:
+        InputError: the model does not run on the inputs, or the loss on what it returns.
     """
     build = builder_of(model)
     subject = as_model(model if build is None or build is not model else build())  # type: ignore[arg-type]
@@ -139,6 +144,7 @@ def doctor(
         targets=None if labelled is not None else told, build=build,
     )  # fmt: skip
     with quiet_transformers(), _telling(shown=progress) as tell:
+        _check_loss(examination)
         diagnosis = find(examination, tell)
     shown = any(one.kind == "fault" and one.certainty == "shown" for one in diagnosis.findings)
     if shown and checks and checks[0].name == "shape" and view is None:
@@ -152,6 +158,30 @@ def doctor(
         passes=(count.passes - structure + diagnosis.forward_passes, diagnosis.backward_passes),
         structure_passes=first.passes + structure,
     )
+
+
+def _check_loss(x: Examination) -> None:
+    """Refuse a loss that cannot be called on what the model returns, in evaluation mode or in training mode."""
+    if x.loss is None:
+        return
+    with torch.random.fork_rng(devices=[]), same_buffers(x.model):
+        try:
+            output = x.returned
+        except FAILS:
+            return  # what needs the output is not examined, and says so
+        try:
+            x.loss_of(output)
+        except FAILS as error:
+            with suppress(*FAILS):
+                x.once(in_training)
+                return
+            raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            shapes = [tuple(one.shape) for one in (x.result, x.labels) if one is not None]
+            raise InputError(
+                f"loss raises on what the model returns and the labels ({' and '.join(map(str, shapes))}): {raised}. "
+                "Pass what your loop calls, such as lambda output, labels: cross_entropy(output.flatten(0, 1), "
+                f"labels.flatten()); at most {MOST} sequences are examined, so it must read labels that it is given."
+            ) from error
 
 
 @contextmanager
