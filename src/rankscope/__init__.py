@@ -15,7 +15,6 @@ if (
 ):
     del sys.path[0]
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankscope._lazy import names_of
@@ -103,9 +102,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__ and not name.startswith("_"):
         from rankscope.verbs._spec import VERBS
 
-        offered = {name: module for extension in available() for name, module in extension.names.items()}
+        offered = {name: get for extension in available() for name, get in extension.names.items()}
         if name in offered:
-            return getattr(import_module(offered[name]), name)
+            return offered[name]()
         if name in VERBS:
             return VERBS[name].run()
         if absent := missing(name):

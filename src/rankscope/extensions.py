@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,17 @@ class Extension:
         summary: one sentence for ``rankscope ls extensions``.
         requires: extensions without which it cannot be used. It may import these, and no others.
         adds: by the kind of a registry (``"verb"``, ``"metric"``, ``"mask"``, ``"remedy"``, ``"family"``, ``"alarm"``,
-            ``"command"``, ``"listing"``, ``"section"`` of the report, ``"execution"``, ...), the modules which register
-            entries when they are imported.
-        names: names under ``rankscope.``, each with the module that has it. The functions of verbs need no entry.
+            ``"command"``, ``"listing"``, ``"section"`` of the report, ``"execution"``, ...), a function that imports
+            the modules which register the entries.
+        names: names under ``rankscope.``, each with a function that imports and returns the object. The functions of
+            verbs need no entry.
     """
 
     name: str
     summary: str
     requires: tuple[str, ...] = ()
-    adds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
+    adds: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    names: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def contribute(kind: str) -> None:
     for load in _FILLS.get(kind, ()):
         load()
     for extension in available():
-        for module in extension.adds.get(kind, ()):
-            import_module(module)
+        if kind in extension.adds:
+            extension.adds[kind]()
 
 
 def missing(name: str) -> MissingExtensionError | None:

@@ -120,17 +120,14 @@ def test_a_broken_extension_of_somebody_else_is_warned_about(monkeypatch: pytest
 
 
 def test_what_an_extension_adds_is_in_the_registry_and_its_names_in_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from rankscope import _registry
+    from rankscope._registry import Registry
 
-    (tmp_path / "guest_seven.py").write_text(
-        "from rankscope._registry import numbers\nnumbers.add('seven', 7)\nseventh = 7\n"
+    numbers: Registry[int] = Registry("number")
+    guest = Extension(
+        name="guest", summary="", adds={"number": lambda: numbers.add("seven", 7)}, names={"seventh": lambda: 7}
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    numbers: _registry.Registry[int] = _registry.Registry("number")
-    monkeypatch.setattr(_registry, "numbers", numbers, raising=False)
-    guest = Extension(name="guest", summary="", adds={"number": ("guest_seven",)}, names={"seventh": "guest_seven"})
     monkeypatch.setattr(extensions, "available", lambda: iter([guest]))
     monkeypatch.setattr(rankscope, "available", lambda: iter([guest]))
     assert dict(numbers) == {"seven": 7}

@@ -2,12 +2,21 @@
 
 from rankscope.extensions import Extension
 
+
+def _metrics() -> None:
+    from rankscope_loud import metrics  # noqa: F401
+
+
+def _remedies() -> None:
+    from rankscope_loud import remedies  # noqa: F401
+
+
+def _verbs() -> None:
+    from rankscope_loud import declared  # noqa: F401
+
+
 EXTENSION = Extension(
     name="loud",
     summary="Loudness of a model, as a metric, a remedy and a verb.",
-    adds={
-        "metric": ("rankscope_loud.metrics",),
-        "remedy": ("rankscope_loud.remedies",),
-        "verb": ("rankscope_loud.declared",),
-    },
+    adds={"metric": _metrics, "remedy": _remedies, "verb": _verbs},
 )

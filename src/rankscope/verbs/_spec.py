@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 from rankscope._printing import brief
@@ -22,7 +23,7 @@ from rankscope.options import RESULT, Option
 from rankscope.runs.showing import ANY, VIEWS, Show, shown_by
 
 GRID = "rankscope.verbs.measure.show"
-"""Shows runs as a grid of metrics by layer."""
+"""Shows a run as a grid of metrics by layer."""
 
 
 class Answer(Protocol):
@@ -47,14 +48,14 @@ class Verb:
     Attributes:
         name: name of the command, of the Python function, and of its runs (``Run.kind``).
         home: the package that declares it. Its module ``run`` has the function, whose result is a
-            :class:`~rankscope.runs.run.Run` or an :class:`Answer`.
+            :class:`~rankscope.runs.run.Run` or an :class:`Answer`; its module ``show``, if there is one, has
+            ``document`` and ``plot``. Without it, a run is shown as a grid of metrics by layer, and an answer by the
+            ``document`` in ``run``.
         question: the question it answers; first sentence of its help and title of its chapter in a report.
         answer: one line on what it does.
         makes_runs: whether its result is a run, which can be saved and compared; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
         outputs: options that say what to do with the result; they come last in the help.
-        view: the module with the ``document`` of its results and, if they have a figure, ``plot``; by default they are
-            shown as a grid of metrics by layer.
         columns: further columns of its rows, with their types; ``query`` knows them.
         examples: command lines without the name of the program; tests run them.
         under_torchrun: an example for ``torchrun``, if several processes can share the work.
@@ -76,7 +77,6 @@ class Verb:
     makes_runs: bool = True
     options: tuple[Option, ...] = ()
     outputs: tuple[Option, ...] = RESULT
-    view: str = GRID
     columns: Mapping[str, Literal["string", "int64", "float64"]] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
     under_torchrun: str | None = None
@@ -96,6 +96,12 @@ class Verb:
         """The Python function."""
         function: Callable[..., Any] = getattr(import_module(f"{self.home}.run"), self.name)
         return function
+
+    @property
+    def view(self) -> str:
+        """The module that shows its results."""
+        own = f"{self.home}.show"
+        return own if find_spec(own) else GRID if self.makes_runs else f"{self.home}.run"
 
     def show(self) -> Show:
         """How its results are printed and plotted."""

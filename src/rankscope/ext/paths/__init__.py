@@ -29,11 +29,17 @@ __all__ = [
 
 __getattr__ = names_of(__name__)
 
+
+def _verbs() -> None:
+    from rankscope.ext.paths import decompose  # noqa: F401 registers the verb
+
+
+def _sections() -> None:
+    from rankscope.ext.paths.decompose import sections  # noqa: F401
+
+
 EXTENSION = Extension(
     name="paths",
     summary="decompose: what single paths, or all of one length, carry through a network.",
-    adds={
-        "verb": ("rankscope.ext.paths.decompose",),
-        "section": ("rankscope.ext.paths.decompose.sections",),
-    },
+    adds={"verb": _verbs, "section": _sections},
 )

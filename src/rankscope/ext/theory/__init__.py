@@ -14,13 +14,22 @@ __all__ = ["EXTENSION", "grid_of"]
 
 __getattr__ = names_of(__name__)
 
+
+def _verbs() -> None:
+    from rankscope.ext.theory import bound, masks, predict  # noqa: F401 each registers its verb
+
+
+def _sections() -> None:
+    from rankscope.ext.theory.bound import sections  # noqa: F401
+
+
+def _listings() -> None:
+    from rankscope.ext.theory import listing  # noqa: F401
+
+
 EXTENSION = Extension(
     name="theory",
     summary="bound, predict and graph: theorems, graphs of masks, and limits at initialisation.",
     requires=("paths",),
-    adds={
-        "verb": tuple(f"rankscope.ext.theory.{name}" for name in ("bound", "masks", "predict")),
-        "section": ("rankscope.ext.theory.bound.sections",),
-        "listing": ("rankscope.ext.theory.listing",),
-    },
+    adds={"verb": _verbs, "section": _sections, "listing": _listings},
 )

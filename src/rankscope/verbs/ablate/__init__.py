@@ -36,7 +36,6 @@ ABLATE = verb(
     Verb(
         name="ablate",
         home=__name__,
-        view=f"{__name__}.show",
         question="Which component prevents collapse?",
         answer="Compares attention alone, with norms, with skips, with MLPs, and the full model.",
         options=(

@@ -48,7 +48,6 @@ DOCTOR = verb(
     Verb(
         name="doctor",
         home=__name__,
-        view=f"{__name__}.show",
         question="What is wrong with this model, and what to change?",
         answer="Looks for faults by experiments on the model, and checks that its numbers can be trusted.",
         makes_runs=False,

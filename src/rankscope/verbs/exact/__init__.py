@@ -30,7 +30,6 @@ EXACT = verb(
     Verb(
         name="exact",
         home=__name__,
-        view=f"{__name__}.show",
         question="How fast does it really collapse?",
         answer="Computes residuals far below the float floor, with order and factor, and compares the cubic law.",
         options=(

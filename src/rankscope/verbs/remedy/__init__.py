@@ -40,7 +40,6 @@ REMEDY = verb(
     Verb(
         name="remedy",
         home=__name__,
-        view=f"{__name__}.show",
         question="Which remedy would help?",
         answer="Tries each known remedy on this model and ranks them, with gradients and parameters.",
         options=(

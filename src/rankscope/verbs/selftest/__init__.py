@@ -9,7 +9,6 @@ SELFTEST = verb(
     Verb(
         name="selftest",
         home=__name__,
-        view=f"{__name__}.run",
         question="Are the numbers right on this machine?",
         answer="Recomputes a table of known values and compares every digit; with --device, also every verb on it.",
         makes_runs=False,

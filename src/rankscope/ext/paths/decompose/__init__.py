@@ -50,7 +50,6 @@ DECOMPOSE = verb(
     Verb(
         name="decompose",
         home=__name__,
-        view=f"{__name__}.show",
         question="Which paths carry the signal?",
         answer="Computes the exact sum of all paths of each length, and of those through each head.",
         options=(

@@ -22,7 +22,6 @@ BOUND = verb(
     Verb(
         name="bound",
         home=__name__,
-        view=f"{__name__}.show",
         question="What do the theorems say about these weights?",
         answer="Checks the hypotheses and compares each bound with the measured value, layer by layer.",
         options=(

@@ -20,7 +20,6 @@ GRAPH = verb(
     Verb(
         name="graph",
         home=__name__,
-        view=f"{__name__}.show",
         question="What does a mask do to collapse?",
         answer="Reports centre nodes, radius, diameter, second eigenvalue and the layers until tokens agree.",
         makes_runs=False,

@@ -42,7 +42,6 @@ PREDICT = verb(
     Verb(
         name="predict",
         home=__name__,
-        view=f"{__name__}.show",
         question="Will this design collapse at initialisation?",
         answer="Samples the design, compares theory curves, and gives the depth at which tokens agree.",
         options=(
