@@ -116,6 +116,7 @@ def test_other_lengths_are_not_paired() -> None:
     answer = compare(run_with(base), run_with(base[:, :3]))
     assert not answer.paired
     assert answer.table["sequences_b"].to_pylist() == [3, 3]
+    assert compare(run_with(base), run_with(base[:, :3]), paired=True).table["sequences_a"].to_pylist() == [3, 3]
 
 
 def test_item_9_runs_that_read_different_tokens_are_not_paired() -> None:
@@ -125,6 +126,10 @@ def test_item_9_runs_that_read_different_tokens_are_not_paired() -> None:
     assert not answer.paired
     assert "did not read the same tokens" in str(answer)
     assert "The inputs differ: a read built-in sample text, b random tokens, seed 0." in answer.verdict
+    asked = compare(run, other, paired=True)
+    assert asked.paired
+    assert "although the runs did not read the same tokens" in str(asked)
+    assert "The inputs differ" in asked.verdict
     assert "The inputs differ" not in compare(run, run).verdict
 
 

@@ -4,12 +4,19 @@ from rankscope import options
 from rankscope.options import Option
 from rankscope.verbs import Verb, verb
 
+
+def _run():
+    from rankscope_loud.loudness import loudness
+
+    return loudness
+
+
 LOUDNESS = verb(
     Verb(
         name="loudness",
-        home=__package__,
         question="How loud is this model?",
         answer="The mean length of its tokens after each block.",
+        run=_run,
         options=(
             options.MODEL,
             *options.INPUTS,

@@ -18,6 +18,9 @@ def compare_command(
     b: Annotated[str, typer.Argument(metavar="B", help="Folder of the run to compare it with.")],
     metrics: parameters.Metrics = None,
     site: Annotated[str | None, typer.Option("--site", help="Compare this site only.")] = None,
+    paired: Annotated[
+        bool | None, typer.Option("--paired/--unpaired", help="Whether to pair the sequences; detected by default.")
+    ] = None,
     level: Annotated[float, typer.Option("--level", help="Confidence level of the intervals.")] = 0.95,
     output: Annotated[
         Path | None,
@@ -30,7 +33,7 @@ def compare_command(
     """How do two runs differ? Compares them block by block, with intervals over the sequences."""
     import rankscope
 
-    comparison = rankscope.compare(a, b, metrics=split_names(metrics), site=site, level=level)
+    comparison = rankscope.compare(a, b, metrics=split_names(metrics), site=site, paired=paired, level=level)
     if figure is not None:
         save_figure(comparison.plot(), figure)
     if output is not None:

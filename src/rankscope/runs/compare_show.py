@@ -11,7 +11,7 @@ import pyarrow as pa
 from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import BETWEEN_INPUTS, ENTRY, only, within_sequences
-from rankscope.runs.showing import VIEWS
+from rankscope.runs.showing import VIEWS, Show
 from rankscope.runs.summary import headline, main_site, shown_lines
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Table, number
 
@@ -112,4 +112,8 @@ def _chart(table: pa.Table, metric: str, site: str) -> LineChart:
     return LineChart(metric.replace("_", " "), lines, subtitle=site, guides=(Guide(0.0, ""),))
 
 
-VIEWS.add("compare", __name__)
+def _show() -> Show:
+    return Show(document=document, plot=plot, has_choices=True)
+
+
+VIEWS.add("compare", _show)

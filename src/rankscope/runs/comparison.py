@@ -93,14 +93,14 @@ def compare(
     *,
     metrics: Sequence[str] | None = None,
     site: str | None = None,
+    paired: bool | None = None,
     level: float = LEVEL,
 ) -> Comparison:
     r"""Compare two runs: how does ``b`` differ from ``a``, and is that more than the spread over sequences?
 
     For every value in both runs, computes the difference of the means over sequences (heads are averaged first),
-    :math:`\bar b - \bar a`, and Student's interval over sequences. Sequence i of one run is paired with sequence i of
-    the other if both read the same tokens under the same token policy; otherwise the interval is Welch's. **Estimate**:
-    it covers other sequences of the same kind, not other seeds or models, and one value at a time.
+    :math:`\bar b - \bar a`, and Student's interval over sequences (Welch's if they are not paired). **Estimate**: it
+    covers other sequences of the same kind, not other seeds or models, and one value at a time.
 
     Args:
         a: a run, or the folder it was saved in.
@@ -108,6 +108,8 @@ def compare(
         metrics: metrics to compare; by default all that are in both runs, without those that depend on the number of
             tokens (ranks, sums, counts) if the runs counted different numbers.
         site: compare this site only.
+        paired: whether sequence i of one run belongs to sequence i of the other; by default if both runs read the same
+            tokens under the same token policy.
         level: level of the intervals.
 
     Returns:
@@ -126,10 +128,17 @@ def compare(
     first, second = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
     _check(first, second, level)
     with showing(first, second):
-        return _compared(first, second, metrics, site, level)
+        return _compared(first, second, metrics, site, paired, level)
 
 
-def _compared(first: Run, second: Run, metrics: Sequence[str] | None, site: str | None, level: float) -> Comparison:
+def _compared(
+    first: Run,
+    second: Run,
+    metrics: Sequence[str] | None,
+    site: str | None,
+    paired: bool | None,
+    level: float,
+) -> Comparison:
     for name in metrics or ():
         for run in (first, second):
             if name not in (known := names_in(run.table, "metric")):
@@ -142,9 +151,11 @@ def _compared(first: Run, second: Run, metrics: Sequence[str] | None, site: str 
             "The two runs share no value: no metric was taken at the same site and block in both. "
             f"One has {_contents(first)}, the other {_contents(second)}."
         )
-    pairs, why = _pairing(first, second, left, right)
+    pairs, why = _pairing(first, second, left, right, paired)
     rows = [left.position[key] for key in shared], [right.position[key] for key in shared]
     values_a, values_b = left.values[rows[0]], right.values[rows[1]]
+    if pairs:
+        values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
     found = mean_differences(values_a, values_b, paired=pairs, level=level)
     table = _table(left.columns, shared, found)
     settings = {"level": level, "why": why}
@@ -166,8 +177,15 @@ def _check(first: Run, second: Run, level: float) -> None:
         raise InputError(f"level={level}: expected a number between 0 and 1.")
 
 
-def _pairing(first: Run, second: Run, left: SequenceTable, right: SequenceTable) -> tuple[bool, str]:
-    """Whether sequence i of one run belongs to sequence i of the other, and why."""
+def _pairing(
+    first: Run, second: Run, left: SequenceTable, right: SequenceTable, asked: bool | None
+) -> tuple[bool, str]:
+    shared = sorted(set(left.sequences) & set(right.sequences))
+    if asked is not None:
+        if asked and not shared:
+            raise InputError("paired=True needs sequences with the same numbers in both runs; they share none.")
+        differ = ", although the runs did not read the same tokens" if asked and _inputs_differ(first, second) else ""
+        return asked, f"as asked{differ}"
     one, other = first.provenance, second.provenance
     if not (one.inputs_hash and other.inputs_hash):
         return False, "one of the runs does not say what it read"
@@ -245,6 +263,11 @@ def _what_is_missing(alone: Sequence[Mapping[str, Any]], other: SequenceTable) -
         elif missing:
             words.append(f"{column} {', '.join(str(value) for value in missing[:MOST_LISTED])}")
     return f" ({'; '.join(words)})" if words else ""
+
+
+def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> np.ndarray:
+    shared = [number for number in mine.sequences if number in set(other.sequences)]
+    return values[:, [mine.sequences.index(number) for number in shared]]
 
 
 def _table(columns: Sequence[str], keys: Sequence[tuple[Any, ...]], found: Differences) -> pa.Table:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankscope._registry import Registry
@@ -24,27 +22,18 @@ class Show:
     Attributes:
         document: its tables, verdict and notes, for print, terminal and notebook.
         plot: its figure; None if it has none.
+        has_choices: whether ``plot`` takes ``metrics`` and ``site``.
     """
 
     document: Callable[[Any], Document]
     plot: Callable[..., Plot] | None = None
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether ``plot`` takes ``metrics`` and ``site``."""
-        return self.plot is not None and "site" in inspect.signature(self.plot).parameters
+    has_choices: bool = False
 
 
-VIEWS: Registry[str] = Registry("view")
-"""By kind, the module that shows such a run."""
-
-
-def shown_by(module: str) -> Show:
-    """The ``document`` of a module, and its ``plot`` if it has one."""
-    found = import_module(module)
-    return Show(document=found.document, plot=getattr(found, "plot", None))
+VIEWS: Registry[Callable[[], Show]] = Registry("view")
+"""By kind, a function that imports and returns how such a run is shown."""
 
 
 def show_of(kind: str) -> Show:
     """How runs of this kind are shown."""
-    return shown_by(VIEWS[kind if kind in VIEWS else ANY])
+    return VIEWS[kind if kind in VIEWS else ANY]()

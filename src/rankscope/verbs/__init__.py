@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope._lazy import names_of
 
 if TYPE_CHECKING:
+    from rankscope.runs.showing import Show
     from rankscope.verbs._spec import VERBS, Verb, verb
     from rankscope.verbs.calling import checked
     from rankscope.verbs.exact.judge import exact_curves
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "VERBS",
+    "Show",
     "SiteReader",
     "Verb",
     "checked",

@@ -4,26 +4,21 @@ The command line, ``report``, ``query``, ``sweep``, printing, plotting and the d
 verb, add a folder to this package; ``docs/adding.md`` shows one.
 
 ``verbs/NAME/__init__.py`` declares, ``run.py`` computes (torch), ``judge.py`` and ``show.py`` read a finished run (no
-torch). A declaration says where these modules are and imports none of them: reading the registry imports neither torch
-nor numpy.
+torch). A declaration holds functions that import inside themselves: reading the registry imports neither torch nor
+numpy, and type checkers and editors follow the imports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
 from rankscope._printing import brief
 from rankscope._registry import Registry
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import RESULT, Option
-from rankscope.runs.showing import ANY, VIEWS, Show, shown_by
-
-GRID = "rankscope.verbs.measure.show"
-"""Shows a run as a grid of metrics by layer."""
+from rankscope.runs.showing import ANY, VIEWS, Show
 
 
 class Answer(Protocol):
@@ -41,21 +36,26 @@ class Answer(Protocol):
         """What ``--json`` prints."""
 
 
+def _grid() -> Show:
+    from rankscope.verbs.measure.show import document, plot
+
+    return Show(document=document, plot=plot, has_choices=True)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verb:
     """The declaration of a verb.
 
     Attributes:
         name: name of the command, of the Python function, and of its runs (``Run.kind``).
-        home: the package that declares it. Its module ``run`` has the function, whose result is a
-            :class:`~rankscope.runs.run.Run` or an :class:`Answer`; its module ``show``, if there is one, has
-            ``document`` and ``plot``. Without it, a run is shown as a grid of metrics by layer, and an answer by the
-            ``document`` in ``run``.
         question: the question it answers; first sentence of its help and title of its chapter in a report.
         answer: one line on what it does.
+        run: imports and returns the Python function, whose result is a :class:`~rankscope.runs.run.Run` or an
+            :class:`Answer`.
         makes_runs: whether its result is a run, which can be saved and compared; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
         outputs: options that say what to do with the result; they come last in the help.
+        show: imports and returns how a run is printed and plotted; by default as a grid of metrics by layer.
         columns: further columns of its rows, with their types; ``query`` knows them.
         examples: command lines without the name of the program; tests run them.
         under_torchrun: an example for ``torchrun``, if several processes can share the work.
@@ -71,12 +71,13 @@ class Verb:
     """
 
     name: str
-    home: str
     question: str
     answer: str
+    run: Callable[[], Callable[..., Any]]
     makes_runs: bool = True
     options: tuple[Option, ...] = ()
     outputs: tuple[Option, ...] = RESULT
+    show: Callable[[], Show] = _grid
     columns: Mapping[str, Literal["string", "int64", "float64"]] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
     under_torchrun: str | None = None
@@ -91,21 +92,6 @@ class Verb:
     explain: Callable[[], Callable[[str], str]] | None = None
 
     __repr__ = brief
-
-    def run(self) -> Callable[..., Any]:
-        """The Python function."""
-        function: Callable[..., Any] = getattr(import_module(f"{self.home}.run"), self.name)
-        return function
-
-    @property
-    def view(self) -> str:
-        """The module that shows its results."""
-        own = f"{self.home}.show"
-        return own if find_spec(own) else GRID if self.makes_runs else f"{self.home}.run"
-
-    def show(self) -> Show:
-        """How its results are printed and plotted."""
-        return shown_by(self.view)
 
     @property
     def is_shared(self) -> bool:
@@ -128,13 +114,13 @@ class Verb:
 
 
 VERBS: Registry[Verb] = Registry("verb", __package__, folders=True)
-VIEWS.add(ANY, GRID)
+VIEWS.add(ANY, _grid)
 
 
 def verb(declared: Verb) -> Verb:
     """Add a verb to the registry, and to ``runs`` how its runs are shown."""
     VERBS.add(declared.name, declared)
-    VIEWS.add(declared.name, declared.view)
+    VIEWS.add(declared.name, declared.show)
     return declared
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport("ablate")
@@ -32,12 +36,25 @@ OWN = (
     ),
 )
 
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.ablate.run import ablate
+
+    return ablate
+
+
+def _show() -> Show:
+    from rankscope.verbs.ablate.show import document, plot
+
+    return Show(document=document, plot=plot, has_choices=True)
+
+
 ABLATE = verb(
     Verb(
         name="ablate",
-        home=__name__,
         question="Which component prevents collapse?",
         answer="Compares attention alone, with norms, with skips, with MLPs, and the full model.",
+        run=_run,
         options=(
             options.MODEL,
             *options.INPUTS,
@@ -46,6 +63,7 @@ ABLATE = verb(
             *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
+        show=_show,
         columns={"variant": "string", "mask": "string", "weights": "string"},
         examples=(
             "ablate init:tiny-bert --sequences 4 --tokens 32",

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rankscope import options
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
+
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.doctor.run import doctor
+
+    return doctor
+
+
+def _show() -> Show:
+    from rankscope.verbs.doctor.show import document
+
+    return Show(document=document)
 
 
 def _explained() -> Callable[[str], str]:
@@ -47,10 +61,11 @@ PAGE = Option(
 DOCTOR = verb(
     Verb(
         name="doctor",
-        home=__name__,
         question="What is wrong with this model, and what to change?",
         answer="Looks for faults by experiments on the model, and checks that its numbers can be trusted.",
+        run=_run,
         makes_runs=False,
+        show=_show,
         options=(
             options.MODEL,
             options.TEXT,

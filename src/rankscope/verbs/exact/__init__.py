@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport("exact", no_spread=WHOLE_WEIGHTS, in_float64=True)
@@ -26,12 +30,25 @@ OWN = (
     ),
 )
 
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.exact.run import exact
+
+    return exact
+
+
+def _show() -> Show:
+    from rankscope.verbs.exact.show import document, plot
+
+    return Show(document=document, plot=plot)
+
+
 EXACT = verb(
     Verb(
         name="exact",
-        home=__name__,
         question="How fast does it really collapse?",
         answer="Computes residuals far below the float floor, with order and factor, and compares the cubic law.",
+        run=_run,
         options=(
             options.MODEL,
             # Sequences run one at a time, so there is no --batch.
@@ -42,6 +59,7 @@ EXACT = verb(
             *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
+        show=_show,
         columns={"arithmetic": "string"},
         examples=(
             "exact init:tiny-bert --skip 0 --sequences 1 --tokens 32",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankscope import options
@@ -69,6 +69,12 @@ JUDGE = (
 """What ``judge`` takes in Python; ``--layout`` and ``--dtype`` are the last two on the command line."""
 
 
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.measure.run import measure
+
+    return measure
+
+
 def _call(api: Any, values: Mapping[str, Any]) -> Any:
     from rankscope.verbs.measure.run import from_options
 
@@ -78,9 +84,9 @@ def _call(api: Any, values: Mapping[str, Any]) -> Any:
 MEASURE = verb(
     Verb(
         name="measure",
-        home=__name__,
         question="Where does this model stand?",
         answer="Measures a set of metrics after each block and gives a verdict with its evidence.",
+        run=_run,
         call=_call,
         options=(
             options.MODEL.replace(is_required=False),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport(
@@ -36,12 +40,25 @@ OWN = (
     ),
 )
 
+
+def _run() -> Callable[..., Any]:
+    from rankscope.verbs.remedy.run import remedy
+
+    return remedy
+
+
+def _show() -> Show:
+    from rankscope.verbs.remedy.show import document, plot
+
+    return Show(document=document, plot=plot)
+
+
 REMEDY = verb(
     Verb(
         name="remedy",
-        home=__name__,
         question="Which remedy would help?",
         answer="Tries each known remedy on this model and ranks them, with gradients and parameters.",
+        run=_run,
         options=(
             options.MODEL,
             *options.TEXTS,
@@ -55,6 +72,7 @@ REMEDY = verb(
             *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
+        show=_show,
         columns={"remedy": "string"},
         examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16",),
         execution=EXECUTION,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport(
@@ -46,12 +50,25 @@ OWN = (
     options.METRICS,
 )
 
+
+def _run() -> Callable[..., Any]:
+    from rankscope.ext.paths.decompose.run import decompose
+
+    return decompose
+
+
+def _show() -> Show:
+    from rankscope.ext.paths.decompose.show import document, plot
+
+    return Show(document=document, plot=plot)
+
+
 DECOMPOSE = verb(
     Verb(
         name="decompose",
-        home=__name__,
         question="Which paths carry the signal?",
         answer="Computes the exact sum of all paths of each length, and of those through each head.",
+        run=_run,
         options=(
             options.MODEL,
             *options.INPUTS,
@@ -60,6 +77,7 @@ DECOMPOSE = verb(
             *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
+        show=_show,
         columns={"length": "int64", "paths": "string", "origin": "string"},
         examples=(
             "decompose init:tiny-gpt2 --sequences 2 --tokens 16",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rankscope import options
 from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 EXECUTION = ExecutionSupport("bound", no_spread=WHOLE_WEIGHTS, in_float64=True)
@@ -18,12 +22,25 @@ OWN = (
     ),
 )
 
+
+def _run() -> Callable[..., Any]:
+    from rankscope.ext.theory.bound.run import bound
+
+    return bound
+
+
+def _show() -> Show:
+    from rankscope.ext.theory.bound.show import document, plot
+
+    return Show(document=document, plot=plot)
+
+
 BOUND = verb(
     Verb(
         name="bound",
-        home=__name__,
         question="What do the theorems say about these weights?",
         answer="Checks the hypotheses and compares each bound with the measured value, layer by layer.",
+        run=_run,
         options=(
             options.MODEL,
             *options.TEXTS,
@@ -37,6 +54,7 @@ BOUND = verb(
             *options.LOADING,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
+        show=_show,
         columns={"theorem": "string", "scope": "string", "hypothesis": "string"},
         examples=(
             "bound init:tiny-bert --sequences 1 --tokens 16",

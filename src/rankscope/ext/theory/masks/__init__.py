@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankscope import options
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
+
+
+def _run() -> Callable[..., Any]:
+    from rankscope.ext.theory.masks.run import graph
+
+    return graph
+
+
+def _show() -> Show:
+    from rankscope.ext.theory.masks.show import document, plot
+
+    return Show(document=document, plot=plot)
 
 
 def _compared(api: Any, given: Mapping[str, Any]) -> Any:
@@ -19,11 +32,12 @@ def _compared(api: Any, given: Mapping[str, Any]) -> Any:
 GRAPH = verb(
     Verb(
         name="graph",
-        home=__name__,
         question="What does a mask do to collapse?",
         answer="Reports centre nodes, radius, diameter, second eigenvalue and the layers until tokens agree.",
+        run=_run,
         makes_runs=False,
         call=_compared,
+        show=_show,
         options=(
             Option(
                 name="masks",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rankscope import options
+from rankscope.errors import InputError
 from rankscope.options import Option
+from rankscope.runs.showing import Show
 from rankscope.verbs._spec import Verb, verb
 
 DESIGN = (
@@ -26,24 +28,69 @@ DESIGN = (
         in_python=False,
         help="Multiply both skip connections by this; 0 removes them.",
     ),
+    Option(
+        name="weight_std", kind=float, in_python=False, help="Standard deviation of the entries of every weight matrix."
+    ),
 )
-"""Parts of a design with an option; in Python these and all others are keys of ``changes``."""
+"""Parts of a design with their own option; in Python they are keys of ``changes``."""
 
 
 def predict_from_options(api: Any, given: Mapping[str, Any]) -> Any:
     """Call ``predict`` with the options of the command line."""
     values = dict(given)
+    design, changed = values.pop("design"), values.pop("set")
     named = {option.name: values.pop(option.name) for option in DESIGN}
     changes = {name: value for name, value in named.items() if value is not None}
-    return api.predict(values.pop("design"), changes, **values)
+    changes.update(assignments(changed or ()))
+    return api.predict(design, changes, **values)
+
+
+def assignments(words: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` pairs, numbers as numbers.
+
+    Example:
+        >>> assignments(["kv_heads=4", "attention_scale=0.5", "mlp=relu"])
+        {'kv_heads': 4, 'attention_scale': 0.5, 'mlp': 'relu'}
+
+    Raises:
+        InputError: a word without ``=``.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"--set {word}: expected NAME=VALUE, such as kv_heads=4.")
+        values[name.strip()] = _value(value.strip())
+    return values
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _run() -> Callable[..., Any]:
+    from rankscope.ext.theory.predict.run import predict
+
+    return predict
+
+
+def _show() -> Show:
+    from rankscope.ext.theory.predict.show import document, plot
+
+    return Show(document=document, plot=plot)
 
 
 PREDICT = verb(
     Verb(
         name="predict",
-        home=__name__,
         question="Will this design collapse at initialisation?",
         answer="Samples the design, compares theory curves, and gives the depth at which tokens agree.",
+        run=_run,
         options=(
             Option(
                 name="design",
@@ -53,6 +100,13 @@ PREDICT = verb(
             ),
             *DESIGN,
             options.TOKENS.replace(noun=None, default=None, minimum=2, help="Context length; all tokens are sampled."),
+            Option(
+                name="set",
+                several="repeated",
+                metavar="NAME=VALUE",
+                in_python=False,
+                help="Set any other part of the design; repeatable.",
+            ),
             Option(name="seeds", kind=int, default=3, minimum=1, help="Number of initialisations to sample."),
             Option(
                 name="most_blocks",
@@ -63,6 +117,7 @@ PREDICT = verb(
             ),
             options.SEED.replace(noun=None),
         ),
+        show=_show,
         columns={"curve": "string"},
         examples=(
             "predict tiny-bert --tokens 16 --seeds 1 --most-blocks 4",
