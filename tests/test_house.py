@@ -194,7 +194,6 @@ def test_the_files_that_the_readme_tells_to_read_are_few_and_short() -> None:
 
 SAME_NAME = {
     "GaugeCallback": "one per host, each the `Callback` of its own trainer; nobody imports both without `as`",
-    "Attention": "what a pass shows of a call of attention, and the module of a program that rows are shown on",
     "Branch": "what a module call adds in a recorded pass, and its numbers, which a metric reads",
     "Tokens": "where the tokens of a stream are, and the numbers of tokens, which a metric reads",
 }

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.scan import Dropouts, Scan
-from rankscope.examination.findings import NOT_MADE, FileEdit, CarriedOut
+from rankscope.examination.findings import NOT_MADE, CarriedOut, FileEdit
 from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
 from rankscope.examination.source import Edit, SourcePlace, fitting, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
@@ -82,12 +82,14 @@ class Backward:
 
     Attributes:
         dropped: the innermost module and the share, for each call that drops.
+        ran: names of the modules in which something was computed.
         apart: how much the outputs of different inputs differ.
         gradients: of each parameter that requires one, of the loss or of a random projection of all outputs.
         last_functions: the name of the last function of autograd that made each tensor, apart from shaping.
     """
 
     dropped: list[tuple[str, float]]
+    ran: set[str | None]
     apart: float | None
     gradients: Mapping[str, Tensor | None]
     last_functions: tuple[str, ...]
@@ -426,6 +428,7 @@ class Examination:
         training: bool = True,
         drops: bool = True,
         gradients: bool = True,
+        entering: bool = False,
         of_outputs: bool = False,
         replaced: Mapping[str, Tensor] | None = None,
     ) -> Backward:
@@ -438,6 +441,7 @@ class Examination:
             training: whether in training mode.
             drops: False to drop nothing.
             gradients: False for the pass alone.
+            entering: let what the modules outside the blocks return require a gradient, such as embeddings.
             of_outputs: whether of a random projection of all outputs, in place of the loss.
             replaced: other parameters.
         """
@@ -448,6 +452,10 @@ class Examination:
         self.forward_passes += 1
         self.backward_passes += gradients
         with ExitStack() as opened:
+            within = {part for _, block in self.blocks for part in block.modules()} if entering else set()
+            for module in self.model.modules() if entering else ():
+                if module not in within and next(module.children(), None) is None:
+                    opened.callback(module.register_forward_hook(_require).remove)
             for module in [one for one in self.model.modules() if one.training is not training]:
                 module.training = training
                 opened.callback(setattr, module, "training", not training)
@@ -465,6 +473,7 @@ class Examination:
                     torch.autograd.backward(total)
         return Backward(
             seen.dropped,
+            seen.ran,
             None if output is None else self.inputs_apart(output.detach()),
             {name: own[name].grad for name in own if name in learns},
             _last_functions(returned) if gradients else (),
@@ -484,6 +493,12 @@ def in_evaluation(x: Examination) -> Backward:
 def of_outputs(x: Examination) -> Backward:
     """The same of all outputs: what another output depends on is not lost, only not part of this loss."""
     return in_evaluation(x) if x.loss is None else x.backward(training=False, of_outputs=True)
+
+
+def _require(module: nn.Module, args: Any, output: Any) -> None:
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.is_leaf and torch.is_grad_enabled():
+            leaf.requires_grad_()
 
 
 def _projection(value: Any) -> Tensor:

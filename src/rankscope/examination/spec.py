@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._registry import Registry
-from rankscope.examination.findings import NOT_MADE, Finding, CarriedOut, told
+from rankscope.examination.findings import NOT_MADE, CarriedOut, Finding, told
 
 if TYPE_CHECKING:
     from rankscope.examination.outcomes import Outcome

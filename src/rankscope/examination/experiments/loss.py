@@ -35,6 +35,8 @@ AGREE = 0.95
 """Share of the labels that must be the token of the input at a distance, beyond those that are so by chance."""
 PARALLEL = 0.9999
 """Cosine from which on two gradients are taken to be of one loss; with label smoothing it is below."""
+BY_CHANCE = 1e-3
+"""Probability below which labels that are all alike are no accident of the batch."""
 
 
 class Held:
@@ -402,6 +404,18 @@ def broadcast(x: Examination) -> Outcome:
             "after": known.value(known.output.reshape(labels.shape)),
         },
     )
+
+
+@experiment
+def labels_alike(x: Examination) -> Outcome:
+    """Whether all labels are one class; the control is whether that is likely by chance, in a small batch."""
+    labels = x.labels
+    if labels is None or labels.ndim != 1 or classes_axis(held(x).output, labels) is None:
+        return NOT_READ
+    classes = held(x).output.shape[-1]
+    by_chance = float(classes) ** (1 - len(labels)) > BY_CHANCE
+    alike = bool((labels == labels[0]).all())
+    return Outcome(alike, by_chance, {"count": len(labels), "label": int(labels[0]), "classes": classes})
 
 
 @experiment

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
-from rankscope.examination.passes import Examination, of_outputs
+from rankscope.examination.passes import Examination, in_evaluation, in_training, of_outputs
 from rankscope.examination.source import place_of
 from rankscope.examination.tensors import is_trained
 
@@ -43,7 +43,7 @@ class _Step:
     gradients: dict[str, Tensor]
 
 
-def _step(x: Examination, *, times: float = 1.0, **settings: float) -> _Step | None:
+def _step(x: Examination, *, dtype: torch.dtype | None = None, times: float = 1.0, **settings: float) -> _Step | None:
     """One step of a copy of the optimizer, on some rows of its parameters; None if none of them has a gradient.
 
     The copies are made with one memo, so that they belong to each other. The state of the optimizer is not copied, so
@@ -51,6 +51,7 @@ def _step(x: Examination, *, times: float = 1.0, **settings: float) -> _Step | N
 
     Args:
         x: the examination.
+        dtype: of all parameters; None for their own.
         times: by what gradients are multiplied.
         settings: of all groups that have such a setting, such as ``lr``.
     """
@@ -65,7 +66,7 @@ def _step(x: Examination, *, times: float = 1.0, **settings: float) -> _Step | N
     memo: dict[int, object] = {id(x.optimizer.state): defaultdict(dict)}
     for group in x.optimizer.param_groups:
         for one in group["params"]:
-            memo[id(one)] = nn.Parameter(_some(one.detach()).clone())
+            memo[id(one)] = nn.Parameter(_some(one.detach()).to(dtype or one.dtype, copy=True))
     optimizer = copy.deepcopy(x.optimizer, memo)
     own = {name: memo[id(one)] for name, one in named.items()}
     gradients: dict[str, Tensor] = {}
@@ -94,6 +95,24 @@ def _taken(x: Examination) -> _Step | None:
 
 def _broken(step: _Step) -> list[str]:
     return [name for name, one in step.after.items() if not bool(torch.isfinite(one).all())]
+
+
+@experiment
+def step_breaks_weights(x: Examination) -> Outcome:
+    """Whether weights are not finite after a step with finite gradients; the control is the same step in float32."""
+    step = x.once(_taken)
+    if step is None or not all(bool(torch.isfinite(one).all()) for one in step.gradients.values()):
+        return NOT_READ
+    broken = _broken(step)
+    if not broken:
+        return NO
+    wide = _step(x, dtype=torch.float32)
+    dtype = str(step.after[broken[0]].dtype).removeprefix("torch.")
+    return Outcome(
+        True,
+        wide is None or bool(_broken(wide)),
+        {"names": broken, "count": len(step.after), "dtype": dtype},
+    )
 
 
 def _rates(x: Examination) -> tuple[list[float], list[float]]:
@@ -230,6 +249,21 @@ def one_value_in_trained(x: Examination) -> Outcome:
 
 
 @experiment
+def one_memory(x: Examination) -> Outcome:
+    """Whether two parameters are the same numbers in memory; the control are gradients that are the same too."""
+    places: dict[tuple[int, object, torch.Size], list[str]] = {}
+    for name, one in x.model.named_parameters():  # one parameter under two names is listed once
+        if one.numel() > 1 and one.requires_grad:
+            places.setdefault((one.untyped_storage().data_ptr(), one.storage_offset(), one.shape), []).append(name)
+    same = next((names for names in places.values() if len(names) > 1), None)
+    if same is None:
+        return NO
+    first, second = (x.gradients[name] for name in same[:2])
+    equal = first is second is None or (first is not None and second is not None and torch.equal(first, second))
+    return Outcome(True, equal, {"names": same})
+
+
+@experiment
 def equal_units(x: Examination) -> Outcome:
     """Whether all units of a layer have equal weights; the control is the same after some steps on a copy."""
     named = dict(x.model.named_parameters())
@@ -343,12 +377,54 @@ def learns_nothing(x: Examination) -> Outcome:
 
 
 @experiment
+def mostly_frozen(x: Examination) -> Outcome:
+    """Whether most parameters do not require a gradient; the control are those that do, and get none."""
+    learns = {name: one.requires_grad for name, one in x.model.named_parameters()}
+    trained = [name for name, required in learns.items() if required]
+    if (x.loss is None and x.optimizer is None) or not trained or 2 * len(trained) >= len(learns):
+        return NO
+    silent = all(x.gradients.get(name) is None for name in trained)
+    return Outcome(True, silent, {"trained": trained, "count": len(learns)})
+
+
+@experiment
 def hidden_modules(x: Examination) -> Outcome:
     """Whether modules run that the model does not register; the control are modules that each pass makes anew."""
     hidden = {call.module: None for call in x.base if call.name is None}
     inner = {child for module in hidden for child in module.modules() if child is not module}
     outer = [module for module in hidden if module not in inner and any(True for _ in module.parameters())]
     return Outcome(True, bool(x.made_in_forward), {"modules": outer}) if outer else NO
+
+
+@experiment
+def cut_in_training(x: Examination) -> Outcome:
+    """Whether parameters get a gradient in evaluation mode and none in training mode, where their modules run.
+
+    The control: they get one in training mode if what enters the blocks requires a gradient, or nothing cuts the graph.
+    """
+    training = x.once(in_training)
+    held = held_by(x)
+    named = dict(x.model.named_parameters())
+    suspects = [name for name, one in training.gradients.items() if one is None and id(named[name]) in held]
+    if not suspects:
+        return NO
+    before = {call.name for call in x.base if call.name is not None}
+
+    def ran(name: str) -> bool:
+        """Whether the module ran, and was not skipped as layers are that are dropped at random."""
+        while name and name not in before:
+            name = name.rpartition(".")[0]
+        return name in training.ran
+
+    evaluated = x.once(in_evaluation).gradients
+    lost = [name for name in suspects if evaluated.get(name) is not None and ran(name)]
+    if not lost:
+        return NO
+    # A copy of the pass that requires gradients of everything must have them in evaluation mode as in training mode.
+    arrive = x.backward(entering=True).gradients
+    left = [name for name in lost if arrive.get(name) is None]
+    again = x.backward().gradients
+    return Outcome(True, any(again.get(name) is not None for name in lost), {"names": lost, "left": left})
 
 
 @experiment

@@ -307,15 +307,18 @@ class Dropouts(ModuleFollower):
 
     Attributes:
         dropped: the innermost module and the share, for each call that drops.
+        ran: names of the modules in which something was computed.
     """
 
     def __init__(self, model: nn.Module, *, drops: bool) -> None:
         super().__init__(model)
         self._drops = drops
         self.dropped: list[tuple[str, float]] = []
+        self.ran: set[str | None] = set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
+        self.ran |= set(self.inside)
         if func in _DROPOUTS:
             named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
             if named.get("training", named.get("train", True)):

@@ -111,6 +111,23 @@ def nothing_learns(x: Examination, learns: Outcome) -> Finding:
     )
 
 
+@row(
+    "mostly_frozen",
+    order=25,
+    level="note",
+    good=CLASSIFIER,
+    fault=("= Model()\n", "= Model().requires_grad_(False)\nmodel.head.bias.requires_grad_()\n"),
+)
+def frozen_parameters(x: Examination, frozen: Outcome) -> Finding:
+    """Most parameters do not require a gradient."""
+    trained = frozen["trained"]
+    return finding(
+        f"{len(trained)} of {frozen['count']} parameters require a gradient, those of {few(owners(trained))}; all "
+        "others stay as they are.",
+        evidence=("parameters that require a gradient", float(len(trained))),
+    )
+
+
 @row("without_effect", order=60, good=CLASSIFIER, fault=("x = x + self.mix(x).tanh()", "self.mix(x).tanh()"))
 def result_dropped(x: Examination, effect: Outcome) -> Finding | None:
     """Modules whose result is computed and dropped."""
@@ -161,6 +178,41 @@ def detached(x: Examination, effect: Outcome) -> Finding | None:
         "Look for what cuts the graph between them and the loss; what is meant to be fixed should have requires_grad "
         "False",
         where=owners(cut)[0],
+    )
+
+
+@row(
+    "cut_in_training",
+    order=61,
+    good=CLASSIFIER.but(
+        "from torch import nn\n", "from torch import nn\nfrom torch.utils.checkpoint import checkpoint\n",
+        "self.mix(x).tanh()", "(checkpoint(self.mix, x, use_reentrant=False) if self.training else self.mix(x))",
+        "= Model()\n", "= Model()\nmodel.embed.requires_grad_(False)\n",
+    ),
+    fault=("use_reentrant=False", "use_reentrant=True"),
+)  # fmt: skip
+def detached_in_training(x: Examination, cut: Outcome) -> Finding:
+    """Parameters that get no gradient in training mode alone."""
+    lost, left = cut["names"], cut["left"]
+    mended = len(left) < len(lost)
+    return finding(
+        f"{len(lost)} parameters ({few(owners(lost))}) get no gradient in training mode, although their modules run: "
+        + (
+            "nothing that enters the blocks requires a gradient, and reentrant checkpointing then cuts the graph."
+            if mended
+            else "the graph is cut there by detach(), torch.no_grad() or checkpointing."
+        ),
+        "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or let what enters the blocks require a "
+        "gradient"
+        if mended
+        else "Look for what cuts the graph in training mode",
+        evidence=(
+            "parameters without a gradient in training mode, of those that get one in evaluation mode",
+            float(len(lost)),
+            float(len(left)) if mended else None,
+            "if what enters the blocks requires a gradient",
+        ),
+        where=owners(lost)[0],
     )
 
 

@@ -6,8 +6,27 @@ from rankscope.examination.experiments.parameters import AGAIN
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import CLASSIFIER
-from rankscope.examination.spec import Finding, finding, row
+from rankscope.examination.spec import Finding, finding, row, told
 from rankscope.examination.tensors import few
+
+
+@row(
+    "step_breaks_weights",
+    order=22,
+    needs={"loss", "optimizer"},
+    good=CLASSIFIER.but("= Model()", "= Model().bfloat16()", "cross_entropy(output", "cross_entropy(output.float()"),
+    fault=("bfloat16", "half"),
+)
+def step_not_finite(x: Examination, breaks: Outcome) -> Finding:
+    """A step after which weights are not finite."""
+    names, name = breaks["names"], type(x.optimizer).__name__
+    return finding(
+        f"One step of {name} makes {len(names)} of {breaks['count']} parameters NaN or infinite ({few(names)}), "
+        f"although every gradient is finite: its arithmetic does not fit in {breaks['dtype']}.",
+        "Keep the weights in float32 and compute under torch.autocast",
+        evidence=("parameters that are not finite after one step", float(len(names)), 0.0, "in float32"),
+        where=names[0],
+    )
 
 
 @row("step_changes_nothing", order=22, needs={"loss", "optimizer"}, good=CLASSIFIER, fault=("1e-3", "0.0"))
@@ -48,6 +67,42 @@ def decay_too_strong(x: Examination, worn: Outcome) -> Finding:
     return finding(
         f"Weight decay takes {worn['share']:.0%} of every weight in each step, whatever the gradients are.",
         "Use a smaller weight_decay or learning rate: each step takes away their product",
+    )
+
+
+@row(
+    "one_memory",
+    order=21,
+    good=CLASSIFIER.but(
+        "nn.Linear(16, 3)", "nn.Linear(16, 20)", "= Model()\n", "= Model()\nmodel.head.weight = model.embed.weight\n"
+    ),
+    fault=("head.weight = model.embed.weight", "head.weight.data = model.embed.weight.data"),
+)
+def tied_in_memory(x: Examination, memory: Outcome) -> Finding:
+    """Two parameters that are the same numbers in memory."""
+    one, other = memory["names"][:2]
+    return finding(
+        f"{one} and {other} are two parameters that share one memory: a step changes the same numbers twice, each time "
+        "by a part of their gradient and with a state of its own, and a deep copy takes them apart.",
+        "Assign the parameter itself, as in head.weight = embed.weight, and not its .data",
+        evidence=("parameters over one memory", float(len(memory["names"]))),
+    )
+
+
+@row(
+    "labels_alike",
+    order=12,
+    level="note",
+    needs={"loss", "labels"},
+    good=CLASSIFIER,
+    fault=("torch.arange(12) % 3", "torch.ones(12, dtype=torch.long)"),
+)
+def one_label(x: Examination, alike: Outcome) -> Finding:
+    """A batch whose labels are all alike."""
+    return finding(
+        f"All {alike['count']} labels are class {told(alike['label'])}, of {alike['classes']} that the outputs have: a "
+        "step on such a batch teaches this one answer.",
+        evidence=("different labels in the batch", 1.0),
     )
 
 
