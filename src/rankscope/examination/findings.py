@@ -22,14 +22,14 @@ class FileEdit:
     new: str
 
 
-class Made(NamedTuple):
+class CarriedOut(NamedTuple):
     """A change that was carried out on a copy and helped, as a sentence and as data; empty if none was or did."""
 
     text: str = ""
     edits: tuple[FileEdit, ...] = ()
 
 
-NOT_MADE = Made()
+NOT_MADE = CarriedOut()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
 from rankscope.examination.experiments.scan import Dropouts, Scan
-from rankscope.examination.findings import NOT_MADE, FileEdit, Made
+from rankscope.examination.findings import NOT_MADE, FileEdit, CarriedOut
 from rankscope.examination.outcomes import FAILS, Outcome, outcome_of
 from rankscope.examination.source import Edit, SourcePlace, fitting, said, tried
 from rankscope.examination.tensors import apart, change_between, changed_entries, main_output, redrawn
@@ -307,7 +307,7 @@ class Examination:
         edit: Callable[..., list[Edit]],
         *given: Any,
         better: Callable[[Examination], bool] | None = None,
-    ) -> Made:
+    ) -> CarriedOut:
         """An edit of the source, if the model runs with it and a fault is no longer seen.
 
         Args:
@@ -329,7 +329,9 @@ class Examination:
         changes = fitting(edit, place, *given)
         if not self.edits or place is None or not changes or not tried(place, changes, helps):
             return NOT_MADE
-        return Made(said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes))
+        return CarriedOut(
+            said(place, changes), tuple(FileEdit(place.file, place.name, one.old, one.new) for one in changes)
+        )
 
     @cached_property
     def fresh(self) -> Mapping[str, Tensor]:

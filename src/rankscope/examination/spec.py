@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._registry import Registry
-from rankscope.examination.findings import NOT_MADE, Finding, Made, told
+from rankscope.examination.findings import NOT_MADE, Finding, CarriedOut, told
 
 if TYPE_CHECKING:
     from rankscope.examination.outcomes import Outcome
@@ -106,7 +106,7 @@ def row(
 def finding(
     sentence: str,
     hint: str = "",
-    made: Made = NOT_MADE,
+    made: CarriedOut = NOT_MADE,
     *,
     why: str = "",
     evidence: tuple[str, float] | tuple[str, float, float | None, str] = ("", 0.0),

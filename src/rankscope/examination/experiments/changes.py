@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rankscope.examination import source
 from rankscope.examination.experiments.dependencies import LOST, begins_at_zero, raw_apart
-from rankscope.examination.findings import NOT_MADE, Made
+from rankscope.examination.findings import NOT_MADE, CarriedOut
 from rankscope.examination.outcomes import NO, NOT_READ, Outcome, experiment
 from rankscope.examination.passes import Examination, ModuleCall
 from rankscope.examination.source import Edit, SourcePlace
@@ -147,7 +147,7 @@ def made_by_training(x: Examination) -> bool:
     return _last(x, replaced=x.fresh)[-1] > 2 * LOW
 
 
-def in_blocks(x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]) -> Made:
+def in_blocks(x: Examination, names: Sequence[str], edit: Callable[[SourcePlace, nn.Module], list[Edit]]) -> CarriedOut:
     """An edit of the blocks' forward, if tokens stay apart with it."""
     named = dict(x.blocks)
     block = named[names[0]]

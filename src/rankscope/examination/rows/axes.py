@@ -8,7 +8,7 @@ from rankscope.examination import source
 from rankscope.examination.experiments.changes import attention_seen
 from rankscope.examination.experiments.dependencies import next_tokens_of, turned_first
 from rankscope.examination.experiments.weights import attention_softmax
-from rankscope.examination.findings import NOT_MADE, Made
+from rankscope.examination.findings import NOT_MADE, CarriedOut
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import CLASSIFIER, DECODER, ENCODER, MASKED
@@ -34,7 +34,7 @@ def sequences_mix(x: Examination, touch: Outcome) -> Finding:
         layers: tuple[type[nn.Module], ...] = (nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         outer = [kind for kind in layers if kind in kinds]
         outer = outer or [type(one) for one in x.model.modules() if hasattr(one, "batch_first")]
-        made, after = Made(f"Pass `batch_first=True` to `nn.{outer[0].__name__}`"), turned
+        made, after = CarriedOut(f"Pass `batch_first=True` to `nn.{outer[0].__name__}`"), turned
     elif over_batch:
         place = over_batch[0].place
         made = x.edited("sequences_touch", place, source.over_axis, -1)
@@ -211,7 +211,7 @@ TURNED = 0.75
 SIGNS = "for key_padding_mask and attn_mask True hides a key, for F.scaled_dot_product_attention True shows it"
 
 
-def _with_mask(x: Examination) -> tuple[Made, str]:
+def _with_mask(x: Examination) -> tuple[CarriedOut, str]:
     """The edit that makes attention causal, if attention is written in one place that can be quoted, and why."""
     if x.scan.again:
         place = x.scan.again[0].place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope.examination import source
 from rankscope.examination.experiments.changes import in_blocks
 from rankscope.examination.experiments.weights import attention_softmax
-from rankscope.examination.findings import Made
+from rankscope.examination.findings import CarriedOut
 from rankscope.examination.outcomes import Outcome
 from rankscope.examination.passes import Examination
 from rankscope.examination.rows.programs import CLASSIFIER, DECODER, ENCODER, Script
@@ -119,7 +119,7 @@ def deep_post_norm(x: Examination, after_sums: Outcome) -> Finding:
     """A stack too deep for norms after its sums."""
     assert x.stack is not None
     before, after, kind = after_sums["curve"], after_sums["after"], type(x.blocks[0][1]).__name__
-    made, why = Made(f"Pass `norm_first=True` to `nn.{kind}`"), ""
+    made, why = CarriedOut(f"Pass `norm_first=True` to `nn.{kind}`"), ""
     hint, last = (
         f"In {kind}: x = x + f(norm(x)) instead of x = norm(x + f(x))",
         " (pre-norm), with one norm after the last block",
@@ -162,7 +162,7 @@ def exploding_stream(x: Examination, grows: Outcome) -> Finding:
     )
 
 
-def _scaled(x: Examination, experiment: str, width: int) -> Made:
+def _scaled(x: Examination, experiment: str, width: int) -> CarriedOut:
     softmax = attention_softmax(x)
     return x.edited(experiment, softmax, source.scaled_once, width)
 
