@@ -70,7 +70,7 @@ def _print_remark(remark: Remark, console: Console) -> None:
     """The sentence, and its lines indented with a hanging indent."""
     if remark.sentence:
         _print_words(remark.sentence, console)
-    wide = max(len(label) for label, *_ in remark.lines) + 4
+    wide = max((len(label) for label, *_ in remark.lines), default=0) + 4
     for label, text, mark in remark.lines:
         style = MARK_STYLES.get(mark, "") if mark else ""
         _print_words(text, console, style=style, head=f"  {label}:".ljust(wide))

@@ -22,7 +22,7 @@ def part_text(part: object) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Remark):
-        wide = max(len(label) for label, *_ in part.lines) + 2
+        wide = max((len(label) for label, *_ in part.lines), default=0) + 2
         return _lines([part.sentence, *(f"{label}:".ljust(wide) + text for label, text, _ in part.lines)])
     if isinstance(part, Table):
         return _lines([part.caption, table_text(part)])
