@@ -29,7 +29,7 @@ from rankscope.views import (
     Table,
     measured,
 )
-from rankscope.views.documents import tables_in
+from rankscope.views.documents import Remark, tables_in
 from rankscope.views.notebook import document_html
 from rankscope.views.palette import DARK, LIGHT, css_variables
 from rankscope.views.terminal import print_document, print_table
@@ -88,6 +88,15 @@ def test_a_table_as_markdown() -> None:
         "| pure | 0.600 | 3.00e-08* |",
     ]
     assert markdown_text(Table(["a", "b"], [["", "1"]])).splitlines()[2] == "| | 1 |"
+
+
+def test_a_remark_without_a_line_is_its_sentence() -> None:
+    document = Document("title", "", parts=(Remark("Nothing was measured.", ()),))
+    assert part_text(document.parts[0]) == "Nothing was measured."
+    assert "Nothing was measured." in document_html(document)
+    stream = io.StringIO()
+    print_document(document, Console(file=stream))
+    assert "Nothing was measured." in stream.getvalue()
 
 
 def test_the_legend_explains_only_marks_that_are_used() -> None:
