@@ -175,10 +175,10 @@ def _check_loss(x: Examination) -> None:
             with suppress(*FAILS):
                 x.once(in_training)
                 return
-            raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raised = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(".")
             shapes = [tuple(one.shape) for one in (x.result, x.labels) if one is not None]
             raise InputError(
-                f"loss raises on what the model returns and the labels ({' and '.join(map(str, shapes))}): {raised.rstrip('.')}. "
+                f"loss raises on what the model returns and the labels ({' and '.join(map(str, shapes))}): {raised}. "
                 "Pass what your loop calls, such as lambda output, labels: cross_entropy(output.flatten(0, 1), "
                 f"labels.flatten()); at most {MOST} sequences are examined, so it must read labels that it is given."
             ) from error
