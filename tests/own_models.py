@@ -144,7 +144,7 @@ class InlineGPT(nn.Module):
 def checkpointed(model: nn.Module, **options: bool) -> None:
     """Gradient checkpoints of a model of transformers, under the name that its version has."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable(options)  # type: ignore[operator]
+    enable(options or None)  # type: ignore[operator]
 
 
 def ids(batch: int = 2, tokens: int = 11, *, seed: int = 0) -> Tensor:

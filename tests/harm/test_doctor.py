@@ -478,3 +478,40 @@ def test_adapters_that_are_not_read_are_no_dropped_result() -> None:
     assert [one.code for one in found] == ["unused_parameters"]
     assert "no step changes anything" in found[0].sentence
     assert "dropped" not in found[0].sentence
+
+
+def test_a_last_token_that_is_looked_for_among_the_ids_is_no_attended_padding() -> None:
+    """GPT-2 for classes answers at the last id that is no padding: other ids there move the answer, and no state."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    model = GPT2ForSequenceClassification(
+        GPT2Config(vocab_size=24, n_positions=12, n_embd=32, n_layer=2, n_head=4, num_labels=2, pad_token_id=0)
+    )
+    ids = torch.randint(3, 24, (8, 12))
+    mask = (torch.arange(12) < torch.arange(4, 12)[:, None]).long()
+    batch = {"input_ids": ids * mask, "attention_mask": mask}
+    found = rs.doctor(model, batch, loss=lambda out, y: F.cross_entropy(out.logits, y), labels=torch.arange(8) % 2)
+    assert "padding_attended" not in [one.code for one in found.findings]
+
+
+class Share(nn.Module):
+    """A softmax of one output, which is always 1, where a sigmoid was meant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        z = self.head(self.embed(ids).mean(1))
+        return F.softmax(z, dim=1)
+
+
+def test_no_change_is_printed_under_which_the_loss_fails() -> None:
+    """Without the softmax, outputs are no probabilities, which this loss refuses."""
+    torch.manual_seed(0)
+    labels = (torch.arange(8) % 2).float()[:, None]
+    found = rs.doctor(Share(), torch.randint(0, 50, (8, 12)), loss=F.binary_cross_entropy, labels=labels)
+    assert [one.code for one in found.faults] == ["inputs_ignored"]
+    assert not found.faults[0].tried
+    assert found.faults[0].edits == ()

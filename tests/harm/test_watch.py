@@ -416,7 +416,7 @@ def test_what_an_examination_runs_is_not_the_loss_of_the_training() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    heard = {reading.step: reading.scalars["rankscope/loss"] for reading in watch._readings}
+    heard = {row["step"]: row["loss"] for row in watch._rows}
     assert heard == pytest.approx(dict(enumerate(losses)))
     watch.close()
 

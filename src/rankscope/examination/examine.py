@@ -30,7 +30,7 @@ class Diagnosis:
     """What was found.
 
     Attributes:
-        findings: faults that are shown, those that are possible, then what is no fault.
+        findings: what is found of the inputs, faults that are shown, those that are possible, then what is no fault.
         not_examined: rows that could not be asked, and why.
         forward_passes: of the examination and its experiments, without finding the structure.
         backward_passes: likewise.
@@ -77,6 +77,8 @@ Numbers that are not finite (0) hide everything. Wiring (1) changes what blocks 
 or optimised (2) nor what the loss is given (5). What is registered or optimised changes no output, so that the stack
 (3) can be judged; and a collapse in the stack says nothing about the loss."""
 
+_OF_INPUTS = frozenset({"few_tokens"})
+"""Rows that read the inputs alone. They come first: what follows from such inputs is no fault of the model."""
 _DIFFERS = frozenset({"not_deterministic"})
 """Faults with which two equal passes differ."""
 _COMPARES = frozenset({1, 3, 4, 6, 7, 8})
@@ -124,7 +126,7 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
             "values are not finite" if step and not finite else
             f"needs {', '.join(lacking)}" if lacking else
             "an earlier fault would explain it" if any(step in HIDES.get(b, range(b + 1, 10)) for b in before) else
-            "two equal passes differ" if differs and step in _COMPARES else ""
+            "two equal passes differ" if differs and step in _COMPARES and spec.code not in _OF_INPUTS else ""
         )  # fmt: skip
         if why:
             skipped[spec.code] = why
@@ -142,7 +144,9 @@ def _found(examination: Examination, tell: Callable[[str], None]) -> Diagnosis:
         if new.kind == "fault" and new.certainty == "shown" and new.code not in _DIFFERS:
             shown[new.code] = step
     order = {code: spec.order for code, spec in ROWS.items()}
-    findings.sort(key=lambda one: (one.kind != "fault", one.certainty != "shown", order[one.code]))
+    findings.sort(
+        key=lambda one: (one.kind != "fault", one.code not in _OF_INPUTS, one.certainty != "shown", order[one.code])
+    )
     return Diagnosis(tuple(findings), skipped, examination.forward_passes, examination.backward_passes)
 
 

@@ -310,7 +310,7 @@ class Examination:
         *given: Any,
         better: Callable[[Examination], bool] | None = None,
     ) -> CarriedOut:
-        """An edit of the source, if the model runs with it and a fault is no longer seen.
+        """An edit of the source, if model and loss run with it and a fault is no longer seen.
 
         Args:
             fault: name of the experiment that saw it.
@@ -324,6 +324,8 @@ class Examination:
             again = replace(self, edits=False)
             try:
                 runs = again.result is not None and bool(torch.isfinite(again.result).all())
+                if runs and self.loss is not None:
+                    again.loss_of(again.returned)  # raises where the loss does not take what is returned then
                 return runs and (not again.outcome(fault).seen if better is None else better(again))
             finally:
                 self.forward_passes, self.backward_passes = again.forward_passes, again.backward_passes

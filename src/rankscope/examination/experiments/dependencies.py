@@ -33,6 +33,8 @@ FEWEST = 6
 UNDECIDED = 0.2
 """Share of the tokens that must have another label than an equal token of their sequence; a model without positions
 can then be right on less than 90% of them."""
+MOST = 0.6
+"""Share of one id from which on a text says little; the space of a text by characters is a fifth of it."""
 
 
 @dataclass
@@ -291,7 +293,11 @@ def _sees_later(known: TokenMap, call: ModuleCall) -> bool:
 
 @experiment
 def padding_seen(x: Examination) -> Outcome:
-    """Whether other values at padded tokens change the output at other tokens; the control are two equal rows."""
+    """Whether other values at padded tokens change the output at other tokens.
+
+    The control are two equal rows; and where an output is one for all tokens, no module returns anything else at the
+    other tokens: a model may look for its last token among the ids themselves, as that of GPT-2 for classes does.
+    """
     found = padding_mask(x)
     if found is None:
         return NOT_READ
@@ -307,7 +313,19 @@ def padding_seen(x: Examination) -> Outcome:
     assert after is not None
     if known.has_tokens:
         before, after = before[~hidden], after[~hidden]
-    return Outcome(bool(seen.any()), known.is_noisy, {"mask": found, "size": change_between(before, after)})
+    spreads = known.has_tokens or any(_spreads(known, call, ~hidden) for call in known.x.base)
+    control = known.is_noisy or (bool(seen.any()) and not spreads)
+    return Outcome(bool(seen.any()), control, {"mask": found, "size": change_between(before, after)})
+
+
+def _spreads(known: TokenMap, call: ModuleCall, others: Tensor) -> bool:
+    """Whether what a module returns at the tokens that are no padding depends on the padding."""
+    axis = None if call.output is None else known.x.token_axis(call.output)
+    if call.output is None or axis is None:
+        return False
+    one, other = (call.output.select(1 - axis, known.rows[name])[others] for name in ("padded", "padding"))
+    gap = changed_entries(one, other)
+    return gap is not None and bool(gap.any())
 
 
 def plain_padded(found: PaddingMask) -> int:
@@ -435,6 +453,23 @@ def _is_normed(out: Tensor, given: Tensor, axis: int) -> bool:
     was = given.double().std(axis, unbiased=False)
     same = float((mean - mean.mean(0)).abs().max()) < 1e-4 and float((deviation - deviation.mean(0)).abs().max()) < 1e-2
     return same and float((was - was.mean(0)).abs().max()) > 1e-2
+
+
+@experiment
+def one_id(x: Examination) -> Outcome:
+    """Whether most tokens that count are one id, in all inputs of ids; the control is a vocabulary of few ids."""
+    for shape in {value.shape for value in x.texts if value.numel() >= 16}:
+        tokens = torch.stack([value for value in x.texts if value.shape == shape], dim=-1)
+        fills = [one for value in x.texts if value.shape == shape and (one := filled_ends(value)) is not None]
+        if fills:  # what fills the ends is padding
+            tokens = tokens[~fills[0]]
+        elif x.batch.keep is not None and x.batch.keep.shape == tokens.shape[:-1]:
+            tokens = tokens[x.batch.keep.to(tokens.device)]
+        common, counts = torch.unique(tokens.flatten(0, -2), dim=0, return_counts=True)
+        share = float(counts.max()) / int(counts.sum())
+        if share >= MOST:
+            return Outcome(True, int(common.max()) <= 1, {"share": share, "id": int(common[counts.argmax(), 0])})
+    return NO
 
 
 @experiment

@@ -11,6 +11,23 @@ from rankscope.examination.rows.programs import CLASSIFIER
 from rankscope.examination.spec import Finding, finding, row
 
 
+@row(
+    "one_id",
+    order=12,
+    good=CLASSIFIER,
+    fault=("optimizer =", "inputs[torch.rand(inputs.shape) < 0.9] = 1\noptimizer ="),
+)
+def few_tokens(x: Examination, one: Outcome) -> Finding:
+    """Most tokens are one id, in all inputs that give ids: types and segments of tokens are often all alike."""
+    return finding(
+        f"{one['share']:.0%} of the tokens are the id {one['id']}: unknown, padding that is not marked, or clamped to "
+        "the vocabulary.",
+        "Tokenise with the tokenizer and the vocabulary of this model, and mark padding with its mask",
+        certainty="possible",
+        evidence=("share of the most frequent id", one["share"]),
+    )
+
+
 @row("inputs_lost", order=10, good=CLASSIFIER, fault=("x = self.embed(ids)", "x = self.embed(ids) * 0"))
 def inputs_ignored(x: Examination, lost: Outcome) -> Finding:
     """A model that answers the same, whatever its inputs are."""
