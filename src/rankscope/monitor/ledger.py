@@ -215,7 +215,9 @@ class Ledger:
             for name, value in now.items():
                 old = previous = before.get(name, math.nan)
                 # A schedule that goes on and on is told by what it adds up to.
-                if name == "lr" and (_is_near(value, old, DOUBLED) or self._rates.get(key, 0) > MOST_RATES):
+                if (name == "lr" or has_schedule) and (
+                    _is_near(value, old, DOUBLED) or self._rates.get(key, 0) > MOST_RATES
+                ):
                     old = told[name]  # what a schedule adds up to
                     if _is_near(value, old, TENFOLD):
                         continue

@@ -83,7 +83,8 @@ class Why:
             head = "Nothing was read."
         elif self.since is None:
             words = "" if self.cause is None else self.cause.words.split("\n")[0].rstrip(".")
-            head = f"No alarm ({count}); {self.cause.how}: {words}." if self.cause else f"No fault seen ({count})."
+            no_alarm = "No other alarm" if self.cause is not None and self.cause.name == FAULTS else "No alarm"
+            head = f"{no_alarm} ({count}); {self.cause.how}: {words}." if self.cause else f"No fault seen ({count})."
             events = sum(line.name != "learning_rate" for line in self.lines)
             if self.cause is None and events:
                 head = f"{head} {events} event{'s' if events > 1 else ''} that may be planned:"

@@ -131,7 +131,7 @@ def token_map(x: Examination) -> TokenMap:
     # Segments of tokens stay as they are; of a source and a target, the one is followed that the loss compares.
     several = [one for one in x.mains if one.is_floating_point() or len(torch.unique(one)) > SEGMENTS] or [*x.mains]
     compared = x.outcome("compared_token").numbers.get("ids")
-    following = [one for one in several if one is compared] or several
+    following = [one for one in x.mains if one is compared] or several
 
     def edited(name: str, value: Tensor, axis: int) -> Tensor:
         new = value.index_select(axis, torch.tensor(chosen, device=value.device)).movedim(axis, 0)

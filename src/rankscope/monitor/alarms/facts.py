@@ -105,7 +105,7 @@ def still_weights(layer: LayerState) -> Breach | None:
     elif gradient == 0.0:
         words, component = f"{words}; they have no gradient", "gradients"
     elif (held := layer.now.get("weights_held", 1.0)) < 1.0:
-        words, component = f"{words}; the optimizer holds {held:.0%} of these parameters", "optimizer"
+        words, component = f"{words}; the optimizer holds {held:.0%} of these parameters at a rate above 0", "optimizer"
     elif rate is not None:
         words = f"{words}; the learning rate is {rate:.2g}"
     return Breach({"still_steps": steps, "weights_moved": moved}, words, component)
