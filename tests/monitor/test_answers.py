@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
-from rankscope.monitor.answers import LEAST, Answers, criteria
+from rankscope.monitor.answers import WINDOW, Answers, criteria
 
 
 def losses_of(*losses: Tensor) -> dict[str, float]:
     """What is read of a run with these losses, one per reading."""
     answers = Answers()
-    for step in range(LEAST):
+    for step in range(WINDOW // 2):
         for loss in losses:
             answers.keep(loss)
         found = answers.facts(step, 1.0)
