@@ -515,3 +515,31 @@ def test_no_change_is_printed_under_which_the_loss_fails() -> None:
     assert [one.code for one in found.faults] == ["inputs_ignored"]
     assert not found.faults[0].tried
     assert found.faults[0].edits == ()
+
+
+class Actor(nn.Module):
+    """States and actions in turn behind a causal mask: an action is predicted from its state, before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.action, self.place = nn.Linear(4, 32), nn.Embedding(3, 32), nn.Embedding(16, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True)
+        self.out = nn.Linear(32, 3)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+        x = torch.stack([self.state(states), self.action(actions)], 2).flatten(1, 2)
+        x = x + self.place.weight[: x.shape[1]]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.out(self.layer(x, mask)[:, ::2])
+
+
+def test_actions_that_are_read_after_they_are_predicted_are_no_copied_labels() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(12, 8, 4)
+    actions = states[..., :3].argmax(-1)
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+    found = rs.doctor(Actor(), {"states": states, "actions": actions}, loss=loss, labels=actions)
+    assert "labels_are_inputs" not in [one.code for one in found.findings]
