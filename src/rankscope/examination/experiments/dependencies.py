@@ -280,15 +280,17 @@ def reaches_earlier(x: Examination) -> Outcome:
 
 def _sees_later(known: TokenMap, call: ModuleCall) -> bool:
     """Whether what a module returns at earlier tokens differs between the rows, and what it takes does not."""
-    moved = []
-    for states in (call.given, call.output):
-        axis = None if states is None else known.x.token_axis(states)
-        if states is None or axis is None:
-            return False
-        plain, other = (states.select(1 - axis, known.rows[name]) for name in ("plain", "middle"))
-        gap = changed_entries(plain[: known.middle], other[: known.middle])
-        moved.append(gap is not None and bool(gap.any()))
-    return moved == [False, True]
+    earlier = slice(known.middle)
+    return [_differ(known, states, "plain", "middle", earlier) for states in (call.given, call.output)] == [False, True]
+
+
+def _differ(known: TokenMap, states: Tensor | None, one: str, other: str, tokens: slice | Tensor) -> bool | None:
+    """Whether some states differ between two rows at these tokens; None if they do not count tokens."""
+    axis = None if states is None else known.x.token_axis(states)
+    if states is None or axis is None:
+        return None
+    gap = changed_entries(*(states.select(1 - axis, known.rows[name])[tokens] for name in (one, other)))
+    return gap is not None and bool(gap.any())
 
 
 @experiment
@@ -313,19 +315,11 @@ def padding_seen(x: Examination) -> Outcome:
     assert after is not None
     if known.has_tokens:
         before, after = before[~hidden], after[~hidden]
-    spreads = known.has_tokens or any(_spreads(known, call, ~hidden) for call in known.x.base)
+    spreads = known.has_tokens or any(
+        _differ(known, call.output, "padded", "padding", ~hidden) for call in known.x.base
+    )
     control = known.is_noisy or (bool(seen.any()) and not spreads)
     return Outcome(bool(seen.any()), control, {"mask": found, "size": change_between(before, after)})
-
-
-def _spreads(known: TokenMap, call: ModuleCall, others: Tensor) -> bool:
-    """Whether what a module returns at the tokens that are no padding depends on the padding."""
-    axis = None if call.output is None else known.x.token_axis(call.output)
-    if call.output is None or axis is None:
-        return False
-    one, other = (call.output.select(1 - axis, known.rows[name])[others] for name in ("padded", "padding"))
-    gap = changed_entries(one, other)
-    return gap is not None and bool(gap.any())
 
 
 def plain_padded(found: PaddingMask) -> int:
